@@ -8,6 +8,9 @@ get the same work one after the other, each of them first as often as the others
 the machine for a while slows all of them. Compared is what stands next to each other: the median of
 the ratios of a turn, below 1 where this checkout is faster. The processor time counts; the time of
 the clock stands beside it, and holds what else the machine had to do.
+
+Where the memory of a process lies makes it slower or faster by some hundredths as long as it runs:
+`--starts` divides the time among so many processes of each tree.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +76,9 @@ class Turn(NamedTuple):
 
     processor: float
     wall: float
+
+
+Turns = list[list[Turn]]  # of each tree
 
 
 class Tree(NamedTuple):
@@ -142,9 +149,9 @@ def started(tree: Tree, max_num_seqs: int) -> Iterator[Worker]:
 
 def take_turns(
     workers: Sequence[Worker], num_streams: int, work: BenchmarkWork, seconds: float
-) -> list[list[Turn]]:
+) -> Turns:
     """Let all do the same work again and again; return the turns of each, behind the first."""
-    found: list[list[Turn]] = [[] for _ in workers]
+    found: Turns = [[] for _ in workers]
     number, end = 0, time.monotonic() + seconds
     while number < 2 or time.monotonic() < end:
         for place in range(len(workers)):
@@ -182,6 +189,7 @@ def ratios_of(own: Sequence[Turn], other: Sequence[Turn]) -> dict[str, float]:
 @click.option("--prompt-tokens", type=click.IntRange(1), default=16, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(1), default=16, show_default=True)
 @click.option("--seconds", type=float, default=30.0, show_default=True, help="A count of streams.")
+@click.option("--starts", type=click.IntRange(1), default=1, show_default=True, help="Of a tree.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
     package: Path,
@@ -190,35 +198,41 @@ def main(
     prompt_tokens: int,
     new_tokens: int,
     seconds: float,
+    starts: int,
     out: Path,
 ) -> None:
     """Hold the engine of this checkout on PACKAGE against those of others; write OUT.json."""
     trees = [Tree(_ROOT, package), *(Tree(*other) for other in against)]
     work = BenchmarkWork(num_prompt_tokens=prompt_tokens, num_new_tokens=new_tokens)
     counts = [int(count) for count in streams.split(",")]
-    results = []
-    with ExitStack() as stack:
-        workers = [stack.enter_context(started(tree, max(counts))) for tree in trees]
-        for count in counts:
-            turns = take_turns(workers, count, work, seconds)
-            results.append(_result(count, trees, turns))
-            _tell(results[-1])
+    of_starts: dict[int, list[Turns]] = {count: [] for count in counts}
+    for _ in range(starts):
+        with ExitStack() as stack:
+            workers = [stack.enter_context(started(tree, max(counts))) for tree in trees]
+            for count in counts:
+                of_starts[count].append(take_turns(workers, count, work, seconds / starts))
+    results = [_result(count, trees, found) for count, found in of_starts.items()]
+    for result in results:
+        _tell(result)
     content = {"work": asdict(work), "results": results}
     write_result("loadtest.studies.trees", content, out)
 
 
-def _result(
-    count: int, trees: Sequence[Tree], turns: Sequence[Sequence[Turn]]
-) -> dict[str, object]:
-    own, *others = turns
+def _result(count: int, trees: Sequence[Tree], of_starts: Sequence[Turns]) -> dict[str, object]:
+    own, *others = (list(chain.from_iterable(turns)) for turns in zip(*of_starts, strict=True))
     return {
         "streams": count,
         "turns": len(own),
         "processor_seconds": statistics.median(turn.processor for turn in own),
         "wall_seconds": statistics.median(turn.wall for turn in own),
         "ratios": {
-            tree.commit: ratios_of(own, other)
-            for tree, other in zip(trees[1:], others, strict=True)
+            tree.commit: {
+                **ratios_of(own, other),
+                "processor_by_start": [
+                    ratios_of(turns[0], turns[place])["processor"] for turns in of_starts
+                ],
+            }
+            for place, (tree, other) in enumerate(zip(trees[1:], others, strict=True), start=1)
         },
     }
 
