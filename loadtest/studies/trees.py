@@ -211,14 +211,15 @@ def main(
             workers = [stack.enter_context(started(tree, max(counts))) for tree in trees]
             for count in counts:
                 of_starts[count].append(take_turns(workers, count, work, seconds / starts))
-    results = [_result(count, trees, found) for count, found in of_starts.items()]
+    results = [result_of(count, trees, found) for count, found in of_starts.items()]
     for result in results:
         _tell(result)
     content = {"work": asdict(work), "results": results}
     write_result("loadtest.studies.trees", content, out)
 
 
-def _result(count: int, trees: Sequence[Tree], of_starts: Sequence[Turns]) -> dict[str, object]:
+def result_of(count: int, trees: Sequence[Tree], of_starts: Sequence[Turns]) -> dict[str, object]:
+    """Return what the turns of all starts tell, and what each of the starts does."""
     own, *others = (list(chain.from_iterable(turns)) for turns in zip(*of_starts, strict=True))
     return {
         "streams": count,

@@ -53,7 +53,7 @@ from loadtest.studies.serving import Pair, Share
 from loadtest.studies.sight import Turn as SightTurn
 from loadtest.studies.sight import ratios as sight_ratios
 from loadtest.studies.stand_in import FullSteps, StepLog
-from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, started, take_turns
+from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, result_of, started, take_turns
 from loadtest.work.ask import texts
 from tests.server.scripted_server import scripted_server, stream_messages
 
@@ -442,6 +442,24 @@ def test_trees_are_compared_within_a_turn() -> None:
     own, other = [Turn(1.0, 3.0), Turn(9.0, 9.0)], [Turn(2.0, 2.0), Turn(6.0, 3.0)]
 
     assert ratios_of(own, other) == {"processor": 1.0, "processor_least": 0.5, "wall": 2.25}
+
+
+def test_turns_of_all_starts_count_and_each_start_is_told(tmp_path: Path) -> None:
+    trees = [Tree(tmp_path / name, tmp_path) for name in ("own", "other")]
+    starts = [
+        [[Turn(1.0, 1.0)] * 3, [Turn(2.0, 1.0)] * 3],
+        [[Turn(3.0, 1.0)], [Turn(2.0, 1.0)]],
+    ]
+
+    result = result_of(8, trees, starts)
+
+    assert (result["streams"], result["turns"], result["processor_seconds"]) == (8, 4, 1.0)
+    assert result["ratios"] == {
+        str(tmp_path / "other"): {
+            **{"processor": 0.5, "processor_least": 0.5, "wall": 1.0},
+            "processor_by_start": [0.5, 1.5],
+        }
+    }
 
 
 def test_a_tree_that_cannot_read_its_package_is_named(
