@@ -137,12 +137,15 @@ def cluster() -> Iterator[str]:
     process.communicate("")
 
 
-def _reason_of_the_first_refusal(client: Client) -> str | None:
+def _first_refusal(client: Client) -> tuple[list[str], str | None]:
+    """Return what had come of the stream that was the first to fail, and why it did."""
     while True:
+        pieces = list[str]()
         try:
-            client.generate("package", "w3")
+            for piece in client.stream("package", "w3", ignore_eos=True):
+                pieces.append(piece)
         except Unavailable as refused:
-            return refused.reason
+            return pieces, refused.reason
 
 
 @pytest.mark.parametrize("part", ["raylet", "gcs_server"])
@@ -152,14 +155,14 @@ def test_loss_of_a_server_of_ray_drains_and_ends_the_command(
     server = start()
     address = server.wait_until(r"^serving .* on (\S+);")[1]
 
-    with ThreadPoolExecutor(1) as thread, Client(address, max_attempts=1) as client:
+    with ThreadPoolExecutor() as threads, Client(address, max_attempts=1) as client:
         client.generate("package", "w3")
-        refused = thread.submit(_reason_of_the_first_refusal, client)
+        refused = [threads.submit(_first_refusal, client) for _ in range(4)]
         server.kill_part(part)
         server.wait_until(f"Ray's {part} at .* is gone", seconds=5)
         code = server.process.wait(GRACE + 30)
 
-    assert (refused.result(), code) == ("DRAINING", 1)
+    assert ([one.result() for one in refused], code) == ([([], "DRAINING")] * 4, 1)
     assert re.search(f"^error: Ray's {part} at .* is gone", server.log.read_text(), re.MULTILINE)
     assert "Traceback" not in server.log.read_text()
     assert server.parts() == {}
