@@ -275,11 +275,11 @@ def test_the_output_is_bound_only_in_steps_that_want_it(
     first = runner.run(plain)
     assert "alignment" not in bound_outputs and first.alignment is None
 
-    asked = replace(plain, encodes=(), aligned=(1, 3))
+    asked = plain._replace(encodes=(), aligned=(1, 3))
     second = runner.run(asked)
     assert bound_outputs.count("alignment") == 2  # in the decode call, and in that of the chunk
     assert second.alignment is not None and second.alignment.shape == (2, 20)
     np.testing.assert_allclose(second.alignment.sum(axis=1), 1, atol=1e-6)
 
-    runner.run(replace(plain, encodes=()))
+    runner.run(plain._replace(encodes=()))
     assert bound_outputs.count("alignment") == 2

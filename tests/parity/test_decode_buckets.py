@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,8 +94,7 @@ def _decoded(runner: SlotModelRunner, num_decoding: int, num_held: int) -> list[
     runner.run(NOTHING._replace(chunks=tuple(chunks)))
     found = []
     for token in (11, 12, 13):
-        step = replace(
-            NOTHING,
+        step = NOTHING._replace(
             decode_ids=tuple(token + row for row in range(num_decoding)),
             decode_sources=tuple(range(num_decoding)) if has_source else (),
             chunks=tuple(chunks[-1:]) if token == 12 and num_held > num_decoding else (),

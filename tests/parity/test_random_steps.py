@@ -6,7 +6,6 @@ Rows are prefilled, copied, exchanged and cut while others decode; some are full
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,8 +33,7 @@ class RandomSteps:
         encodes = self._encodes() if self._max_source else ()
         decoding = self._decoding()
         chunk = self._chunk(decoding)
-        step = replace(
-            NOTHING,
+        step = NOTHING._replace(
             row_ops=ops,
             encodes=encodes,
             chunks=() if chunk is None else (chunk,),
@@ -47,7 +45,7 @@ class RandomSteps:
         )
         num_logits = decoding + (chunk.num_logits if chunk else 0)
         if self._max_source and num_logits and self._rng.random() < 0.3:
-            step = replace(step, aligned=(num_logits - 1,))
+            step = step._replace(aligned=(num_logits - 1,))
         return step
 
     def _op(self) -> RowOp:
