@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +27,16 @@ from engine.package.package import MANIFEST_NAME, write_manifest
 from exporter.certificate.cases import Progress, no_progress
 from exporter.certificate.certificate import certify
 from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
-from exporter.certificate.scored_text import read_text
+from exporter.certificate.scored_text import MAX_TOKENS, ScoredText, read_text
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
 from exporter.files import stage
 from exporter.graphs.contracts import contract_of
+from exporter.graphs.input_scales import Passage
 from exporter.graphs.package_graphs import build_package_graphs, check_format, write_graphs
 from exporter.graphs.target import DEFAULT, target_of
 from exporter.toolchain import read_toolchain
+
+MIN_TOKENS = 256  # that scales are fixed on
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +60,9 @@ def export_package(
     The model is served under `name`, else under that of `out_dir`, and its answers tell `version`.
     In half precision the graphs are as near to the eager model as it is itself in that type. Where
     weights or cache are rounded, the certificate says what was lost, on `text` too, and `limits`
-    (else DEFAULT_LIMITS of the weights) bound it. Without `kv_cache`, int8 weights for a CPU have
-    an int8 cache beside them, where the limits let them. `progress(done, total)` follows the
-    certificate.
+    (else DEFAULT_LIMITS of the weights) bound it. int8-fixed takes its scales from the part of
+    `text` that nothing is measured on. Without `kv_cache`, int8 weights for a CPU have an int8
+    cache beside them, where the limits let them. `progress(done, total)` follows the certificate.
     A package at `out_dir` is replaced when the new one is whole. Raises ConfigError,
     CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
@@ -69,12 +73,13 @@ def export_package(
     checkpoint = opened(checkpoint_dir)
     check_format(form, checkpoint)
     scored = None if text is None else read_text(text, checkpoint)
+    behind = _passages(form, scored)
 
     def export(form: PackageFormat) -> Manifest:
         most = (limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None
         with stage(out) as staging:
             directory = staging.directory
-            _write_files(checkpoint, form, directory)
+            _write_files(checkpoint, form, directory, behind)
             report = progress or no_progress
             found = certify(checkpoint, directory, report, form=form, limits=most, text=scored)
             manifest = _write_manifest(title, checkpoint, form, directory, found)
@@ -92,7 +97,25 @@ def export_package(
 def _is_faster_with_int8_cache(form: PackageFormat, checkpoint: Checkpoint) -> bool:
     """Say whether weights are so small that a step waits for keys and values; see cache_int8."""
     generates = contract_of(checkpoint.config.model, form).generation is not None
-    return generates and target_of(form).has_faster_int8_cache and form.weights == "int8"
+    is_small = form.weights in ("int8", "int8-fixed")
+    return generates and target_of(form).has_faster_int8_cache and is_small
+
+
+def _passages(form: PackageFormat, text: ScoredText | None) -> Sequence[Passage]:
+    """Return what scales are fixed on, if any are; ConfigError if it is too little."""
+    if not form.is_fitted:
+        return ()
+    if text is None:
+        raise ConfigError(
+            f"weights: {form.weights} fixes scales on a text; give --text, or take --weights int8"
+        )
+    if text.num_behind < MIN_TOKENS:
+        raise ConfigError(
+            f"weights: {form.weights} fixes scales on what stands behind the {MAX_TOKENS:,} tokens "
+            f"that the loss is measured on, {MIN_TOKENS} tokens or more that the model could write,"
+            f" here {text.num_behind}; give a longer --text, or take --weights int8"
+        )
+    return text.behind
 
 
 def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
@@ -119,11 +142,13 @@ class _Title(NamedTuple):
         return title
 
 
-def _write_files(checkpoint: Checkpoint, form: PackageFormat, directory: Path) -> None:
+def _write_files(
+    checkpoint: Checkpoint, form: PackageFormat, directory: Path, text: Sequence[Passage]
+) -> None:
     """Write all of a package but its manifest."""
     for name in copied_files(checkpoint):
         (directory / name).write_bytes((checkpoint.path / name).read_bytes())
-    write_graphs(build_package_graphs(checkpoint, form), directory)
+    write_graphs(build_package_graphs(checkpoint, form, text=text), directory)
 
 
 def _write_manifest(

@@ -30,8 +30,9 @@ LabelScores = Literal["softmax", "sigmoid", "none"]
 Target = Literal["cpu", "cuda"]
 DEFAULT_TARGET: Target = "cpu"  # unless another is asked for
 Precision = Literal["fp32", "fp16", "bf16"]
-Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]
+Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-fixed", "int8-blocks", "int4"]
 CacheDtype = Literal["fp32", "fp16", "bf16", "int8"]
+_ROUNDED: tuple[Weights, ...] = ("int8", "int8-fixed", "int8-blocks", "int4")
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 # Far above any model that is known, and low enough that nothing built from them is without end.
 MAX_LAYERS = 2**10
@@ -91,7 +92,7 @@ FORMATS: Mapping[Target, TargetFormats] = MappingProxyType(
         "cuda": TargetFormats(
             ("fp32", "fp16", "bf16"),
             no_int8_cache=("fp32",),
-            no_weights=(("int8", "int8-blocks"),),  # int8 has a scale for each row of the input
+            no_weights=(("int8", "int8-blocks"), ("int8-fixed", "int8-blocks")),
             is_shown_on_device=True,
         ),
     }
@@ -124,6 +125,11 @@ class PackageFormat:
         return self.weights != self.precision or self.kv_cache != self.precision
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether it is made for a text: scales of inputs are fixed at export."""
+        return self.weights == "int8-fixed"
+
+    @property
     def has_half_stage(self) -> bool:
         """Whether the graphs themselves are held against the eager model in their own type.
 
@@ -141,7 +147,7 @@ class PackageFormat:
         if (instead := dict(allowed.no_weights).get(self.weights)) is not None:
             what = f"{self.weights} has no kernel for the target {self.target}; {instead} has"
             found.append(f"weights: {what}")
-        if self.weights not in (self.precision, "int8", "int8-blocks", "int4"):
+        if self.weights not in (self.precision, *_ROUNDED):
             found.append(f"weights: {self.weights} does not go with precision {self.precision}")
         if self.kv_cache not in (self.precision, "int8"):
             found.append(f"kv_cache: {self.kv_cache} does not go with precision {self.precision}")

@@ -38,8 +38,7 @@ SHARE_LOSS = 0.2
 DEFAULT_LIMITS = MappingProxyType[Weights, LossLimits](
     {
         **dict.fromkeys(("fp32", "fp16", "bf16"), LossLimits(0.1, 1.0, 0.05)),  # an 8-bit cache
-        "int8": LossLimits(0.1, 1.0, 0.05),
-        "int8-blocks": LossLimits(0.1, 1.0, 0.05),
+        **dict.fromkeys(("int8", "int8-fixed", "int8-blocks"), LossLimits(0.1, 1.0, 0.05)),
         "int4": LossLimits(0.3, 4.0, 0.25),
     }
 )

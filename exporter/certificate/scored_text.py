@@ -1,7 +1,8 @@
 """The beginning of a text that a package is judged by besides, as tokens.
 
 Models give it a perplexity. A text for an encoder-decoder has lines of source, tab, target, or of
-sources alone; models answer them.
+sources alone; models answer them. What stands behind it may fix scales: what a package is made for
+does not judge it.
 """
 
 from __future__ import annotations
@@ -45,12 +46,18 @@ class ScoredText:
     pieces: Pieces  # given a perplexity; (): sources alone have none
     lines: Sequence[Line]  # answered; (): the model reads no source
     tokenizer: Tokenizer  # of answers
+    behind: Sequence[tuple[Tokens, Tokens]]  # sources and targets, of neither
+
+    @property
+    def num_behind(self) -> int:
+        """How many tokens stand behind what is judged, as far as they are used."""
+        return sum(len(target) for _, target in self.behind)
 
 
 def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
     """Return the first MAX_TOKENS tokens of a text in pieces, and the sources in it.
 
-    Where a line has a target, those without one are left out.
+    Where a line has a target, those without one are left out. What stands behind is as long.
 
     Raises ConfigError if they are none or no UTF-8, or the model has no perplexity; OSError if the
     file cannot be read.
@@ -60,18 +67,23 @@ def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
     if contract is None or tokenizer is None or target is None:
         raise ConfigError(f"{path}: only a model that generates has a perplexity; leave out --text")
     content = _read(path)
-    pieces, num_tokens = [], 0
-    for source, tokens in _parts(contract, tokenizer, target, content):
-        if len(tokens) > 1 and num_tokens < MAX_TOKENS:
-            pieces.append((Case(source, tokens[:1], len(tokens) - 1), tokens[1:]))
-            num_tokens += len(tokens) - 1
+    parts = [part for part in _parts(contract, tokenizer, target, content) if len(part[1]) > 1]
+    first = _first(parts)
+    pieces = [(Case(s, t[:1], len(t) - 1), t[1:]) for s, t in first]
     begin = checkpoint.config.generation.forced_begin
     lines = _lines(contract, tokenizer, begin, content)
     if not pieces and not lines:
         wanted = "lines of a source, or of source, tab, target"
         wanted = wanted if contract.cross_cache else "two tokens or more"
         raise ConfigError(f"{path} has no text to measure; give a file with {wanted}")
-    return ScoredText(pieces, lines, target)
+    judged = max(len(first), len(lines))
+    return ScoredText(pieces, lines, target, _first(parts[judged:]))
+
+
+def _first(parts: Sequence[tuple[Tokens, Tokens]]) -> Sequence[tuple[Tokens, Tokens]]:
+    """Return the first parts with MAX_TOKENS tokens to guess, or somewhat more."""
+    before = accumulate((len(target) - 1 for _, target in parts), initial=0)
+    return [part for part, tokens in zip(parts, before, strict=False) if tokens < MAX_TOKENS]
 
 
 def _read(path: Path) -> str:

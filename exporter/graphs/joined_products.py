@@ -40,7 +40,7 @@ def _join(graph: ir.Graph, products: Sequence[ir.Node]) -> None:
     """Put one product in the place of three, unless only some have a bias, or are outputs."""
     x = products[0].inputs[0]
     assert x is not None, "it is what they share"
-    sums = [found for node in products if (found := _sum_of(node)) is not None]
+    sums = [found for node in products if (found := sum_of(node)) is not None]
     name, parts = f"{x.name}.parts", sums or products
     if len(parts) < _PARTS or any(part.outputs[0].is_graph_output() for part in parts):
         return
@@ -60,7 +60,7 @@ def _join(graph: ir.Graph, products: Sequence[ir.Node]) -> None:
         old.replace_all_uses_with(new)
 
 
-def _sum_of(product: ir.Node) -> ir.Node | None:
+def sum_of(product: ir.Node) -> ir.Node | None:
     """Return the node that adds a bias to a product, and alone reads it; None if there is none."""
     uses = product.outputs[0].uses()
     if len(uses) != 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from exporter.checkpoint import Checkpoint
 from exporter.graphs.cache_int8 import calibrate, quantize_cache
 from exporter.graphs.contracts import generation_contract
 from exporter.graphs.draw_graph import draw_graph
+from exporter.graphs.input_scales import Passage, fixed_scales
 from exporter.graphs.target import Target, target_of
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.graphs.weights import quantize
@@ -30,6 +31,8 @@ def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
     config = checkpoint.config.model
     if form.kv_cache == "int8":
         problems += _without_int8_kernel(target, config)
+    if form.is_fitted and not config.num_decoder_layers:
+        problems.append(f"weights: {form.weights} is for models that generate; int8 is for all")
     if problems:
         raise ConfigError(f"{checkpoint.path}: {'; '.join(problems)}; choose another format")
 
@@ -51,22 +54,28 @@ def _without_int8_kernel(target: Target, config: TransformerConfig) -> Iterator[
 
 
 def build_package_graphs(
-    checkpoint: Checkpoint, form: PackageFormat, functions: Functions | None = None
+    checkpoint: Checkpoint,
+    form: PackageFormat,
+    functions: Functions | None = None,
+    text: Sequence[Passage] = (),
 ) -> Graphs:
     """Export a model with the numbers of a format; CheckpointError if it has no cache to round.
 
-    `functions` compute the operators; without them, those of the format do.
+    `functions` compute the operators; without them, those of the format do. A format that is made
+    for a text needs one.
     """
     target = target_of(form)
     functions = functions or target.functions[form.precision]
     graphs = build_graphs(
         checkpoint.model, target=target, precision=form.precision, functions=functions
     )
-    for graph in graphs.values():
-        quantize(graph, form)
+    contract = generation_contract(checkpoint.config.model)
+    scales = fixed_scales(graphs, contract, text) if contract and form.is_fitted else {}
+    for name, graph in graphs.items():
+        quantize(graph, form, scales.get(name))
     if form.kv_cache == "int8":
         _quantize_cache(checkpoint, graphs, functions)
-    if target.has_draws and generation_contract(checkpoint.config.model) is not None:
+    if target.has_draws and contract is not None:
         return {**graphs, DRAW_GRAPH: draw_graph()}
     return graphs
 

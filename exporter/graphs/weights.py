@@ -2,8 +2,10 @@
 
 int8: every row of the input is rounded by its own largest value, once for all products of that
 input, every column of the weights by its own; the sums are exact integers, so that a row does not
-depend on its neighbours, nor on how a prompt is cut. int8-blocks and int4: MatMulNBits, a scale for
-every 32 inputs. The token embedding gets 8 bits and a scale a token; all else stays float32.
+depend on its neighbours, nor on how a prompt is cut. int8-fixed: rows are rounded by the range that
+the input has on a text, so that nothing looks for a largest value, and the kernel adds the bias,
+too: a third of the nodes. int8-blocks and int4: MatMulNBits, a scale for every 32 inputs. The token
+embedding gets 8 bits and a scale a token; all else stays float32.
 
 Time of a call, as a share of fp32 in the same run (onnxruntime 1.31, 2 cores of Zen 5, medians of 7
 interleaved rounds, 128 cached positions, other work on the machine):
@@ -29,7 +31,7 @@ int4 in an order of its own: its bits differ from those in a batch there, as cer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +41,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from engine.package.graph_io import INPUT_IDS
 from engine.package.manifest import PackageFormat, Precision
+from exporter.graphs.joined_products import sum_of
 from exporter.graphs.target import target_of
 
 BLOCK_SIZE = 32  # inputs of an output that share a scale
@@ -55,21 +58,37 @@ _ZERO_POINT = np.uint8(128)  # kernels are fast for unsigned inputs, 10 to 90 ti
 Matrix = NDArray[np.float32]
 
 
-def quantize(model: ir.Model, form: PackageFormat) -> None:
+class FixedScale(NamedTuple):
+    """What a step of an input in 8 bits stands for, and which of the 256 numbers is 0."""
+
+    scale: np.float32
+    zero_point: np.uint8
+
+
+Scales = Mapping[str, FixedScale]  # by the name of an input
+
+
+def quantize(model: ir.Model, form: PackageFormat, fixed: Scales | None = None) -> None:
     """Rewrite every product with a weight matrix, and the token embedding, in place.
 
-    Scales are of the type of the activations.
+    Scales are of the type of the activations; where they are fixed, those of all inputs are given.
     """
     if form.weights == form.precision:
         return
-    quantizer = _Quantizer(model.graph, form)
+    quantizer = _Quantizer(model.graph, form, fixed or {})
     for node in list(model.graph):
-        if node.op_type in {"MatMul", "Gemm"} and (product := _product(node)) is not None:
+        if (product := _product(node)) is not None:
             quantizer.replace_product(node, product)
         elif node.op_type == "Gather" and _is_embedding(node):
             quantizer.replace_embedding(node)
     model.opset_imports[_CONTRIB] = 1
     RemoveUnusedNodesPass()(model)
+
+
+def inputs_of_products(graph: ir.Graph) -> list[str]:
+    """Return the names of all that is multiplied by weights."""
+    found = [_factors(node) for node in graph]
+    return list(dict.fromkeys(str(one[0].name) for one in found if one is not None))
 
 
 def quantize_columns(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -110,12 +129,23 @@ class _Product(NamedTuple):
     bias: ir.Value | None
 
 
-def _product(node: ir.Node) -> _Product | None:
-    """Return what a MatMul or Gemm computes; None unless it is with a weight matrix."""
+def _factors(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """Return what a node multiplies by which weight matrix; None if it does not."""
+    if node.op_type not in {"MatMul", "Gemm"}:
+        return None
     x, weight = node.inputs[:2]
-    assert x is not None and weight is not None and weight.name is not None
+    assert x is not None and weight is not None
     if weight.const_value is None or len(weight.const_value.shape) != 2:
         return None
+    return x, weight
+
+
+def _product(node: ir.Node) -> _Product | None:
+    """Return what a MatMul or Gemm computes; None unless it is with a weight matrix."""
+    if (factors := _factors(node)) is None:
+        return None
+    x, weight = factors
+    assert weight.name is not None and weight.const_value is not None
     matrix = weight.const_value.numpy().astype(np.float32)
     if "transB" in node.attributes and node.attributes["transB"].as_int():
         matrix = matrix.T
@@ -131,24 +161,39 @@ def _is_embedding(node: ir.Node) -> bool:
 class _Quantizer:
     """Puts new nodes into a graph, and shares what several products have in common."""
 
-    def __init__(self, graph: ir.Graph, form: PackageFormat) -> None:
+    def __init__(self, graph: ir.Graph, form: PackageFormat, fixed: Scales) -> None:
         self._graph = graph
+        self._fixed = fixed
         self._dtype = _DTYPES[form.precision]
         self._accuracy_level = target_of(form).accuracy_level
         self._rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._constants: dict[str, ir.Value] = {}
         self._multiply: Callable[[ir.Node, _Product], ir.Value] = {
             "int8": self._multiply_rows,
+            "int8-fixed": self._multiply_fixed,
             "int8-blocks": lambda node, product: self._multiply_blocks(node, product, 8),
             "int4": lambda node, product: self._multiply_blocks(node, product, 4),
         }[form.weights]
 
     def replace_product(self, node: ir.Node, product: _Product) -> None:
         """Replace x @ matrix + bias."""
+        if self._fixed:
+            self._replace_with_bias(node, product)
+            return
         result = self._multiply(node, product)
         if product.bias is not None:
             result = self._add(node, "Add", [result, product.bias])
         self._replace(node, result)
+
+    def _replace_with_bias(self, node: ir.Node, product: _Product) -> None:
+        """Replace a product, and the node behind it that adds a bias, by a kernel that does it."""
+        behind = sum_of(node) if product.bias is None else None
+        if behind is None:
+            self._replace(node, self._multiply(node, product))
+            return
+        product = product._replace(bias=behind.inputs[1])
+        self._replace(behind, self._multiply(node, product))
+        self._graph.remove(node, safe=True)
 
     def replace_embedding(self, node: ir.Node) -> None:
         """Replace rows of a table by rows in 8 bits and their scales."""
@@ -192,6 +237,27 @@ class _Quantizer:
             )
             self._rows[x] = self._add(node, "QuantizeLinear", [scaled, one, zero]), largest
         return self._rows[x]
+
+    def _multiply_fixed(self, node: ir.Node, product: _Product) -> ir.Value:
+        """Return x @ matrix, with the bias, if there is one."""
+        x, name = product.x, product.x.name
+        assert name is not None
+        scale = self._constant(f"{name}.scale", self._fixed[name].scale)
+        zero = self._constant(f"{name}.zero_point", self._fixed[name].zero_point)
+        if x not in self._rows:
+            self._rows[x] = self._add(node, "QuantizeLinear", [x, scale, zero]), scale
+        rows, _ = self._rows[x]
+        values, scales = quantize_columns(product.matrix)
+        inputs = [
+            rows,
+            self._weight(f"{product.name}.int8", values),
+            scale,
+            self._weight(f"{product.name}.scales", scales),
+            zero,
+            None,  # weights are symmetric
+            product.bias,
+        ]
+        return self._add(node, "MatMulIntegerToFloat", inputs, domain=_CONTRIB)
 
     def _multiply_blocks(self, node: ir.Node, product: _Product, bits: int) -> ir.Value:
         values, scales = quantize_blocks(product.matrix, bits)

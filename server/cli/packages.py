@@ -65,7 +65,7 @@ text_option = click.option(
 )
 @click.option(
     "--weights",
-    type=click.Choice(["fp32", "fp16", "bf16", "int8", "int8-blocks", "int4"]),
+    type=click.Choice(["fp32", "fp16", "bf16", "int8", "int8-fixed", "int8-blocks", "int4"]),
     help="Number format of the weights.  [default: --precision]",
 )
 @click.option(
@@ -89,6 +89,7 @@ def export(checkpoint: Path, out: Path, text: Path | None, **typed: Any) -> None
 
     \b
     int8         an 8-bit scale for each output, and for each row at its input
+    int8-fixed   all rows of an input have one, by its range on --text: faster
     int8-blocks  one for every 32 inputs: more exact, slower for many rows
     int4         4 bits, one for every 32 inputs: smallest, fastest for one row
 
