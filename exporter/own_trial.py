@@ -19,6 +19,7 @@ from exporter.models.own import Attend, OwnConfig, PlainAttention, dress
 
 _WRITES = ("embed", "blocks", "head")
 _BEHIND_SOURCE = ("encode", "source_keys_values")
+_HERE = torch.empty(0, device="cpu").device.type
 
 
 def try_own(model: nn.Module, config: OwnConfig, tokenizer: Tokenizer | None) -> None:
@@ -27,7 +28,7 @@ def try_own(model: nn.Module, config: OwnConfig, tokenizer: Tokenizer | None) ->
     Raises ConfigError for what it lacks, what it fails on, and what is not as it was described.
     """
     name = type(model).__name__
-    places = {weight.device.type for weight in model.parameters()} - {"cpu"}
+    places = {weight.device.type for weight in model.parameters()} - {_HERE}
     if places:
         raise ConfigError(f"{name} has weights on {listed(places)}; give a copy on the CPU")
     _check_tokenizer(tokenizer, config)

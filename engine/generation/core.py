@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from engine.errors import EngineFailure, TokenweirError
 from engine.scheduling.output import EngineOutput
@@ -15,7 +16,8 @@ from engine.scheduling.step_result import StepResult
 from engine.step_measures import StepMeasures
 
 
-class StepTimes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepTimes:
     """Where the time of the steps so far went, in seconds."""
 
     steps: int = 0
