@@ -10,7 +10,8 @@ the ratios of a turn, below 1 where this checkout is faster. The processor time 
 the clock stands beside it, and holds what else the machine had to do.
 
 Where the memory of a process lies makes it slower or faster by some hundredths as long as it runs:
-`--starts` divides the time among so many processes of each tree.
+`--starts` divides the time among so many processes of each tree, of which this checkout's is the
+first to start and the last one in turns.
 """
 
 from __future__ import annotations
@@ -206,9 +207,12 @@ def main(
     work = BenchmarkWork(num_prompt_tokens=prompt_tokens, num_new_tokens=new_tokens)
     counts = [int(count) for count in streams.split(",")]
     of_starts: dict[int, list[Turns]] = {count: [] for count in counts}
-    for _ in range(starts):
+    for number in range(starts):
         with ExitStack() as stack:
-            workers = [stack.enter_context(started(tree, max(counts))) for tree in trees]
+            turned = -1 if number % 2 else 1  # which of them starts first makes a difference, too
+            workers = [stack.enter_context(started(tree, max(counts))) for tree in trees[::turned]][
+                ::turned
+            ]
             for count in counts:
                 of_starts[count].append(take_turns(workers, count, work, seconds / starts))
     results = [result_of(count, trees, found) for count, found in of_starts.items()]
@@ -220,22 +224,25 @@ def main(
 
 def result_of(count: int, trees: Sequence[Tree], of_starts: Sequence[Turns]) -> dict[str, object]:
     """Return what the turns of all starts tell, and what each of the starts does."""
-    own, *others = (list(chain.from_iterable(turns)) for turns in zip(*of_starts, strict=True))
+    own = list(chain.from_iterable(turns[0] for turns in of_starts))
     return {
         "streams": count,
         "turns": len(own),
         "processor_seconds": statistics.median(turn.processor for turn in own),
         "wall_seconds": statistics.median(turn.wall for turn in own),
         "ratios": {
-            tree.commit: {
-                **ratios_of(own, other),
-                "processor_by_start": [
-                    ratios_of(turns[0], turns[place])["processor"] for turns in of_starts
-                ],
-            }
-            for place, (tree, other) in enumerate(zip(trees[1:], others, strict=True), start=1)
+            tree.commit: _of_all([ratios_of(turns[0], turns[place]) for turns in of_starts])
+            for place, tree in enumerate(trees[1:], start=1)
         },
     }
+
+
+def _of_all(of_starts: Sequence[Mapping[str, float]]) -> dict[str, object]:
+    """Return the geometric means of the ratios of all starts, and those of each start."""
+    found: dict[str, object] = {
+        name: statistics.geometric_mean(one[name] for one in of_starts) for name in of_starts[0]
+    }
+    return {**found, "processor_by_start": [one["processor"] for one in of_starts]}
 
 
 def _tell(result: Mapping[str, object]) -> None:
