@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -46,8 +48,16 @@ async def test_every_request_gets_exactly_the_asked_tokens_whatever_the_model_sa
 async def test_requests_are_computed_together(make_engine: MakeEngine) -> None:
     engine, runner = await make_engine(always_eos, config=EngineConfig(max_num_seqs=4))
     work = BenchmarkWork(num_prompt_tokens=5, num_new_tokens=3)
+    all_wait = threading.Event()  # the first to come alone would end before the last is there
+    runner.before_step = lambda: all_wait.wait(60)
 
-    await EngineBench(engine).measure(random_prompts(work, 4, 256), lambda i: work.params(i, 3))
+    measuring = asyncio.create_task(
+        EngineBench(engine).measure(random_prompts(work, 4, 256), lambda i: work.params(i, 3))
+    )
+    while engine.load().running + engine.load().waiting < 4:
+        await asyncio.sleep(0)
+    all_wait.set()
+    await measuring
 
     assert max(len(batch.decode_ids) for batch in runner.batches) == 4
 
