@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,9 @@ def _forms(model: str) -> dict[str, tuple[str, Builder]]:
         forms["tokenweir-int8-cache8"] = ("exporter", _export("int8", "int8"))
         forms["f32.gguf"] = ("gguf", _gguf("F32"))
         forms["q8_0.gguf"] = ("gguf", _gguf("Q8_0"))
+    if model == "marian":
+        forms["pairs.tsv"] = ("exporter", _write_pairs)
+        forms["tokenweir-int8-fixed"] = ("exporter", _export("int8-fixed", "int8", "pairs.tsv"))
     return forms
 
 
@@ -195,7 +199,18 @@ def _import(original: Path, out: Path) -> None:
     import_checkpoint(original, out)
 
 
-def _export(weights: Weights, kv_cache: CacheDtype = "fp32") -> Builder:
+def _write_pairs(original: Path, out: Path) -> None:
+    """Write lines of made-up words, source and target, for scales to be fixed on."""
+    words = json.loads((original.parent / "tokens.json").read_text())[1:-2]
+    draw = random.Random(_SEED)
+
+    def line(count: int) -> str:
+        return " ".join(word.strip("▁") for word in draw.choices(words, k=count))
+
+    out.write_text("".join(f"{line(25)}\t{line(32)}\n" for _ in range(200)), encoding="utf-8")
+
+
+def _export(weights: Weights, kv_cache: CacheDtype = "fp32", pairs: str | None = None) -> Builder:
     def build(original: Path, out: Path) -> None:
         from exporter.certificate.loss import LossLimits
         from exporter.export import export_package
@@ -203,7 +218,10 @@ def _export(weights: Weights, kv_cache: CacheDtype = "fp32") -> Builder:
         # Random weights have no favourite tokens: speed is all that is measured of these.
         limits = None if weights == "fp32" else LossLimits(1.0, 100.0, 100.0)
         checkpoint = original.parent / "checkpoint"
-        export_package(checkpoint, out, weights=weights, kv_cache=kv_cache, limits=limits)
+        text = original.parent / pairs if pairs else None
+        export_package(
+            checkpoint, out, weights=weights, kv_cache=kv_cache, limits=limits, text=text
+        )
 
     return build
 

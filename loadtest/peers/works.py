@@ -96,6 +96,8 @@ _GENAI = (
     Engine("onnxruntime-genai int4", "genai", "int4", f"{OURS} int4"),
 )
 _MARIAN = (*_ours("fp32", "int8"), *_ctranslate2(), _torch()[0])
+_FIXED = f"{OURS} int8-fixed"
+_MARIAN_FIXED = (*_ours("int8-fixed"), replace(_ctranslate2()[1], against=_FIXED))
 
 
 def _servers(ours: str, theirs: str) -> tuple[Engine, ...]:
@@ -129,6 +131,8 @@ WORKS: Mapping[str, Work] = {
         Work("smollm2", "smollm2", 128, 64, (*_ours("fp32", "int4"), *_GENAI, *_torch())),
         Work("marian", "marian", 25, 32, _MARIAN),
         Work("marian-beam", "marian", 25, 32, _MARIAN, num_beams=4),
+        Work("marian-fixed", "marian", 25, 32, _MARIAN_FIXED),
+        Work("marian-beam-fixed", "marian", 25, 32, _MARIAN_FIXED, num_beams=4),
         Work("gpt2-servers", "gpt2", 128, 64, (*_SERVERS, *_LLAMA_SERVER), are_servers=True),
         Work("marian-servers", "marian", 25, 32, _SERVERS, are_servers=True),
     )

@@ -3,18 +3,21 @@
 `taskset -c 1 python -m loadtest.studies.soak packages/dates --server-cores 0 --minutes 30
 --load 0.7 --out loadtest/results/soak`
 
-A closed loop finds how many answers a second the server gives. It lasts a minute, for a shorter one
-may reach more than the processor can keep up. Then an open loop with Poisson arrivals asks for a
-share of them. Drift is the p99 of the last third of that time by the p99 of its first third; its
+A closed loop finds how many answers a second the server gives at most. Short open loops with
+Poisson arrivals then find the rate at which its processors are busy for the asked share of the
+time, and a long one keeps to that rate. A share of the closed loop's rate would not do: requests
+that run together cost less than those that come one by one, so that 0.7 of the rate may take all of
+the processor. Drift is the p99 of the last third of the time by the p99 of its first third; its
 interval is that of a bootstrap over blocks of time, for neighbours share a queue. Another closed
 loop at the end tells what the machine has become meanwhile.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +39,7 @@ from loadtest.studies.served import served
 from loadtest.work.ask import texts
 
 _NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # of the time, of a third of it, of the blocks
+_NUM_TRIES = 3  # to find a rate: each is far nearer than the one before
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Part:
     time_to_first_token: Distribution | None
     memory: int  # bytes, of all processes of the server at the end of it
     processor_seconds: float  # a request, of all processes of the server
+    busy: float  # share of the time of the server's processors
 
 
 @dataclass(frozen=True)
@@ -109,13 +114,14 @@ def measure_soak(
     model: str,
     pid: int,
     *,
+    cores: int,
     minutes: float,
     load: float,
     warmup: float,
     concurrency: int,
     seconds: float,
 ) -> Soak:
-    """Measure a server, of which `pid` is the first process."""
+    """Measure a server on so many cores, of which `pid` is the first process."""
 
     def capacity(seed: int) -> float:
         config = LoadConfig(
@@ -123,27 +129,46 @@ def measure_soak(
         )
         return _ask(config, seed).summary.requests_per_second
 
+    def busy(rate: float) -> float:
+        uses = Uses(pid, [seconds / 2, 1.5 * seconds])
+        arrival = OpenLoop(Rates((rate,)))
+        _ask(LoadConfig(address, model, arrival, duration=1.5 * seconds + 1), seed=4, watch=uses)
+        uses.end()
+        (_, before), (_, after) = uses.seen
+        return (after - before) / seconds / cores
+
     before = capacity(seed=1)
+    rate = rate_at(load, before, busy)
     edges = (warmup + np.linspace(0, minutes * 60, _NUM_PARTS + 1)).tolist()
     uses = Uses(pid, edges)
-    arrival = OpenLoop(Rates((load * before,)))
-    config = LoadConfig(address, model, arrival, duration=edges[-1], warmup=warmup)
+    config = LoadConfig(address, model, OpenLoop(Rates((rate,))), duration=edges[-1], warmup=warmup)
     report = _ask(config, seed=2, watch=uses)
     uses.end()
     records, window = report.records, report.window
     good = [record for record in records if record.ok]
     return Soak(
         capacity_before=before,
-        rate=load * before,
+        rate=rate,
         capacity_after=capacity(seed=3),
         memory_before=uses.seen[0][0],
-        parts=tuple(parts_of(records, edges, uses.seen)),
+        parts=tuple(parts_of(records, edges, uses.seen, cores)),
         drift=drift_of(((r.scheduled, r.end_to_end) for r in good), window),
         drift_of_first_token=drift_of(((r.scheduled, r.time_to_first_token) for r in good), window),
         errors=dict(Counter(record.error for record in records if not record.ok)),
         own=str(report.own),
         invalid=report.invalid,
     )
+
+
+def rate_at(load: float, capacity: float, busy: Callable[[float], float]) -> float:
+    """Return the rate at which processors are busy for so much of the time, as `busy` finds it.
+
+    `capacity` is the rate of requests that run together, at which each costs least.
+    """
+    rate = load * capacity / 2
+    for _ in range(_NUM_TRIES):
+        rate *= load / busy(rate)
+    return rate
 
 
 def _ask(config: LoadConfig, seed: int, watch: Watch | None = None) -> LoadReport:
@@ -154,9 +179,12 @@ def _ask(config: LoadConfig, seed: int, watch: Watch | None = None) -> LoadRepor
 
 
 def parts_of(
-    records: Sequence[RequestRecord], edges: Sequence[float], seen: Sequence[tuple[int, float]]
+    records: Sequence[RequestRecord],
+    edges: Sequence[float],
+    seen: Sequence[tuple[int, float]],
+    cores: int,
 ) -> Iterator[Part]:
-    """Yield the parts between edges, at which memory and processor time were seen."""
+    """Yield the parts between edges, at which memory and processor time of cores were seen."""
     for (begin, end), (before, after) in zip(pairwise(edges), pairwise(seen), strict=True):
         due = due_in(records, Window(begin, end))
         good = [record for record in due if record.ok]
@@ -168,6 +196,7 @@ def parts_of(
             time_to_first_token=distribution(record.time_to_first_token for record in good),
             memory=after[0],
             processor_seconds=(after[1] - before[1]) / max(1, len(due)),
+            busy=(after[1] - before[1]) / (end - begin) / cores,
         )
 
 
@@ -202,11 +231,11 @@ def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) ->
 @click.command()
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=30, show_default=True)
-@click.option("--load", type=float, default=0.7, show_default=True, help="Of the closed loop.")
+@click.option("--load", type=float, default=0.7, show_default=True, help="Of the processors.")
 @click.option("--warmup", type=float, default=60, show_default=True, help="Seconds before.")
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--concurrency", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--seconds", type=float, default=60, show_default=True, help="Of a closed loop.")
+@click.option("--seconds", type=float, default=60, show_default=True, help="To find a rate.")
 @click.option("--server-cores", metavar="LIST", help="Of taskset, for the server; all by default.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
@@ -228,6 +257,7 @@ def main(
             server.address,
             read_manifest(package).name,
             server.pid,
+            cores=len(os.sched_getaffinity(server.pid)),
             minutes=minutes,
             load=load,
             warmup=warmup,
@@ -248,7 +278,8 @@ def _tell(soak: Soak) -> None:
         took = f"p50 {latency.p50:.4f} s, p99 {latency.p99:.4f} s" if latency else "no answer"
         click.echo(
             f"{part.begin:5.0f} to {part.end:.0f} s: {took}, {part.num_failed} failed, "
-            f"{part.memory / 1e6:.1f} MB, {part.processor_seconds * 1000:.2f} ms of processor time"
+            f"{part.memory / 1e6:.1f} MB, {part.processor_seconds * 1000:.2f} ms of processor time "
+            f"each, busy {part.busy:.2f} of the time"
         )
     for name, drift in (("end to end", soak.drift), ("TTFT", soak.drift_of_first_token)):
         click.echo(f"{name}: p99 {drift.ratio:.3f} times ({drift.low:.3f} to {drift.high:.3f})")

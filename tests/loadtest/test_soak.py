@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.metrics import RequestRecord, Window
 from loadtest.studies.idle import ProcessUse
-from loadtest.studies.soak import Uses, drift_of, measure_soak, parts_of
+from loadtest.studies.soak import Uses, drift_of, measure_soak, parts_of, rate_at
 from tests.server.scripted_server import scripted_server, stream_messages
 
 WINDOW = Window(60.0, 1860.0)
@@ -57,13 +57,14 @@ def test_every_part_has_its_own_requests_failures_and_uses() -> None:
         for i, (at, status) in enumerate([(0.5, "OK"), (1.5, "OK"), (1.6, "X"), (2.5, "OK")])
     ]
 
-    first, second = parts_of(records, [1.0, 2.0, 3.0], [(10, 1.0), (20, 2.0), (30, 5.0)])
+    first, second = parts_of(records, [1.0, 2.0, 3.0], [(10, 1.0), (20, 2.0), (30, 5.0)], 2)
 
     assert first.end_to_end is not None and first.end_to_end.count == 1
     assert first.time_to_first_token is not None and first.time_to_first_token.p99 == 0.5
     assert (first.num_failed, second.num_failed) == (1, 0)
     assert (first.memory, second.memory) == (20, 30)
     assert (first.processor_seconds, second.processor_seconds) == (0.5, 3.0)
+    assert (first.busy, second.busy) == (0.5, 1.5)
 
 
 def test_processes_are_read_at_the_edges_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,13 +83,24 @@ def test_processes_are_read_at_the_edges_of_parts(monkeypatch: pytest.MonkeyPatc
     assert uses.seen[0] == (30, 3.0)
 
 
-def test_a_soak_asks_a_share_of_what_a_closed_loop_reached() -> None:
+def test_the_rate_is_found_at_which_processors_are_as_busy_as_asked() -> None:
+    def busy(rate: float) -> float:  # requests that run together cost less: 3 ms, then 2
+        return min(1.0, rate * (0.002 + 0.001 * 0.99**rate))
+
+    rate = rate_at(0.7, 500, busy)
+
+    assert busy(rate) == pytest.approx(0.7, rel=0.01)
+    assert rate < 0.7 * 500
+
+
+def test_a_soak_is_as_busy_as_asked() -> None:
     with scripted_server() as server:
         server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
         soak = measure_soak(
             server.address,
             "m",
             os.getpid(),
+            cores=1,
             minutes=2 / 60,
             load=0.05,
             warmup=0.3,
@@ -96,7 +108,7 @@ def test_a_soak_asks_a_share_of_what_a_closed_loop_reached() -> None:
             seconds=0.5,
         )
 
-    assert soak.rate == pytest.approx(0.05 * soak.capacity_before)
+    assert soak.rate > 0 and sum(part.busy for part in soak.parts) > 0
     assert soak.capacity_after > 0
     assert soak.drift.low <= soak.drift.ratio <= soak.drift.high
     assert soak.drift_of_first_token.ratio > 0
