@@ -170,6 +170,7 @@ class ServerCall:
         self.response_serializer: Callable[[Any], bytes] | None = None
         self.last_message = b""  # of those that were sent
         self.code: grpc.StatusCode | None = None  # it ended with; None: its client has gone away
+        self.is_relayed = False  # to another server, which tells what becomes of it
         self._call = event.call
         self._deadline: float = event.call_details.deadline
         self._metadata = event.invocation_metadata

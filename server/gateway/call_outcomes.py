@@ -13,6 +13,7 @@ import grpc
 from engine.errors import ReplicaLost, ReplicasLost, Starting
 from server.api import METHODS
 from server.call_server import ServerCall
+from server.gateway.share import Share
 from server.status import CallStatus
 from server.telemetry.log_budget import LogBudget
 from server.telemetry.logs import REQUESTS, with_fields
@@ -71,16 +72,24 @@ class CallOutcomes:
         """Count how long a call has waited for its turn."""
         self.counts.observe("gateway_queue_seconds", seconds)
 
-    def failed(self, method: str, request_id: str, tenant: str, status: CallStatus) -> None:
+    def failed(self, method: str, request_id: str, share: Share, status: CallStatus) -> None:
         """Note a call that failed at a worker, or for want of one; a worker logs its own."""
         if (reason := status.reason) in _OF_NO_WORKER:
-            self.refused(method, request_id, tenant, status, reason)
+            self.refused(method, request_id, share, status, reason)
 
     def refused(
-        self, method: str, request_id: str, tenant: str, status: CallStatus, reason: str
+        self, method: str, request_id: str, share: Share, status: CallStatus, reason: str
     ) -> None:
         """Note a call that the gateway has ended itself; there may be thousands a second."""
         self.counts.count("gateway_refusals", reason)
+        failure = {"reason": reason, "error": status.message[:_MAX_CHARS]}
+        self._log(method, request_id, share, status=status.code.name, **failure)
+
+    def given_up(self, method: str, request_id: str, share: Share) -> None:
+        """Note a call whose client has gone before any worker had it."""
+        self._log(method, request_id, share, status=_CANCELLED)
+
+    def _log(self, method: str, request_id: str, share: Share, **end: str) -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
         with self._lock:
@@ -92,9 +101,8 @@ class CallOutcomes:
         fields = with_fields(
             request_id=request_id,
             method=method.rpartition("/")[2][:_MAX_CHARS],
-            tenant=tenant[:_MAX_CHARS],
-            status=status.code.name,
-            reason=reason,
-            error=status.message[:_MAX_CHARS],
+            model=share.model[:_MAX_CHARS],
+            tenant=share.tenant[:_MAX_CHARS],
+            **end,
         )
         logger.info("request", extra=fields)

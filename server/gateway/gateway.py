@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -42,7 +43,7 @@ from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
 from server.gateway.request_reader import READ_TIMEOUT, RequestReader
-from server.gateway.share import Share, request_id_of, share_of
+from server.gateway.share import NOBODYS, Share, request_id_of, share_of
 from server.gateway.traffic import Traffic
 from server.gateway.versions import Deployment, Group, Versions
 from server.health import Health
@@ -55,7 +56,6 @@ from server.last_moment import LAST_WORDS, Deadlines, InTime, abort
 from server.listening import listen, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
-from server.request_ids import made_request_id
 from server.running_requests import RunningRequests
 from server.status import CallStatus, call_status
 from server.telemetry.metrics import Snapshot
@@ -286,14 +286,16 @@ class Gateway:
 
         Health and reflection always have it, and health is told to everybody.
         """
+        identity = None
         try:
-            identity = None if call.method.startswith(_HEALTH) else self._door.identity(call)
+            if not call.method.startswith(_HEALTH):
+                identity = self._door.identity(call)
             if not call.method.startswith(_PACKAGE):
                 self._loop.call_soon_threadsafe(self._answer_locally, call)
                 return
             self._wall.enter()
         except (Unauthenticated, QueueFull) as error:
-            self._refuse(call, error, made_request_id())
+            self._refuse(call, error, NOBODYS, identity)
             return
         self._reader.read(call, lambda request: self._has_come(call, request, identity))
 
@@ -323,20 +325,22 @@ class Gateway:
                     visit = self._door.enter(identity)
         except TokenweirError as error:
             self._wall.leave()
-            self._refuse(call, error, request_id_of(share), share)
+            self._refuse(call, error, share or NOBODYS, identity)
         else:
             if share is not None:
                 self._admission.expect(share)
             self._loop.call_soon_threadsafe(self._begin, call, request, share, visit)
 
     def _refuse(
-        self, call: ServerCall, error: TokenweirError, request_id: str, share: Share | None = None
+        self, call: ServerCall, error: TokenweirError, share: Share, identity: Identity | None
     ) -> None:
         """In any thread: end a call that nobody answers."""
+        request_id = request_id_of(share)
         status = call_status(error, request_id)
         call.refuse(status)
-        tenant = share.tenant if share else ""
-        self._outcomes.refused(call.method, request_id, tenant, status, error.reason)
+        if identity is not None:  # whatever its message says
+            share = replace(share, tenant=identity.tenant)
+        self._outcomes.refused(call.method, request_id, share, status, error.reason)
         if not isinstance(error, _OF_THE_CALLER):
             self._rests.want()
 
@@ -363,8 +367,12 @@ class Gateway:
                     raise _draining()
                 response = await self._held(call, request, share)
             except (CallFailed, TokenweirError) as error:
-                status = self._failed(call, share, error)
+                status = self._failed(call, share or NOBODYS, error)
                 answering.code = status.code.name
+            except asyncio.CancelledError:
+                if not call.is_relayed and share is not None:
+                    self._outcomes.given_up(call.method, request_id_of(share), share)
+                raise
             else:
                 await call.finish(response)
                 answering.code = _OK
@@ -383,15 +391,15 @@ class Gateway:
             self._wall.release(len(request))
 
     def _failed(
-        self, call: ServerCall, share: Share | None, error: CallFailed | TokenweirError
+        self, call: ServerCall, share: Share, error: CallFailed | TokenweirError
     ) -> CallStatus:
         """Note that a call fails; return how it ends for the client."""
-        request_id, tenant = request_id_of(share), share.tenant if share else ""
+        request_id = request_id_of(share)
         if isinstance(error, CallFailed):
-            self._outcomes.failed(call.method, request_id, tenant, error.status)
+            self._outcomes.failed(call.method, request_id, share, error.status)
             return error.status
         status = call_status(error, request_id)
-        self._outcomes.refused(call.method, request_id, tenant, status, error.reason)
+        self._outcomes.refused(call.method, request_id, share, status, error.reason)
         return status
 
     async def _response(

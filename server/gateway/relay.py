@@ -17,13 +17,13 @@ import grpc
 from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
-from server.api import WAITING_KEY
+from server.api import PREDICTION, TENANT_KEY, WAITING_KEY
 from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.resumable import ResumableStream
-from server.gateway.share import Share
+from server.gateway.share import NOBODYS, Share
 from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.identity.tokens import METADATA_KEY
 from server.lane import Metadata
@@ -33,10 +33,10 @@ from server.telemetry.metrics import Counts
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER = 0.5  # seconds
-_OWN = frozenset({"user-agent", WAITING_KEY, METADATA_KEY})
+_OWN = frozenset({"user-agent", WAITING_KEY, TENANT_KEY, METADATA_KEY})
+_NAMELESS = f"/{PREDICTION}/"  # calls whose messages do not say whose they are
 # What another worker may do better.
 _ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
-_NOBODY = Share()  # whose call it is, where that is of no weight
 _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
 
 
@@ -66,15 +66,18 @@ class Relay:
             call.cancel()
 
     async def unary(
-        self, method: str, request: bytes, context: ServerCall, share: Share = _NOBODY
+        self, method: str, request: bytes, context: ServerCall, share: Share = NOBODYS
     ) -> bytes:
         """Return the answer of a call that has one; CallFailed with how it ends otherwise."""
         attempts = self._attempts(method, request, share)
+        whose: Metadata = ()
+        if share.tenant and method.startswith(_NAMELESS):
+            whose = ((TENANT_KEY, share.tenant.encode()),)
         while True:
             backend = await self._pool.choose(attempts)
-            call = backend.calls.start(
-                method, request, self._forwarded(context), context.time_remaining(), None
-            )
+            metadata = (*self._forwarded(context), *whose)
+            call = backend.calls.start(method, request, metadata, context.time_remaining(), None)
+            context.is_relayed = True
             try:
                 trailing = await self._end_of(call, backend)
             except (WorkerFailed, WorkerLost) as error:
@@ -87,7 +90,7 @@ class Relay:
             return call.response
 
     async def stream(
-        self, method: str, request: bytes, context: ServerCall, share: Share = _NOBODY
+        self, method: str, request: bytes, context: ServerCall, share: Share = NOBODYS
     ) -> None:
         """Write all messages of an answer; raises as `unary`.
 
@@ -125,6 +128,7 @@ class Relay:
         call = backend.calls.start(
             method, stream.request, self._forwarded(context), time_left, stream
         )
+        context.is_relayed = True
         await self._end_of(call, backend)
 
     async def _end_of(self, call: WorkerCall, backend: Backend) -> Metadata:

@@ -33,6 +33,9 @@ class Share:
     is_readable: bool = True  # False: its bytes are not a message
 
 
+NOBODYS = Share()  # where it is of no weight, or not known, whose a call is
+
+
 def share_of(method: str, data: bytes) -> Share:
     """Return what a call asks for; the defaults where it has no such fields or is malformed."""
     if method not in _VIEWS:
@@ -60,9 +63,9 @@ def share_of(method: str, data: bytes) -> Share:
     )
 
 
-def request_id_of(share: Share | None) -> str:
+def request_id_of(share: Share) -> str:
     """Return the client's id of a call, or one made here if it has no good one."""
-    if share is not None and share.request_id and is_request_id(share.request_id):
+    if share.request_id and is_request_id(share.request_id):
         return share.request_id
     return made_request_id()
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 TRACEPARENT = "traceparent"
-_FORM = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_IDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_FORM = re.compile(rf"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-.*)?")  # later versions may have more
 
 
 def traceparent_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

@@ -33,7 +33,7 @@ class CallRecord:
     arrived: float  # seconds since 1970
     traceparent: str = ""
     request_id: str = ""
-    model: str = ""
+    model: str = ""  # that is served here
     tenant: str = ""
     parts: list[Part] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)  # of all sequences
@@ -42,10 +42,6 @@ class CallRecord:
     error: str = ""
     seconds: float = 0.0  # from its arrival to its end
     _num_sequences: int = 0  # of the input that is being answered
-
-    def asked(self, model: str, tenant: str = "") -> None:
-        """Note what is asked, of a model that is served here."""
-        self.model, self.tenant = model, tenant
 
     def note(self, event: GenerationEvent) -> None:
         """Note an end, of a sequence or of an input."""

@@ -81,12 +81,14 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
+        record = current_record()
+        record.tenant = request.scheduling.tenant
         found = self._catalog.scoring(request.model, request.model_version)
+        record.model = request.model
         inputs = requests.score_requests(request, **self._given(found.model, context))
-        current_record().asked(request.model, request.scheduling.tenant)
         scores = await all_of([found.engine.score(one) for one in inputs])
         for score in scores:
-            current_record().answered(score.usage, score.timing)
+            record.answered(score.usage, score.timing)
         answering = GenerationAnswers(
             found.model,
             current_request_id(),
@@ -103,8 +105,10 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         deltas: Deltas | None = None,
         seed: int | None = None,
     ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
+        record = current_record()
+        record.tenant = request.scheduling.tenant
         found = self._catalog.generating(request.model, request.model_version)
-        current_record().asked(request.model, request.scheduling.tenant)
+        record.model = request.model
         given = self._given(found.model, context)
         return found, requests.generation_requests(
             request, deltas=deltas, seed=seed, known=self._known, **given

@@ -89,7 +89,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     ) -> tuple[ServedModel, Prediction]:
         found = self._catalog.predicting(request.model, request.model_version, capability)
         record = current_record()
-        record.asked(request.model)
+        record.model = request.model
         items = requests.prediction_items(request.items, request.request_id, self._limits)
         prediction = await found.engine.predict(
             items, request_id=current_request_id(), deadline=engine_deadline(context)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
 
 from engine.errors import EngineFailure, TokenweirError
+from server.api import TENANT_KEY
 from server.interceptors import (
     Behavior,
     Context,
@@ -41,7 +42,10 @@ class RecordingInterceptor(WrappingInterceptor):
         name = method.rpartition("/")[2]
 
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
-            record = CallRecord(name, time.time(), traceparent_in(context.invocation_metadata()))
+            metadata = context.invocation_metadata()
+            record = CallRecord(
+                name, time.time(), traceparent_in(metadata), tenant=_tenant_in(metadata)
+            )
             begin_record(record)
             started = time.monotonic()
             try:
@@ -62,6 +66,12 @@ class RecordingInterceptor(WrappingInterceptor):
                 observe(record)
             except Exception:  # who looks on must not end the call
                 logger.exception("request %s was not recorded", record.request_id)
+
+
+def _tenant_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return whose a call is, where a gateway knows and the message does not say it."""
+    found = (value for key, value in metadata or () if key == TENANT_KEY)
+    return next((one.decode(errors="replace") for one in found if isinstance(one, bytes)), "")
 
 
 def _note_failure(record: CallRecord, error: BaseException) -> None:

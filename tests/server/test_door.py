@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +23,7 @@ from tokenweir.v1 import prediction_service_pb2 as prediction
 from server.config import GatewayConfig
 from server.event_thread import Rests
 from server.identity.config import DoorsConfig
+from server.telemetry.logs import REQUESTS, fields_of
 from tests.server.calls import UP, Stubs, failure_of, generate, stream, until
 from tests.server.fakes import (
     OPTIONS,
@@ -44,11 +46,11 @@ def entry(token: str, **fields: Any) -> str:
 
 @asynccontextmanager
 async def served(
-    folder: Path, engine: FakeGenerator, *others: FakePredictor, **fields: Any
+    folder: Path, engine: FakeGenerator, *others: FakePredictor, tenant: str = "acme", **fields: Any
 ) -> AsyncIterator[Stubs]:
-    """Serve engines to the tenant acme, with what else its entry says."""
+    """Serve engines to a tenant, with what else its entry says."""
     tokens = folder / "tokens.toml"
-    tokens.write_text(entry("tw_acme", tenant="acme", **fields))
+    tokens.write_text(entry("tw_acme", tenant=tenant, **fields), encoding="utf-8")
     engine.capabilities = ("generate", "stream", *OPTIONS)
     config = GatewayConfig(worker_wait=60, doors=DoorsConfig(tokens=tokens, reflection=True))
     async with (
@@ -100,6 +102,29 @@ async def test_tenant_and_priority_are_those_of_the_token(tmp_path: Path) -> Non
 
     found = [(request.tenant, request.priority) for request in engine.requests]
     assert found == [("acme", 0)] * 2 + [("acme", -1)] * 2 + [("acme", 7)] * 2
+
+
+async def test_every_line_of_the_log_has_the_tenant_of_the_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "server")
+    forged = pb.Scheduling(tenant="victim")
+    label = prediction.LabelRequest(model="tags", items=[prediction.Item(text="a")])
+    claiming = (*ACME, ("tokenweir-tenant-bin", b"victim"))
+    engines = FakeGenerator(), FakePredictor()
+    async with served(tmp_path, *engines, tenant="Bäckerei", models=["dates", "tags"]) as stubs:
+        ask = stubs.generation.Generate
+        await failure_of(ask(generate("a", model="others", scheduling=forged), metadata=ACME))
+        await stubs.prediction.Label(label, metadata=claiming)
+        unknown = generate("a", model_version="8", scheduling=forged)
+        await failure_of(ask(unknown, metadata=ACME))
+
+    found = [fields_of(record) for record in caplog.records if record.name == REQUESTS]
+    assert [(line["model"], line["tenant"], line["status"]) for line in found] == [
+        ("others", "Bäckerei", "PERMISSION_DENIED"),
+        ("tags", "Bäckerei", "OK"),
+        ("", "Bäckerei", "NOT_FOUND"),
+    ]
 
 
 async def test_the_token_itself_does_not_reach_a_worker(

@@ -14,9 +14,11 @@ from engine.errors import EngineFailure, QueueFull
 from server.config import GatewayConfig
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
+from server.gateway.share import Share
 from server.status import call_status
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.telemetry.logs import REQUESTS, fields_of
+from server.telemetry.trace_context import trace_id_in, traceparent_in
 from tests.conftest import FakeClock
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
@@ -95,6 +97,28 @@ async def test_an_answered_request_has_one_line_with_all_there_is_to_say(
     }
 
 
+@pytest.mark.parametrize(
+    ("traceparent", "trace_id"),
+    [
+        (TRACEPARENT, TRACE),
+        (f"{TRACEPARENT}-more", ""),  # version 00 has no more
+        (f"01{TRACEPARENT[2:]}", TRACE),
+        (f"01{TRACEPARENT[2:]}-more", TRACE),
+        (f"01{TRACEPARENT[2:]}more", ""),
+        (f"ff{TRACEPARENT[2:]}", ""),
+        (TRACEPARENT.upper(), ""),
+        (TRACEPARENT.replace(TRACE, "0" * 32), ""),
+        (TRACEPARENT.replace("b7ad6b7169203331", "0" * 16), ""),
+        (TRACEPARENT[:-1], ""),
+        ("", ""),
+    ],
+)
+def test_a_trace_is_read_as_w3c_has_it(traceparent: str, trace_id: str) -> None:
+    found = traceparent_in([("other", TRACEPARENT), ("traceparent", traceparent)])
+
+    assert trace_id_in(found) == trace_id
+
+
 async def test_a_stream_has_a_line_with_the_time_of_its_tokens(stubs: Stubs, lines: Lines) -> None:
     call = stubs.generation.GenerateStream(stream("SLOW b c STOP", request_id="r-2"))
     _ = [message async for message in call]
@@ -165,8 +189,31 @@ async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
         await gateway.close()
 
     line = await lines.only()
-    assert (line["request_id"], line["tenant"]) == ("r-6", "shop")
-    assert (line["status"], line["reason"]) == ("UNAVAILABLE", "STARTING")
+    error = line.pop("error")
+    assert "no worker" in error
+    assert line == {
+        "request_id": "r-6",
+        "method": "Generate",
+        "model": "dates",
+        "tenant": "shop",
+        "status": "UNAVAILABLE",
+        "reason": "STARTING",
+    }
+
+
+async def test_what_is_given_up_before_a_worker_has_it_has_a_line_too(lines: Lines) -> None:
+    gateway = Gateway(GatewayConfig(worker_wait=60))
+    port = await gateway.start()
+    try:
+        async with stubs_for(f"127.0.0.1:{port}") as stubs:
+            call = stubs.generation.Generate(generate("a", request_id="r-7"))
+            await until(lambda: ("gateway_requests_running", (), 1) in gateway.snapshot())
+            call.cancel()
+            line = await lines.only()
+    finally:
+        await gateway.close()
+
+    assert (line["request_id"], line["model"], line["status"]) == ("r-7", "dates", "CANCELLED")
 
 
 def test_refusals_by_the_thousand_are_counted(
@@ -178,9 +225,9 @@ def test_refusals_by_the_thousand_are_counted(
     status = call_status(error, "r")
 
     for _ in range(RECORDS_AT_ONCE + 5000):
-        outcomes.refused("/x/Generate", "r", "shop", status, error.reason)
+        outcomes.refused("/x/Generate", "r", Share(), status, error.reason)
     clock.now += 1.01 / RECORDS_PER_SECOND
-    outcomes.refused("/x/Generate", "r", "shop", status, error.reason)
+    outcomes.refused("/x/Generate", "r", Share(), status, error.reason)
 
     told = ["request"] * RECORDS_AT_ONCE + ["(5,000 lines like the next are left out)", "request"]
     assert caplog.messages == told
