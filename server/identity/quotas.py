@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from engine.errors import TenantQuota
 from server.identity.tokens import Identity
@@ -12,6 +13,8 @@ from server.identity.tokens import Identity
 _LEAST_RETRY = 0.05  # seconds
 _NEW = 0.2  # the weight of the last call in what is expected of the next
 _GUESS = 64.0  # tokens of a tenant's call, before it has had one
+_GUESS_SECONDS = 1.0  # that it takes
+_SAMPLE = 64  # open requests: under a flood many more would cost too much to look at
 
 
 class Quotas:
@@ -56,39 +59,50 @@ class _Tenant:
     """What one tenant has taken."""
 
     def __init__(self) -> None:
-        self._num_open = 0
+        self._open: set[Visit] = set()
         self._seconds: float | None = None  # that a call takes
         self._tokens: float | None = None  # that a call takes
         self._used = 0.0  # tokens, of which the quota of a minute forgives so many in a minute
         self._updated = 0.0
 
     def enter(self, identity: Identity, now: float) -> Visit:
-        self._check_requests(identity)
+        self._check_requests(identity, now)
         self._check_tokens(identity, now)
-        self._num_open += 1
         expected = _GUESS if self._tokens is None else self._tokens
         self._used += expected
-        return Visit(identity, expected, now)
+        visit = Visit(identity, expected, now)
+        self._open.add(visit)
+        return visit
 
     def leave(self, visit: Visit, num_tokens: int | None, now: float) -> None:
-        self._num_open -= 1
+        self._open.remove(visit)
         self._seconds = _blend(self._seconds, now - visit.since)
         if num_tokens is not None:
             self._used = max(0.0, self._used + num_tokens - visit.reserved)
             self._tokens = _blend(self._tokens, num_tokens)
 
-    def _check_requests(self, identity: Identity) -> None:
+    def _check_requests(self, identity: Identity, now: float) -> None:
         most = identity.max_requests
-        if most is None or self._num_open < most:
+        if most is None or len(self._open) < most:
             return
-        retry_after = max(_LEAST_RETRY, (self._seconds or 0.0) / most)  # one of them ends so often
+        retry_after = max(_LEAST_RETRY, self._until_one_ends(now))
         raise TenantQuota(
-            f"tenant {identity.tenant} has {self._num_open} requests open, the most that it may "
+            f"tenant {identity.tenant} has {len(self._open)} requests open, the most that it may "
             f"(max_requests); one ends in about {retry_after:.2f} s",
             retry_after,
             tenant=identity.tenant,
             quota=f"max_requests: {most}",
         )
+
+    def _until_one_ends(self, now: float) -> float:
+        """Return how long that takes, about; of many open requests a sample tells it.
+
+        One is taken to be as long as those of late were, or as it has been open, if that is longer.
+        """
+        usual = _GUESS_SECONDS if self._seconds is None else self._seconds
+        sample = list(islice(self._open, _SAMPLE))
+        lengths = (max(usual, now - visit.since, _LEAST_RETRY) for visit in sample)
+        return len(sample) / len(self._open) / sum(1 / length for length in lengths)
 
     def _check_tokens(self, identity: Identity, now: float) -> None:
         most = identity.tokens_per_minute

@@ -43,6 +43,36 @@ def test_it_is_told_how_often_one_of_its_requests_ends() -> None:
     assert refusal(quotas, acme).retry_after == pytest.approx(0.5)
 
 
+def test_requests_that_are_open_for_long_are_not_said_to_end_at_once() -> None:
+    clock = Clock()
+    quotas, acme = Quotas(clock), Identity("acme", max_requests=2)
+    for _ in range(2):
+        quotas.enter(acme)
+
+    at_first = refusal(quotas, acme)
+    clock.now += 40.0
+    later = refusal(quotas, acme)
+
+    assert at_first.retry_after == pytest.approx(0.5)  # nothing is known of its requests
+    assert later.retry_after == pytest.approx(20.0)
+    assert "one ends in about 20.00 s" in str(later)
+
+
+def test_one_request_that_is_long_hides_not_that_others_end() -> None:
+    clock = Clock()
+    quotas, acme = Quotas(clock), Identity("acme", max_requests=3)
+    quotas.enter(acme)
+    for _ in range(50):
+        visits = [quotas.enter(acme) for _ in range(2)]
+        clock.now += 2.0
+        for visit in visits:
+            quotas.leave(visit, 0)
+    for _ in range(2):
+        quotas.enter(acme)
+
+    assert refusal(quotas, acme).retry_after == pytest.approx(1.0, rel=0.02)
+
+
 def test_tokens_of_a_minute_come_back_when_it_was_said() -> None:
     clock = Clock()
     quotas, acme = Quotas(clock), Identity("acme", tokens_per_minute=600)
