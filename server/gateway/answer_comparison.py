@@ -46,6 +46,8 @@ def _generations(one: generation.GenerateResponse, other: generation.GenerateRes
                 yield Difference(input=i, output=k), 0.0
             elif (token := _first(sequence.tokens.ids, other_sequence.tokens.ids)) is not None:
                 yield Difference(input=i, output=k, token=token), 0.0
+            elif sequence.text != other_sequence.text:
+                yield Difference(input=i, output=k, token=len(sequence.tokens.ids)), 0.0
 
 
 def _scores(one: generation.ScoreResponse, other: generation.ScoreResponse) -> _Found:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tokenweir.v1 import admin_service_pb2 as pb
-from tokenweir.v1 import generation_service_pb2
+from tokenweir.v1 import common_pb2, generation_service_pb2
 from tokenweir.v1.prediction_service_pb2 import (
     ClassifyRequest,
     EmbedRequest,
@@ -23,7 +23,9 @@ from tokenweir.v1.prediction_service_pb2 import (
 )
 
 from engine.errors import LoadFailed, PackageError
+from server.api import GENERATION
 from server.config import GatewayConfig
+from server.gateway.answer_comparison import Compared, compare
 from server.gateway.gateway import Gateway
 from server.gateway.traffic import ModelVersion
 from server.gateway.versions import Group, LoadedPackage
@@ -601,6 +603,19 @@ async def test_predictions_of_two_versions_are_compared(kind: str, served: Serve
     assert (far.equal, far.different, far.failed) == (2, 1, 0)
     first = far.first_difference
     assert (first.request_id, (first.input, first.output)) == ("mine", one.where)
+
+
+def test_the_same_tokens_that_are_another_text_are_another_answer() -> None:
+    def answer(text: str) -> generation_service_pb2.GenerateResponse:
+        tokens = common_pb2.TokenIds(ids=[5, 7])
+        sequence = generation_service_pb2.Sequence(text=text, tokens=tokens)
+        result = generation_service_pb2.Result(sequences=[sequence])
+        return generation_service_pb2.GenerateResponse(results=[result])
+
+    method = f"/{GENERATION}/Generate"
+
+    assert compare(method, answer("a b"), answer("a b")) == Compared()
+    assert compare(method, answer("a b"), answer("a  b")).first_difference == pb.Difference(token=2)
 
 
 async def test_scores_of_two_versions_are_compared(served: Served) -> None:

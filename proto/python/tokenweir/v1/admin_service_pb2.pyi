@@ -343,8 +343,8 @@ class Comparison(_message.Message):
     model_version: _builtins.str
     """The other version."""
     equal: _builtins.int
-    """Requests that both answered the same: the same tokens, best labels or spans.  Of vectors, scores
-    and the number of a regression those are the same that are at most 0.001 apart.
+    """Requests that both answered the same: the same tokens and text, best labels or spans.  Of
+    vectors, scores and the number of a regression those are the same that are at most 0.001 apart.
     """
     different: _builtins.int
     """Requests that they answered differently."""
@@ -394,7 +394,9 @@ class Difference(_message.Message):
     output: _builtins.int
     """Which of its outputs, or spans."""
     token: _builtins.int
-    """Which token of an output; the number of all if one answer is the other's beginning."""
+    """Which token of an output; the number of all if one answer is the other's beginning, or the same
+    tokens are another text.
+    """
     def __init__(
         self,
         *,

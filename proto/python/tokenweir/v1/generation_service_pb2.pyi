@@ -672,11 +672,11 @@ class Scheduling(_message.Message):
     priority: _builtins.int
     """Lower runs earlier; 0 is normal.  Where a server asks for tokens, the max_priority of the
     caller's token (0 if it says none) is the lowest that counts: a request may ask for a later
-    turn than that, not for an earlier one.
+    turn than that, not for an earlier one.  Where it asks for certificates alone, that is 0.
     """
     tenant: _builtins.str
-    """Fair-share key.  Where a server asks for tokens it is the tenant of the caller's token, and
-    this field is not looked at.
+    """Fair-share key.  Where a server asks for tokens it is the tenant of the caller's token, where
+    it asks for certificates alone the name in the caller's, and this field is not looked at.
     """
     adapter: _builtins.str
     """Name of a low-rank adapter."""
