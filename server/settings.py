@@ -79,7 +79,7 @@ class Settings:
         Raises ConfigError for what is not TOML, an unknown key, or a value of another type.
         """
         try:
-            document = tomllib.loads(path.read_text())
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
         self.take(document, str(path), path.parent)
@@ -292,6 +292,6 @@ def _toml(value: Any) -> str:
         case tuple():
             return f"[{', '.join(map(_toml, value))}]"
         case dict():
-            pairs = (f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items())
+            pairs = (f"{_toml(key)} = {_toml(one)}" for key, one in value.items())
             return f"{{{', '.join(pairs)}}}"
-    return json.dumps(str(value))
+    return json.dumps(str(value), ensure_ascii=False)  # TOML knows no halves of characters

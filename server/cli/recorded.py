@@ -79,7 +79,11 @@ def _note(
 
 
 def read_recorded(path: Path) -> Iterator[Recorded]:
-    """Yield what a file has; CommandError names the line that is none of `recording`."""
+    """Yield what a file has; CommandError names the line that is none of `recording`, or none."""
+    if not path.stat().st_size:
+        raise CommandError(
+            f"{path} is empty; `tokenweir generate --record` writes requests", NOT_USABLE
+        )
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), start=1):
             place = f"{path}:{number}"

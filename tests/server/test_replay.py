@@ -157,6 +157,16 @@ def test_what_cannot_be_asked_is_named_by_its_line(
     assert f"{file}:1 cannot be asked again: " in capsys.readouterr().err
 
 
+def test_a_file_without_a_request_is_not_taken_for_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "empty.jsonl"
+    file.touch()
+
+    assert run(["replay", str(file), "--server", "127.0.0.1:1"]) == 3
+    assert capsys.readouterr().err.startswith(f"error: {file} is empty; ")
+
+
 def test_a_line_without_end_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "long.jsonl"
     with file.open("wb") as long:

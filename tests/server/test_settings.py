@@ -181,6 +181,15 @@ SECTIONS = {
 }
 
 
+def test_paths_in_any_letters_are_printed_as_they_are_read(tmp_path: Path) -> None:
+    text = '[serve]\npackages = { "tÿpe 🗓" = "päckages/🗓" }'
+    settings = read(tmp_path, text)
+
+    again = read(tmp_path, "\n".join(settings.lines()))
+
+    assert again.config().packages == {"tÿpe 🗓": tmp_path / "päckages/🗓"}
+
+
 def test_every_setting_of_every_section_is_printed() -> None:
     printed: dict[str, set[str]] = {}
     for line in Settings().lines():
