@@ -35,7 +35,14 @@ from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
 from server.telemetry import metrics_page, metrics_server
-from server.telemetry.metrics import METRICS, Counts, Snapshot, read_snapshot
+from server.telemetry.metrics import (
+    GATEWAY_METRICS,
+    METRICS,
+    WORKER_METRICS,
+    Counts,
+    Snapshot,
+    read_snapshot,
+)
 from server.telemetry.metrics_page import MetricsPage
 from server.worker.call_counts import CallCounts
 from server.worker.call_record import CallRecord
@@ -406,6 +413,22 @@ def test_every_metric_of_the_dashboard_is_exported() -> None:
 
     assert used - exported == set()
     assert len(used) > 15 and len(dashboard["panels"]) > 8
+
+
+def test_every_label_of_the_dashboard_is_one_of_its_metric() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    known = {metric.exported: {*metric.labels} for metric in GATEWAY_METRICS}
+    known |= {metric.exported: {*metric.labels, "worker"} for metric in WORKER_METRICS}
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    for expression in asked:
+        grouped = re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", expression)))
+        used = {*grouped, *re.findall(r'(\w+)=~?"', expression)} - {"le"}
+        for name in re.findall(r"tokenweir_\w+", expression):
+            assert used <= known[re.sub("_(bucket|sum|count)$", "", name)], expression
+    for variable in dashboard["templating"]["list"]:
+        for name, label in re.findall(r"label_values\((\w+), (\w+)\)", json.dumps(variable)):
+            assert label in known[name]
+    assert len(asked) > 25
 
 
 def test_every_metric_is_explained() -> None:
