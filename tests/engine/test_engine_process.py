@@ -154,7 +154,7 @@ async def test_what_is_wrong_with_a_constraint_is_told_before_anything_waits(sta
 
 
 async def test_refusals_keep_what_they_carry(start: Start) -> None:
-    engine = await start(EngineConfig(max_num_seqs=1, max_queue_size=1))
+    engine = await start(EngineConfig(max_num_seqs=1, max_queue_size=1), max_len=1024)
     tasks = await begun(engine, "slowly>")
     tasks.append(asyncio.create_task(collect(engine, "say>")))
     await until(lambda: (engine.load().running, engine.load().waiting) == (1, 1))
@@ -306,9 +306,10 @@ async def test_a_step_that_fails_is_told_by_name_and_three_are_not_healthy(
 async def test_what_is_open_gets_its_time_and_then_what_there_is(start: Start) -> None:
     engine = await start(max_len=1024)
     tasks = await begun(engine, "slowly>")
-    to_the_end = asyncio.create_task(end_of(engine, "say>", max_new_tokens=5))
     whole_or_nothing = asyncio.create_task(collect(engine, "slowly>"))
-    await until(lambda: engine.load().running == 3)
+    await until(lambda: engine.load().running == 2)
+    to_the_end = asyncio.create_task(end_of(engine, "say>", max_new_tokens=5))
+    await until(lambda: engine.load().running == 3 or to_the_end.done())
 
     await engine.stop(grace=1)
 

@@ -206,7 +206,7 @@ def test_request_past_its_deadline_is_an_error(server):
     released = threading.Event()
 
     def late(request, context):
-        released.wait(0.5)
+        released.wait(60)
         yield from stream_messages(["a"])
 
     server.answers["GenerateStream"] = late
@@ -219,18 +219,22 @@ def test_request_past_its_deadline_is_an_error(server):
 
 
 def test_requests_that_are_given_no_time_expire_at_a_server_that_answers(server):
-    def late(answer):
-        def give(request, context):
-            time.sleep(0.2)
-            return answer(request, context)
+    released = threading.Event()
 
-        return give
+    def list_late(request, context):
+        time.sleep(0.2)
+        return list_models("m")(request, context)
 
-    server.answers["ListModels"] = late(list_models("m"))
-    server.answers["GenerateStream"] = late(lambda request, context: stream_messages(["a"]))
+    def late(request, context):
+        released.wait(60)
+        yield from stream_messages(["a"])
+
+    server.answers["ListModels"] = list_late
+    server.answers["GenerateStream"] = late
     config = replace(closed_loop(server, num_requests=2, concurrency=2), timeout=0.05)
 
     report = run(config)
+    released.set()
 
     assert report.summary.errors == {"DEADLINE_EXCEEDED": 2}
 

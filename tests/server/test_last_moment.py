@@ -17,6 +17,7 @@ from grpc import aio
 from engine.errors import EngineFailure, ExpiredInDecode
 from server.last_moment import Deadlines, InTime, abort
 from server.status import call_status
+from tests.conftest import FakeClock
 from tests.server.calls import Stubs, failure, generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
 from tests.server.processes import worker_process
@@ -61,31 +62,35 @@ async def test_a_call_without_a_deadline_is_left_alone() -> None:
 
 
 async def test_a_far_deadline_comes_near_and_one_timer_looks_for_all_of_them(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.last_moment._NEAR", 0.05)
-    monkeypatch.setattr("server.last_moment._LOOK_PERIOD", 0.02)
     loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", clock)
     timers: list[object] = []
     call_at = loop.call_at
     monkeypatch.setattr(loop, "call_at", lambda *a, **k: timers.append(a) or call_at(*a, **k))
-    deadlines, begun = Deadlines(), loop.time()
+    deadlines, begun = Deadlines(), clock.now
+    ends: list[float] = []
 
-    async def wait(remaining: float) -> float:
+    async def wait(remaining: float) -> None:
         with pytest.raises(ExpiredInDecode):
             async with InTime(context(remaining), margin=0.0, deadlines=deadlines):
                 await asyncio.Event().wait()
-        return loop.time() - begun
+        ends.append(clock.now - begun)
 
     async def answer() -> None:
         async with InTime(context(remaining=600.0), margin=0.0, deadlines=deadlines):
             pass
 
-    ends = asyncio.gather(*(wait(0.2 + n / 100) for n in range(3)))
+    waiting = asyncio.gather(*(wait(9.0 + n) for n in range(3)))
     await asyncio.gather(*(answer() for _ in range(50)))
     assert len(timers) == 1
 
-    assert [0.2 + n / 100 <= end < 60 for n, end in enumerate(await ends)] == [True] * 3
+    while not waiting.done():
+        clock.now += 0.125
+        for _ in range(4):  # timers come behind who waits
+            await asyncio.sleep(0)
+    assert ends == [9.0, 10.0, 11.0]
 
 
 async def test_who_is_cancelled_at_the_deadline_by_somebody_else_too_is_cancelled() -> None:

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import AsyncIterator, Callable
@@ -411,13 +412,21 @@ async def test_the_queue_of_an_engine_holds_as_many_as_it_may(
 ) -> None:
     config = config_of(tmp_path, "[engine]\nmax_queue_size = 1\nmax_num_seqs = 1")
     engine, runner = scripted_engine(config.engine)
-    runner.before_step = lambda: time.sleep(0.01)  # it refuses between two steps
+    all_wait = threading.Event()  # it refuses between two steps
+    runner.before_step = lambda: all_wait.wait(60)
 
     async with served(config, engine) as stubs:
         calls = [stubs.generation.Generate(generate("a>", model="scripted")) for _ in range(3)]
+        await until(lambda: _num_inside(engine) + sum(call.done() for call in calls) == 3)
+        all_wait.set()
         codes = sorted([(await call.code()).name for call in calls])
 
     assert codes == ["OK", "OK", "RESOURCE_EXHAUSTED"]
+
+
+def _num_inside(engine: AsyncEngine) -> int:
+    load = engine.load()
+    return load.running + load.waiting
 
 
 async def test_a_call_waits_for_a_worker_as_long_as_it_may(tmp_path: Path) -> None:
