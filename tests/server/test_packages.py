@@ -220,7 +220,7 @@ def test_a_cache_that_cannot_be_made_is_named(remote: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("s3://b/p", "s3fs"), ("nonsense://b/p", "not the address of a package.*nonsense")],
+    [("oci://b/p", "ocifs"), ("nonsense://b/p", "not the address of a package.*nonsense")],
 )
 def test_what_is_missing_to_read_an_address_is_named(url: str, message: str) -> None:
     with pytest.raises(PackageError, match=message):
