@@ -5,7 +5,7 @@ No code of it knows of a cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from exporter.certificate.generation_cases import Case
 from exporter.models.attention import record_probabilities
 from exporter.models.protocol import generator
 from exporter.samples import Tokens
+
+MAX_PADDING = 32  # tokens for nobody: to read the weights once more takes about as long
+_MAX_TOKENS = 512  # computed at a time, to bound the memory
 
 
 def eager_logits(
@@ -37,6 +40,17 @@ def eager_logits(
             _array(ours.decoder.logits(hidden[row, first:][: case.num_logits]))
             for row, (case, first) in enumerate(zip(cases, firsts, strict=True))
         ]
+
+
+def alike(cases: Sequence[Case]) -> Iterator[list[int]]:
+    """Yield the numbers of cases, those together that need little padding for one length."""
+    members: list[int] = []
+    for i in sorted(range(len(cases)), key=lambda i: _lengths(cases[i])):
+        if members and not _go_together([cases[j] for j in (*members, i)]):
+            yield members
+            members = []
+        members.append(i)
+    yield members
 
 
 def eager_alignment(model: nn.Module, case: Case, tokens: Tokens) -> Floats:
@@ -68,3 +82,14 @@ def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
         ids[i, : len(row)] = torch.tensor(row)
         mask[i, : len(row)] = True
     return ids, mask
+
+
+def _go_together(cases: Sequence[Case]) -> bool:
+    lengths = [_lengths(case) for case in cases]
+    wanted = sum(map(sum, lengths))
+    padded: int = len(cases) * sum(map(max, zip(*lengths, strict=True)))
+    return padded <= _MAX_TOKENS and padded - wanted <= MAX_PADDING
+
+
+def _lengths(case: Case) -> tuple[int, int]:
+    return len(case.source), len(case.prompt) + case.num_tokens

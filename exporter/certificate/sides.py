@@ -27,7 +27,7 @@ from exporter.certificate.driver import (
     generate,
     part_of,
 )
-from exporter.certificate.eager import eager_logits
+from exporter.certificate.eager import alike, eager_logits
 from exporter.certificate.execution import Execution, OnCpu, load_for_cpu
 from exporter.certificate.generation_cases import Case, random_case
 from exporter.certificate.half_comparison import Half
@@ -37,7 +37,6 @@ MOST_TOP = max(NUM_TOPS)
 
 _LEFT_BEHIND = 12  # tokens of a sequence that the first rows held before: some stay in memory
 _NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
-_EAGER_LOGITS = 2**24  # computed at a time, to bound the memory
 _ON_CPU = OnCpu()
 
 
@@ -146,16 +145,14 @@ class Sides:
             )
 
     def eager(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Eager]:
-        """Return what the eager model gives for all cases."""
-        longest = max(len(case.prompt) + case.num_tokens for case in cases)
-        size = max(1, _EAGER_LOGITS // (longest * self.contract.vocab_size))
-        found: list[Eager] = []
-        for i in range(0, len(cases), size):
-            part = cases[i : i + size], tokens[i : i + size]
+        """Return what the eager model gives for all cases; those of like lengths run together."""
+        found: dict[int, Eager] = {}
+        for members in alike(cases):
+            part = [cases[i] for i in members], [tokens[i] for i in members]
             exact = eager_logits(self.model, *part)
             rounded = eager_logits(self._half.model, *part) if self._half else [None] * len(exact)
-            found += map(Eager, exact, rounded)
-        return found
+            found |= zip(members, map(Eager, exact, rounded), strict=True)
+        return [found[i] for i in range(len(cases))]
 
     def compare(self, seen: StepLogits, eager: Eager, case: Case, how: str) -> None:
         """Hold what a case gave alone against the eager model."""
