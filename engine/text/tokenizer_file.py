@@ -14,6 +14,7 @@ from engine.wording import problems_of, shortened
 
 _MAX_GROWTH = 2**10  # of a text, by what is put around it or in the place of its characters
 MAX_BYTES = 2**27  # the largest that are known have a quarter of it
+_RARE = "\N{CUNEIFORM SIGN AN}"  # a letter, so that no normalizer leaves it out, in no vocabulary
 
 
 class Decoder(BaseModel):
@@ -138,6 +139,7 @@ def _build(raw: bytes) -> tokenizers.Tokenizer:
         tokenizer.no_padding()
         tokenizer.encode("")  # fails where special tokens are to be added that are not there
         tokenizer.encode("", "")
+        tokenizer.encode(_RARE)  # fails where unknown words have a token that is not there
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises Exception itself, and panics, which are not

@@ -57,6 +57,31 @@ def test_special_tokens_that_are_not_there_are_refused(
     assert "is not a tokenizer" in _refusal(tmp_path / "tokenizer.json", content)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"a": 0}},
+        {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {"a": 0},
+        },
+        {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]},
+        {"type": "BPE", "unk_token": "<unk>", "vocab": {"a": 0}, "merges": []},
+    ],
+)
+def test_a_vocabulary_without_the_token_of_unknown_words_is_refused(
+    tmp_path: Path, content: dict[str, Any], model: dict[str, Any]
+) -> None:
+    content |= {"model": model, "added_tokens": [], "post_processor": None}
+
+    found = _refusal(tmp_path / "tokenizer.json", content)
+
+    assert "unk" in found.lower()  # as the library says it: "Missing [UNK] token", ...
+
+
 def test_added_tokens_are_counted_before_any_is_looked_at(
     tmp_path: Path, content: dict[str, Any]
 ) -> None:

@@ -57,7 +57,8 @@ def read_pieces(path: Path, kind: str, settings: Settings, room: int) -> Made:
 def read_m2m(path: Path, settings: Settings) -> Made:
     """Return the tokenizer of an M2M-100: ids of `vocab.json`, then languages."""
     model = read_model(path)
-    pieces = by_vocabulary(model, read_vocabulary(path.parent / VOCABULARY_NAME))
+    ids = read_vocabulary(path.parent / VOCABULARY_NAME)
+    pieces = by_vocabulary(model, ids, ("<s>", "</s>", "<pad>"))
     names = [f"__{name}__" for name in m2m_languages(settings)]
     notes = [*unfollowed(model, path), *_without_ids(model, pieces, path)]
     layout = Layout([*pieces, *map(Piece.control, names)])
@@ -76,7 +77,7 @@ def read_marian(directory: Path, settings: Settings) -> tuple[Made, Made]:
 
 def _read_marian(path: Path, vocabulary: Path, settings: Settings) -> Made:
     model = read_model(path)
-    pieces = by_vocabulary(model, read_vocabulary(vocabulary))
+    pieces = by_vocabulary(model, read_vocabulary(vocabulary), ("</s>", "<pad>"))
     notes = [*unfollowed(model, path), *_without_ids(model, pieces, path)]
     layout = Layout(pieces, after=["</s>"])
     return build_tokenizer(model, layout, settings, notes)

@@ -172,14 +172,19 @@ def _fairseq(model: SentencePieceModel, more: Iterable[str]) -> list[Piece]:
     return [*begin, *model.pieces[3:], *map(Piece.control, more)]
 
 
-def by_vocabulary(model: SentencePieceModel, ids: Mapping[str, int]) -> list[Piece]:
-    """Return the pieces at the ids of a `vocab.json`; what the model has not is in no text."""
+def by_vocabulary(
+    model: SentencePieceModel, ids: Mapping[str, int], controls: Iterable[str]
+) -> list[Piece]:
+    """Return the pieces at the ids of a `vocab.json`; what the model has not is in no text.
+
+    `controls` are found in one where a person types them.
+    """
     texts = {place: text for text, place in ids.items()}
     if len(texts) != len(ids) or sorted(texts) != list(range(len(ids))):
         raise ValueError("its ids are not 0, 1, 2 and so on, each once")
     known = {piece.text: piece for piece in model.pieces if not piece.is_special}
     found = [known.get(texts[i]) or Piece.unused(texts[i]) for i in range(len(ids))]
-    for text in ("<s>", "</s>", "<pad>"):
+    for text in controls:
         if text in ids:
             found[ids[text]] = Piece.control(text)
     if "<unk>" not in ids:

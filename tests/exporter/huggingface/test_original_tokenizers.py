@@ -89,7 +89,7 @@ def lay_out_marian(source: Path, lines: list[str], **options: Any) -> int:
     pieces = train_spm(source / "source.spm", lines[::2], **options)
     pieces += train_spm(source / "target.spm", lines[1::2], **options)
     names = ["</s>", "<unk>", *pieces, ">>fra<<", ">>deu<<", "<pad>"]
-    order = [name for name in dict.fromkeys(names) if name != "<s>"]
+    order = list(dict.fromkeys(names))
     write_json(source / "vocab.json", {name: i for i, name in enumerate(order)})
     write_json(source / "tokenizer_config.json", {"source_lang": "eng", "target_lang": "mul"})
     return len(order)
@@ -126,6 +126,9 @@ def test_marian_reads_with_one_model_and_writes_with_another(
     for line in lines:
         ids = original(text_target=line).input_ids
         assert target.decode(ids).strip() == original.decode(ids, skip_special_tokens=True).strip()
+    typed = "a <s> b</s> c<pad>"  # of which a Marian has no use for the first
+    assert found.tokenizer.encode(typed).ids == original(typed).input_ids
+    assert target.encode(typed).ids == original(text_target=typed).input_ids
     told = found.tokenizer.encode(">>fra<< hello")
     assert told.ids == original(">>fra<< hello").input_ids and told.tokens[0] == ">>fra<<"
 
