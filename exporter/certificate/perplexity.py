@@ -7,15 +7,16 @@ The package decodes the given tokens step by step as it does when it serves, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
+from engine.errors import ConfigError
 from engine.package.manifest import GenerationContract
-from exporter.certificate.comparison import Floats, exported_graphs
+from exporter.certificate.comparison import NEVER, Floats, exported_graphs
 from exporter.certificate.driver import Asked, generate
 from exporter.certificate.eager import eager_logits
 from exporter.certificate.execution import load_for_cpu
@@ -45,25 +46,42 @@ def measure_perplexity(
     directory: Path,
     text: Pieces,
 ) -> Perplexity:
-    """Measure both sides on a text."""
+    """Measure both sides on a text; ConfigError if the model can never write a token of it."""
     exported = eager = 0.0
     with exported_graphs():
         runner = load_for_cpu(contract, directory, 0, BATCH_SIZE)
     for first in range(0, len(text), BATCH_SIZE):
         cases, tokens = zip(*text[first : first + BATCH_SIZE], strict=True)
         found = [seen.all_logits for seen in generate(runner, cases, Asked(), tokens)]
-        exported += _negative_log_likelihood(found, tokens)
-        for case, given in zip(cases, tokens, strict=True):
-            eager += _negative_log_likelihood(eager_logits(model, [case], [given]), [given])
+        for case, given, ours in zip(cases, tokens, found, strict=True):
+            (theirs,) = eager_logits(model, [case], [given])
+            exported += float(nats(ours, given).sum())
+            eager += float(_refuse_never(nats(theirs, given), given).sum())
     num_tokens = sum(case.num_tokens for case, _ in text)
-    return Perplexity(num_tokens, math.exp(exported / num_tokens), math.exp(eager / num_tokens))
+    return Perplexity(num_tokens, mean_exp(exported, num_tokens), mean_exp(eager, num_tokens))
 
 
-def _negative_log_likelihood(logits: Sequence[Floats], tokens: Sequence[Tokens]) -> float:
-    total = 0.0
-    for rows, given in zip(logits, tokens, strict=True):  # [T, V]
-        exact = rows.astype(np.float64)
-        exact -= exact.max(axis=-1, keepdims=True)
-        normalizer = np.log(np.exp(exact).sum(axis=-1))
-        total += float((normalizer - exact[np.arange(len(given)), list(given)]).sum())
-    return total
+def nats(logits: Floats, tokens: Tokens) -> NDArray[np.float64]:
+    """Return the negative log-likelihood of each token by its row of logits, [T, vocab_size]."""
+    exact = logits.astype(np.float64)
+    exact -= exact.max(axis=-1, keepdims=True)
+    normalizer: NDArray[np.float64] = np.log(np.exp(exact).sum(axis=-1))
+    return normalizer - exact[np.arange(len(tokens)), list(tokens)]
+
+
+def mean_exp(total: float, count: int) -> float:
+    """Return the perplexity of `count` tokens that have `total` nats; inf above all numbers."""
+    try:
+        return math.exp(total / count)
+    except OverflowError:
+        return math.inf
+
+
+def _refuse_never(found: NDArray[np.float64], tokens: Tokens) -> NDArray[np.float64]:
+    worst = int(found.argmax())
+    if found[worst] > -NEVER:
+        raise ConfigError(
+            f"the model never writes token {tokens[worst]}, so that a text with it has no "
+            "perplexity; leave what becomes this token out of --text"
+        )
+    return found

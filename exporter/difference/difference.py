@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
+from engine.package.manifest import GenerationContract
 from exporter.certificate.answers import until_end
 from exporter.certificate.comparison import Floats
+from exporter.certificate.perplexity import mean_exp, nats
 from exporter.checkpoint import TARGET_TOKENIZER_NAME, TOKENIZER_NAME
 from exporter.difference.lines import (
     Line,
     contracts_agree,
+    of_both,
     random_lines,
     read_lines,
     with_reference,
@@ -45,7 +47,7 @@ class OfSide:
     path: str
     num_bytes: int  # of its files
     tokens_per_second: float  # written, eight lines beside each other
-    perplexity: float | None  # of the text; None: it has too few tokens
+    perplexity: float | None  # of the text; None: it has too few tokens, inf: one is never written
     chrf: float | None  # to references; None: there are none
     bleu: float | None
 
@@ -91,20 +93,21 @@ def compare(
     that they have no room for.
     """
     sides = open_side(one), open_side(other)
-    contract = sides[0].contract
+    contracts = sides[0].contract, sides[1].contract
     tokenizer, target = _tokenizers(one)
-    problems = [*contracts_agree(contract, sides[1].contract), *other_files(one, other)]
+    problems = [*contracts_agree(*contracts), *other_files(one, other)]
     if problems:
         raise ConfigError(
             f"{one} and {other} differ in {', '.join(problems)}; their tokens are not the same, "
             "give two forms of one model"
         )
+    contract = of_both(*contracts)
     lines = (
         random_lines(contract, new)
         if text is None
         else read_lines(text, contract, tokenizer, target, new, sides[0].begin)
     )
-    counts = _Counts(sides, lines, target)
+    counts = _Counts(sides, contract, lines, target)
     for done in counts.run():
         if progress is not None:
             progress(done, len(lines))
@@ -121,8 +124,15 @@ def _tokenizers(path: Path) -> tuple[Tokenizer, Tokenizer]:
 class _Counts:
     """Runs both models over the lines, and counts."""
 
-    def __init__(self, sides: tuple[Side, Side], lines: Sequence[Line], target: Tokenizer) -> None:
+    def __init__(
+        self,
+        sides: tuple[Side, Side],
+        contract: GenerationContract,
+        lines: Sequence[Line],
+        target: Tokenizer,
+    ) -> None:
         self._sides = sides
+        self._contract = contract
         self._lines = lines
         self._target = target
         self._written: tuple[list[Tokens], list[Tokens]] = [], []
@@ -149,7 +159,7 @@ class _Counts:
             self._seconds[i] += time.perf_counter() - started
         chosen = [[tuple(rows.argmax(-1).tolist()) for rows in found] for found in logits]
         forced = self._sides[1].follow(cases, chosen[0])
-        ends = self._sides[0].contract.eos_token_ids
+        ends = self._contract.eos_token_ids
         for i, line in enumerate(batch):
             tokens = until_end(chosen[0][i], ends)
             self._written[0].append(tokens)
@@ -161,17 +171,14 @@ class _Counts:
 
     def _score(self, batch: Sequence[Line]) -> None:
         """Add what both models give the tokens of the text, in nats."""
-        contract = self._sides[0].contract
-        scored = [found for line in batch if (found := with_reference(line, contract))]
+        scored = [found for line in batch if (found := with_reference(line, self._contract))]
         if not scored:
             return
         cases, tokens = zip(*scored, strict=True)
         self._scored += sum(map(len, tokens))
         for i, side in enumerate(self._sides):
             for rows, ids in zip(side.follow(cases, tokens), tokens, strict=True):
-                exact = rows.astype(np.float64)
-                normalizer = np.logaddexp.reduce(exact, axis=-1)
-                self._nats[i] += float((normalizer - exact[np.arange(len(ids)), list(ids)]).sum())
+                self._nats[i] += float(nats(rows, ids).sum())
 
     def difference(self) -> Difference:
         """Return what was found."""
@@ -202,7 +209,7 @@ class _Counts:
             path=str(self._sides[i].path),
             num_bytes=size_of(self._sides[i].path),
             tokens_per_second=written / self._seconds[i],
-            perplexity=math.exp(self._nats[i] / self._scored) if self._scored else None,
+            perplexity=mean_exp(self._nats[i], self._scored) if self._scored else None,
             chrf=None if alike is None else alike.chrf,
             bleu=None if alike is None else alike.bleu,
         )

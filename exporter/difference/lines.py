@@ -119,3 +119,13 @@ def contracts_agree(one: GenerationContract, other: GenerationContract) -> Seque
         for name in ("vocab_size", "prompt_vocab_size", "decoder_start_token_id", "eos_token_ids")
         if getattr(one, name) != getattr(other, name)
     ]
+
+
+def of_both(one: GenerationContract, other: GenerationContract) -> GenerationContract:
+    """Return the contract of models that agree, with room for the texts that both have room for."""
+    shorter = {
+        name: min(getattr(one, name), getattr(other, name), key=lambda cache: cache.max_len)
+        for name in ("cache", "cross_cache")
+        if getattr(one, name) is not None
+    }
+    return one.model_copy(update=shorter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import click
+from pydantic_core import to_json
 
 _SUITE = "tokenweir diff"
 
@@ -78,10 +78,10 @@ class Report:
         _write(junit, self.as_junit())
 
     def as_json(self) -> str:
-        """Return everything as JSON."""
+        """Return everything as JSON, which has no infinity: a perplexity of that is null."""
         bounds = [{**bound._asdict(), "is_kept": bound.is_kept} for bound in self.bounds]
         content = {**self.content, "bounds": bounds}
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return to_json(content, indent=2, inf_nan_mode="null").decode() + "\n"
 
     def as_markdown(self) -> str:
         """Return the table and the bounds in Markdown."""

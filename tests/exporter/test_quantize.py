@@ -29,6 +29,7 @@ from exporter.graphs.contracts import generation_contract
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
 from exporter.graphs.weights import quantize, quantize_blocks, quantize_columns
+from exporter.models.layers import OUTPUT_BIAS
 from exporter.verification import verify_package
 
 pytestmark = pytest.mark.usefixtures("few_cases")
@@ -241,6 +242,22 @@ def test_both_sides_give_a_text_the_same_perplexity_in_fp32(
 
     assert found.num_tokens == (4 if family == "gpt" else 3 + 2)
     assert found.exported == pytest.approx(found.eager, rel=1e-5)
+
+
+def test_a_text_with_a_token_that_the_model_never_writes_has_no_perplexity(
+    tiny_graphs: TinyGraphs, tmp_path: Path
+) -> None:
+    path, graphs = tiny_graphs("encoder-decoder")
+    write_graphs(graphs, tmp_path)
+    checkpoint = load_checkpoint(path)
+    checkpoint.model.get_parameter(OUTPUT_BIAS).data[6] = -1e30
+    contract = generation_contract(checkpoint.config.model)
+    assert contract is not None
+    (tmp_path / "text.txt").write_text("w3 w4\tw5 w6\n")
+    pieces = read_text(tmp_path / "text.txt", checkpoint).pieces
+
+    with pytest.raises(ConfigError, match="never writes token 6, .* leave .* out of --text"):
+        measure_perplexity(checkpoint.model.double(), contract, tmp_path, pieces)
 
 
 @pytest.mark.parametrize(

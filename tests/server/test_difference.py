@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -93,6 +94,19 @@ def test_files_hold_what_was_found(given: list[str], tmp_path: Path) -> None:
     assert [case.get("name") for case in suite.iter("testcase")] == ["token loss", "chrF loss"]
     failure = suite.find("testcase/failure")
     assert failure is not None and failure.get("message") == "chrF loss 1.5, more than 1"
+
+
+def test_a_perplexity_above_all_numbers_is_null_in_json(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = replace(FOUND, other=replace(OTHER, perplexity=math.inf))
+    monkeypatch.setattr(difference, "compare", lambda *_: found)
+
+    assert run([*given, "--max-token-loss", "1", "--json", str(tmp_path / "diff.json")]) == 0
+
+    written = (tmp_path / "diff.json").read_text()
+    content = json.loads(written, parse_constant=pytest.fail)  # called for Infinity, no JSON
+    assert content["other"]["perplexity"] is None and content["one"]["perplexity"] == 3.5
 
 
 def test_answers_that_are_others_fail(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from exporter.certificate.answers import eager_answers
 from exporter.certificate.generation_cases import Case
 from exporter.checkpoint import load_checkpoint
 from exporter.difference.difference import compare
+from exporter.models.layers import OUTPUT_BIAS
 from exporter.samples import Tokens
 from tests.exporter.conftest import MakeCheckpoint
 from tests.parity.conftest import export_unproven
@@ -74,6 +75,24 @@ def test_lines_of_all_lengths_are_answered_up_to_the_limit_of_the_model(
     assert found.tokens == found.tokens_equal > 6
 
 
+@pytest.mark.parametrize("longest_first", [True, False])
+def test_two_lengths_of_a_model_are_compared_as_far_as_both_go(
+    longest_first: bool, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    sides = [make_checkpoint("encoder-decoder"), make_checkpoint(
+        "encoder-decoder", max_source_len=4, max_target_len=3)]  # fmt: skip
+    one, other = sides if longest_first else reversed(sides)
+    (tmp_path / "text").write_text("w3 w4 w5 w6\tw6 w7 w8 w9\n")
+
+    found = compare(one, export_unproven(other).package, tmp_path / "text", new=9)
+
+    assert found.tokens == found.tokens_equal == 3
+    assert found.one.perplexity == pytest.approx(found.other.perplexity, rel=1e-5)
+    (tmp_path / "text").write_text("w3 w4 w5 w6 w7\n")
+    with pytest.raises(ConfigError, match="line 1 has 5 tokens; the models take 1 to 4"):
+        compare(one, other, tmp_path / "text")
+
+
 def test_a_changed_model_is_seen_where_it_writes_otherwise(
     make_checkpoint: MakeCheckpoint, lines: Path, tmp_path: Path
 ) -> None:
@@ -104,6 +123,21 @@ def test_the_perplexity_is_that_of_the_lines_tokens(
         logprobs = load_checkpoint(checkpoint).model(ids)[0, :-1].log_softmax(-1)
     wanted = math.exp(-float(logprobs[range(3), [4, 5, 6]].mean()))
     assert found.one.perplexity == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_perplexity_of_a_token_that_is_never_written_is_above_all_numbers(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("encoder-decoder")
+    weights = load_file(checkpoint / "model.safetensors")
+    weights[OUTPUT_BIAS][7] = -1e30
+    save_file(weights, checkpoint / "model.safetensors")
+    (tmp_path / "text").write_text("w3 w4\tw6 w7 w8\n")
+
+    found = compare(checkpoint, checkpoint, tmp_path / "text", new=2)
+
+    assert found.one.perplexity == found.other.perplexity == math.inf
+    assert found.tokens == found.tokens_equal == 2
 
 
 def test_without_a_text_random_tokens_are_tried(make_checkpoint: MakeCheckpoint) -> None:
