@@ -232,18 +232,28 @@ def read_config(directory: Path) -> CheckpointConfig:
         raise CheckpointError(f"{directory} has no {CONFIG_NAME}; it is not a checkpoint")
     try:
         content = parse_object(read_bounded(path, _MAX_CONFIG_BYTES))
-        version = content.get("format_version")
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise CheckpointError(
-                f"{directory}: checkpoint format {shortened(version)} is newer than "
-                f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
-            )
+        _check_kind(directory, content)
         return CheckpointConfig.model_validate(content)
     except ValidationError as error:
         problems = problems_of(error, CONFIG_NAME)
         raise CheckpointError(f"{path} is not valid: {problems}; train it again") from error
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; train it again") from error
+
+
+def _check_kind(directory: Path, content: Mapping[str, object]) -> None:
+    """Refuse what is of a newer release, or of Hugging Face and not imported yet."""
+    version = content.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{directory}: checkpoint format {shortened(version)} is newer than "
+            f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
+        )
+    if "model_type" in content and "model" not in content:
+        raise CheckpointError(
+            f"{directory} is of Hugging Face and no checkpoint yet; make one of it: "
+            f"`tokenweir import {directory} --out CHECKPOINT`"
+        )
 
 
 def check_replaceable(out: Path) -> None:

@@ -150,6 +150,10 @@ def _read_json(path: Path) -> dict[str, Any]:
                 f"{path.parent} is an adapter and no model; give its model with the adapter in it: "
                 "`AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER)`"
             )
+        if copies := sorted(path.parent.glob(f"snapshots/*/{path.name}")):
+            raise CheckpointError(
+                f"{path.parent} is of the cache of the Hub; give a copy in it, {copies[0].parent}"
+            )
         raise CheckpointError(
             f"{path.parent} has no {path.name}; give a directory written by "
             "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)` of transformers, or "

@@ -30,6 +30,10 @@ from exporter.toolkits.tokenizers import Cut, find_cutters, make_tokenizers
 from exporter.toolkits.torch_file import read_torch_file
 
 _NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # of fairseq; the first counts
+_OF_HUGGING_FACE = (
+    "of a model of Hugging Face give the directory that holds its config.json, tokenizer and "
+    "weights"
+)
 # Of files that are given in place of their directory, or are of formats that are not read.
 _OTHERS = (".safetensors", ".gguf", ".onnx", ".json", ".model", ".h5", ".msgpack", ".spm")
 
@@ -80,8 +84,7 @@ def _file_of(path: Path) -> Path:
     if path.is_file():
         if path.suffix in _OTHERS:
             raise CheckpointError(
-                f"{path} is not a file of OpenNMT-py or fairseq; of a model of Hugging Face give "
-                "the directory that holds its config.json, tokenizer and weights"
+                f"{path} is not a file of OpenNMT-py or fairseq; {_OF_HUGGING_FACE}"
             )
         return path
     there = sorted(file.name for file in path.glob("*.pt"))
@@ -107,7 +110,8 @@ def _read(path: Path) -> ToolkitModel:
         ) from error
     raise CheckpointError(
         f"{path} has {listed(list(map(str, content))) or 'nothing'}; a checkpoint of OpenNMT-py "
-        "has model, generator, opt and vocab, one of fairseq has model, and args or cfg"
+        "has model, generator, opt and vocab, one of fairseq has model, and args or cfg; "
+        f"{_OF_HUGGING_FACE}"
     )
 
 

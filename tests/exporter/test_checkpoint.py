@@ -245,6 +245,13 @@ def test_a_key_that_stands_twice_is_refused(saved: Path) -> None:
         load_checkpoint(saved)
 
 
+def test_what_was_not_imported_yet_is_told_how(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 16}')
+
+    with pytest.raises(CheckpointError, match=f"`tokenweir import {tmp_path} --out CHECKPOINT`"):
+        load_checkpoint(tmp_path)
+
+
 def test_a_model_that_is_not_of_this_project_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"Linear\.config must be a TransformerConfig"):
         save_checkpoint(tmp_path / "ck", "mine", torch.nn.Linear(2, 2), None)

@@ -427,6 +427,14 @@ def test_missing_and_damaged_files_are_named(
     assert message in refusal(source)
 
 
+def test_of_the_cache_of_the_hub_the_copy_in_it_is_named(tmp_path: Path) -> None:
+    save_gpt2(tmp_path / "models--me--gpt2" / "snapshots" / "abc")
+
+    message = refusal(tmp_path / "models--me--gpt2")
+
+    assert f"give a copy in it, {tmp_path}/models--me--gpt2/snapshots/abc" in message
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_clone_without_the_files_of_git_lfs_is_told_how_to_get_them(
     name: str, tmp_path: Path

@@ -103,6 +103,7 @@ def test_a_file_of_nobody_says_what_the_toolkits_save(tmp_path: Path) -> None:
     message = refusal(tmp_path / "model.pt", tmp_path)
 
     assert "model.pt has state_dict, epoch; a checkpoint of OpenNMT-py has model" in message
+    assert "of a model of Hugging Face give the directory" in message
 
 
 def test_weights_that_are_nowhere_are_asked_for(tmp_path: Path) -> None:
