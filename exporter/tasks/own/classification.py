@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from engine.wording import listed
 from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
@@ -55,7 +56,7 @@ def classification_task(seed: int, data: OwnData) -> Task:
             "the most frequent label alone",
         ),
         samples=tuple(parts.held_out[:_NUM_SAMPLES]),
-        data_summary=f"{parts}; {len(labels)} labels: {', '.join(labels)}",
+        data_summary=f"{parts}; {len(labels)} labels: {listed(labels)}",
     )
 
 

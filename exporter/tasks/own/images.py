@@ -56,7 +56,7 @@ def images_task(seed: int, data: OwnData) -> Task:
             "images",
             "the most frequent class alone",
         ),
-        data_summary=f"{parts}; {len(labels)} classes: {', '.join(labels)}",
+        data_summary=f"{parts}; {len(labels)} classes: {listed(labels)}",
     )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from engine.errors import ConfigError
+from engine.wording import listed
 from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import CommonestTag
 from exporter.tasks.own.data import OwnData
@@ -50,7 +52,7 @@ def labelling_task(seed: int, data: OwnData) -> Task:
         samples=tuple(
             (_words(row), " ".join(tag for _, tag in row)) for row in parts.held_out[:_NUM_SAMPLES]
         ),
-        data_summary=f"{parts}; {len(labels)} tags: {', '.join(labels)}",
+        data_summary=f"{parts}; {len(labels)} tags: {listed(labels)}",
     )
 
 
@@ -72,7 +74,13 @@ def read_sentences(path: Path) -> list[TaggedSentence]:
         else:
             sentences[-1].append((fields[0], fields[-1]))
     bad.check(len(lines))
-    return list(dict.fromkeys(tuple(sentence) for sentence in sentences if sentence))
+    found = list(dict.fromkeys(tuple(sentence) for sentence in sentences if sentence))
+    if found and all(sentence[0][0].partition("-")[0] == "1" for sentence in found):
+        raise ConfigError(
+            f"{path}: its first column numbers the words, as in CoNLL-U; give the word in the "
+            f"first and its tag in the last, such as `cut -f 2,4 {path}` has them"
+        )
+    return found
 
 
 def encode_sentences(

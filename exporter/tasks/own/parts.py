@@ -55,18 +55,20 @@ def divide(
             [row for row, half in zip(validation, halves, strict=True) if half],
             [row for row, half in zip(validation, halves, strict=True) if not half],
         )
-    _check(parts, is_given=validation is not None)
+    num_different = len({key(row) for part in parts for row in part})
+    _check(parts, num_different, is_given=validation is not None)
     return Parts(parts.training, parts.validation[:_MOST_HELD_OUT], parts.held_out[:_MOST_HELD_OUT])
 
 
-def _check(parts: Parts[Row], *, is_given: bool) -> None:
+def _check(parts: Parts[Row], num_different: int, *, is_given: bool) -> None:
     total = sum(map(len, parts))
+    alike = "" if num_different == total else f", of which {num_different} differ,"
     way_out = f"give about {_ENOUGH} in all, or others to judge by (--valid)"
     if is_given:
         way_out = f"give about {_ENOUGH_GIVEN} to judge by, and other examples to learn from"
     for name, part in zip(("to learn from", "for validation", "held out"), parts, strict=True):
         if len(part) < _LEAST:
             raise ConfigError(
-                f"{len(part)} of {total} examples are {name}, at least {_LEAST} are needed: "
+                f"{len(part)} of {total} examples{alike} are {name}, at least {_LEAST} are needed: "
                 f"{way_out}"
             )

@@ -269,6 +269,14 @@ def test_a_directory_without_folders_is_refused(tmp_path: Path) -> None:
         find_images(tmp_path)
 
 
+def test_words_that_are_numbered_are_not_taken_for_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text("# text = zum Haus\n1-2\tzum\t_\n1\tzu\tADP\n2\tdem\tDET\n\n1\tJa\tINTJ\n")
+
+    with pytest.raises(ConfigError, match=f"as in CoNLL-U; .* `cut -f 2,4 {path}`"):
+        read_sentences(path)
+
+
 def test_a_label_that_is_only_judged_by_is_refused(texts: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.tsv"
     other.write_text("".join(f"one {i}\tBIRD\n" for i in range(100)))

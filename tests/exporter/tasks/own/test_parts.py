@@ -42,3 +42,8 @@ def test_too_few_rows_are_refused() -> None:
             divide(ROWS[40 : 40 + rows], str, None if given is None else ROWS[:given])
     divide(ROWS[:400], str)
     divide(ROWS[40:80], str, ROWS[:40])
+
+
+def test_of_rows_that_are_alike_it_is_said_how_many_differ() -> None:
+    with pytest.raises(ConfigError, match=r"^\d+ of 600 examples, of which 2 differ, are "):
+        divide(["one", "other"] * 300, str)
