@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tokenweir import AsyncClient
 
+from tests.server.test_deploy_files import RAY_SERVICE
 from tests.test_end_to_end import (  # noqa: F401 - fixtures
     CONTINUE,
     _single_thread,
@@ -77,7 +79,6 @@ def running(log: Path, words: list[str], **environment: str) -> Iterator[Command
     with log.open("a") as file:
         process = subprocess.Popen(
             words,
-            stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
             text=True,
@@ -110,7 +111,13 @@ def gateway(log: Path, ray_address: str, port: int = 0) -> Iterator[tuple[Comman
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def has_dashboard() -> bool:
+    """Whether the cluster of a test has the server that `serve deploy` asks."""
+    return False
+
+
+@pytest.fixture
+def cluster(has_dashboard: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster whose every node has room for one worker."""
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -118,7 +125,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     found = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 1, "include_dashboard": False},
+        head_node_args={"num_cpus": 1, "include_dashboard": has_dashboard},
     )
     yield found
     found.shutdown()
@@ -152,6 +159,8 @@ async def test_a_killed_node_loses_nothing_and_another_takes_its_place(
             AsyncClient(f"127.0.0.1:{ports[1]}", max_attempts=1, timeout=90) as two,
         ):
             await _lose_a_node(cluster, second, [one, two], eager)
+            told = "".join(command.log.read_text() for command, _ in gateways)
+            assert "goes on at another" in told, "no stream was amid its text there"
             for command, _ in gateways:
                 await asyncio.to_thread(command.wait_for_workers, 1)
             add_node(cluster)  # Ray sets handlers of signals there: in this thread only
@@ -160,22 +169,27 @@ async def test_a_killed_node_loses_nothing_and_another_takes_its_place(
 
 
 async def _lose_a_node(cluster: Any, node: Any, clients: list[AsyncClient], eager: Eager) -> None:
-    """Kill a node while calls wait and run; each is answered as if nothing had happened."""
-    prompts = [f"w{10 + number % 8}" for number in range(48)]
-    calls = [
-        asyncio.create_task(
-            clients[number % 2].generate(CONTINUE, prompt, max_new_tokens=NUM_TOKENS)
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    """Kill a node while calls wait and streams run; each is answered as if nothing had happened."""
+    prompts = [f"w{10 + number % 8}" for number in range(192)]  # three batches of both nodes
+    texts = [""] * len(prompts)
+    options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS}
+
+    async def ask(number: int) -> None:
+        client, prompt = clients[number % 2], prompts[number]
+        if number % 4 < 2:
+            async for piece in client.stream(CONTINUE, prompt, tokens_per_message=1, **options):
+                texts[number] += piece
+        else:
+            texts[number] = (await client.generate(CONTINUE, prompt, **options)).text
+
+    calls = [asyncio.create_task(ask(number)) for number in range(len(prompts))]
+    while not any(texts):
+        await asyncio.sleep(0.001)
     await asyncio.to_thread(cluster.remove_node, node, False)
     assert not all(call.done() for call in calls), "the node was killed too late"
-    answers = await asyncio.gather(*calls)
+    await asyncio.gather(*calls)
 
-    assert [answer.text for answer in answers] == [
-        eager(CONTINUE, prompt, NUM_TOKENS) for prompt in prompts
-    ]
+    assert texts == [eager(CONTINUE, prompt, NUM_TOKENS) for prompt in prompts]
 
 
 async def test_gateways_restarted_one_after_the_other_lose_nothing_and_streams_go_on(
@@ -239,54 +253,57 @@ async def _lose_a_gateway(
     assert [answer.text for answer in answers] == expected
 
 
-# What `serve deploy` does with the application; a line of input kills its roster.
-DEPLOYING = """
-import json, sys
+KILLING_THE_ROSTER = """
+import sys
 import ray
-from ray import serve
-from server.ray.application import app_builder
 
 ray.init(address=sys.argv[1], log_to_driver=False)
-serve.start(proxy_location="Disabled")
-serve.run(app_builder(json.loads(sys.argv[2])), name="tokenweir", route_prefix=None)
-print("deployed", flush=True)
-for line in sys.stdin:
-    names = [name["name"] for name in ray.util.list_named_actors(all_namespaces=True)]
-    (name,) = [name for name in names if "Roster" in name]
-    ray.kill(ray.get_actor(name, namespace="serve"), no_restart=False)
-    print("killed", flush=True)
+names = [name["name"] for name in ray.util.list_named_actors(all_namespaces=True)]
+(name,) = [name for name in names if "Roster" in name]
+ray.kill(ray.get_actor(name, namespace="serve"), no_restart=False)
 """
 
 
-async def test_an_application_of_ray_serve_is_served_by_gateways_alone(
+@pytest.mark.parametrize("has_dashboard", [True])
+async def test_what_serve_deploy_runs_is_served_by_gateways_alone(
     cluster: Any,
     packages: dict[str, Path],
     eager: Eager,
     tmp_path: Path,
 ) -> None:
-    args = {
-        "serve": {"packages": {CONTINUE: str(packages[CONTINUE])}},
+    await _serve_deploy(cluster, packages[CONTINUE], tmp_path / "deploy.yaml")
+    with gateway(tmp_path / "gateway", cluster.address) as (command, port):
+        command.wait_for_workers(1)
+        async with AsyncClient(f"127.0.0.1:{port}", timeout=60) as client:
+
+            async def ask() -> None:
+                answer = await client.generate(CONTINUE, "w12", max_new_tokens=20)
+                assert answer.text == eager(CONTINUE, "w12", 20)
+
+            await ask()
+            await _run(sys.executable, "-c", KILLING_THE_ROSTER, cluster.address)
+            await asyncio.to_thread(command.wait_for, "those known stay")
+            await ask()
+            await asyncio.to_thread(command.wait_for, "are told again")
+            await asyncio.sleep(5)  # as long as a roster is young
+            await ask()
+            assert command.num_workers() == 1
+
+
+async def _serve_deploy(cluster: Any, package: Path, file: Path) -> None:
+    """Deploy what the RayService of Kubernetes has, with a small package."""
+    deployed = yaml.safe_load(RAY_SERVICE["spec"]["serveConfigV2"])
+    (application,) = deployed["applications"]
+    application["args"] = {
+        "serve": {"packages": {CONTINUE: str(package)}},
         "engine": {"num_threads": 1},
     }
-    words = [sys.executable, "-c", DEPLOYING, cluster.address, json.dumps(args)]
-    with running(tmp_path / "deploy", words) as deploying:
-        deploying.wait_for("deployed")
-        with gateway(tmp_path / "gateway", cluster.address) as (command, port):
-            command.wait_for_workers(1)
-            async with AsyncClient(f"127.0.0.1:{port}", timeout=60) as client:
+    file.write_text(yaml.safe_dump(deployed))
+    command = Path(sys.executable).with_name("serve")
+    await _run(command, "deploy", file, "--address", f"http://{cluster.webui_url}")
 
-                async def ask() -> None:
-                    answer = await client.generate(CONTINUE, "w12", max_new_tokens=20)
-                    assert answer.text == eager(CONTINUE, "w12", 20)
 
-                await ask()
-                assert deploying.process.stdin is not None
-                deploying.process.stdin.write("kill\n")
-                deploying.process.stdin.flush()
-                await asyncio.to_thread(deploying.wait_for, "killed")
-                await asyncio.to_thread(command.wait_for, "those known stay")
-                await ask()
-                await asyncio.to_thread(command.wait_for, "are told again")
-                await asyncio.sleep(5)  # as long as a roster is young
-                await ask()
-                assert command.num_workers() == 1
+async def _run(*words: str | Path) -> None:
+    process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=STDOUT)
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
