@@ -34,6 +34,7 @@ from server.cli.options import (
 from server.cli.sight_options import sight_options
 
 if TYPE_CHECKING:
+    from engine.config import EngineConfig
     from server.config import LogConfig, ServeConfig
     from server.ray.serving import Service
     from server.settings import Settings
@@ -242,9 +243,28 @@ def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: ServeCon
     (package,) = models.values()
     pinned, manifest = pin(package, config.require_signature)
     engine = config.settled([manifest.target]).engine
+    if engine.device_for(manifest.target) == "cuda":
+        _check_may_be_written(package, config, engine)
     with cleaned_up():
         path = pinned.load(config.package_cache).path
         verify_apart(path, checkpoint, manifest.target, engine)
+
+
+def _check_may_be_written(package: Path | str, config: ServeConfig, engine: EngineConfig) -> None:
+    """Raise UsageError for a package that is not served with what is written into it on a GPU."""
+    from engine.package.device_certificate import verify_options
+    from server.packages.address import is_remote
+
+    if is_remote(package):
+        why, last = f"{package} is fetched as it was before", "put the package there again"
+    elif config.require_signature is not None:
+        why, last = f"what was signed of {package} is what it was before", "sign the package again"
+    else:
+        return
+    command = " ".join(["tokenweir verify PACKAGE CHECKPOINT", *verify_options(engine)])
+    raise click.UsageError(
+        f"--verify on a GPU writes into the package, and {why}; run `{command}` first, and {last}"
+    )
 
 
 def serve_until_ended(config: ServeConfig) -> None:

@@ -8,13 +8,16 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from engine.background import in_background
-from engine.errors import EngineFailure, TokenweirError
+from engine.config import EngineConfig
+from engine.errors import EngineFailure, PackageError, TokenweirError
 from engine.factory import load_engine
 from server.config import LogConfig, ServeConfig
 from server.garbage import keep_what_is_there
 from server.identity.peers import Peers
+from server.packages.address import is_remote
 from server.packages.pinned import PinnedPackage
 from server.ray.claim import undeploy_if_abandoned
 from server.ray.publication import published
@@ -153,9 +156,22 @@ def _load_engines(
 ) -> Mapping[str, Engine]:
     engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
     return {
-        name: load_engine(package.load(config.package_cache), engine_config)
+        name: _load_engine(package, config.package_cache, engine_config)
         for name, package in packages.items()
     }
+
+
+def _load_engine(pinned: PinnedPackage, cache: Path | None, config: EngineConfig) -> Engine:
+    package = pinned.load(cache)
+    try:
+        return load_engine(package, config)
+    except PackageError as error:
+        if not is_remote(pinned.address):
+            raise
+        raise PackageError(
+            f"{error}; that is a copy of {pinned.address}, and a changed copy is fetched again: "
+            "change the package there"
+        ) from error
 
 
 async def _published_roster(name: str) -> RosterAddress | None:

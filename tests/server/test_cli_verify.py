@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from server.cli.app import run
+from server.packages.signature import sign
 from tests.engine.test_package import write_package
+from tests.server.test_packages import make_key
+
+
+@pytest.fixture
+def public_key(tmp_path: Path) -> Path:
+    """The key that has signed the package in `tmp_path / "p"`."""
+    key, public = make_key(tmp_path / "key.pem")
+    sign(for_cuda(tmp_path / "p"), key)
+    return public
 
 
 @pytest.fixture
@@ -82,6 +92,28 @@ def test_one_package_is_verified_at_a_time(done: list[Any], tmp_path: Path) -> N
     assert run(["serve", package, "--model", f"b={package}", "--verify", str(tmp_path)]) == 2
 
     assert done == []
+
+
+@pytest.mark.parametrize("is_fetched", [True, False])
+def test_what_would_be_served_as_it_was_before_is_not_written_to_on_a_gpu(
+    is_fetched: bool,
+    public_key: Path,
+    done: list[Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    package = tmp_path / "p"
+    named = f"file://{package}" if is_fetched else str(package)
+    given = [named, "--verify", str(tmp_path), "--package-cache", str(tmp_path / "cache")]
+    given += [] if is_fetched else ["--require-signature", str(public_key)]
+
+    assert run(["serve", *given, "--max-num-seqs", "7"]) == 2
+
+    *_, line = capsys.readouterr().err.splitlines()
+    assert done == [] and named in line
+    assert "run `tokenweir verify PACKAGE CHECKPOINT --device cuda --max-num-seqs 7` first" in line
+    assert run(["serve", *given, "--device", "cpu"]) == 0
+    assert done[-1] == "served"
 
 
 def test_what_is_not_found_to_be_its_checkpoint_is_not_served(

@@ -14,6 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError, PackageError
 from server.cli.app import run
 from server.config import ServeConfig
@@ -21,7 +22,9 @@ from server.packages.cache import default_cache
 from server.packages.pinned import PinnedPackage, manifest_at, pin
 from server.packages.remote import RemotePackage
 from server.packages.signature import sign
+from server.ray.replica import _load_engines
 from server.ray.serving import serve_models
+from tests.engine.fake_cuda import FakeCuda
 from tests.engine.test_package import FILES, write_package
 
 URL = "memory://bucket/dates"
@@ -119,6 +122,25 @@ def test_what_was_changed_in_the_cache_is_fetched_again(remote: Path, cache: Pat
     pinned.load(cache).file("config.json").write_bytes(b"[]")
 
     assert pinned.load(cache).file("config.json").read_bytes() == FILES["config.json"]
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_copy_that_nothing_was_shown_of_is_to_be_changed_where_it_came_from(
+    is_remote: bool, remote: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.device.device.open_device", lambda: FakeCuda().device())
+    write_package(remote, lambda manifest: manifest.update(target="cuda"))
+    upload("manifest.json", (remote / "manifest.json").read_bytes())
+    address = URL if is_remote else remote
+    config = ServeConfig(
+        packages={"dates": address}, package_cache=cache, engine=EngineConfig(own_process=False)
+    )
+
+    with pytest.raises(PackageError, match=r"run `tokenweir verify .*--device cuda") as caught:
+        _load_engines(config, {"dates": pin(address, key=None)[0]})
+
+    note = f"; that is a copy of {URL}, and a changed copy is fetched again: change the package "
+    assert (note in str(caught.value)) == is_remote
 
 
 def test_what_a_killed_process_has_left_does_not_stand_in_the_way(
