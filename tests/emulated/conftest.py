@@ -63,14 +63,19 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def on_device(device: Path) -> RunScript:
-    """Run a script of this folder beside the emulated device; return the JSON that it prints."""
+    """Run a script of this folder beside the emulated device; return the JSON that it prints.
 
-    def run(script: str, *arguments: str, timeout: float = 240) -> Any:
+    With `libraries` it finds those of another directory.
+    """
+
+    def run(
+        script: str, *arguments: str, timeout: float = 240, libraries: Path | None = None
+    ) -> Any:
         path = [str(OFFLINE), str(WHEEL), str(ROOT), str(ROOT / "proto" / "python")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path),
-            "LD_LIBRARY_PATH": str(device),
+            "LD_LIBRARY_PATH": str(libraries or device),
             "LD_PRELOAD": str(device / "emulated_cuda.so"),
         }
         done = subprocess.run(

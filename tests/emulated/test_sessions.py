@@ -66,6 +66,20 @@ def test_a_node_without_a_kernel_on_the_device_fails_the_load_with_its_name(
     )
 
 
+def test_a_provider_that_cannot_be_loaded_is_no_fault_of_the_graph(
+    device: Path, on_device: RunScript, tmp_path: Path
+) -> None:
+    for library in device.glob("lib*"):
+        if library.name != "libcuda.so.1":  # that the driver brings
+            (tmp_path / library.name).symlink_to(library)
+    path = foreign(tmp_path / "model.onnx")
+
+    found = on_device("look_at_graph.py", path, libraries=tmp_path)[path]["refused"]
+
+    assert found.startswith(f"DeviceError: {path}: onnxruntime ")
+    assert "cannot load its provider for CUDA" in found
+
+
 def test_what_is_no_graph_is_refused_as_it_is_on_the_cpu(
     on_device: RunScript, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_row_is_that_of_the_cache_and_of_the_source_and_its_logits() -> None:
     assert 1 < needs.row / row_bytes(GPT2.cache) < 1.03
     assert RoomNeeds.of(longer, 1024).row - needs.row == row_bytes(GPT2.cache)
     assert RoomNeeds.of(GPT2, 2048).beside - needs.beside == 1024 * 16 * 50257
+    assert needs.beside == GB + row_bytes(GPT2.cache) + 1024 * 16 * 50257
 
 
 def test_an_h200_holds_as_many_of_gpt2_as_are_chosen_at_most() -> None:

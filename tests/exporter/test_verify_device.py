@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner
 
 from engine.config import EngineConfig
-from engine.errors import CertificateError, ConfigError, PackageError
+from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
 from engine.package import device_certificate
-from engine.package.package import load_package, seal
+from engine.package.package import Package, load_package, seal
 from exporter import verification, verify_device
-from exporter.certificate.device_digest import find
-from exporter.certificate.execution import OnCpu
+from exporter.certificate.device_digest import Found, find
+from exporter.certificate.execution import Execution, OnCpu
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.verification import verify_package
 from exporter.verify_device import verify_on_device
@@ -153,6 +153,24 @@ def test_a_package_of_other_weights_stays_as_it_was(
     assert {path.name: path.read_bytes() for path in package.iterdir()} == before
 
 
+def test_what_changes_while_it_is_compared_has_no_certificate(
+    package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (package / "manifest.json").read_bytes()
+
+    def find_and_change(package: Package, execution: Execution) -> Found:
+        tokenizer = package.path / "tokenizer.json"
+        tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
+        return find(package, execution)
+
+    monkeypatch.setattr(verify_device, "find_elsewhere", find_and_change)
+
+    with pytest.raises(PackageError, match=r"tokenizer\.json was changed"):
+        verify_on_device(package, checkpoint, CONFIG)
+
+    assert (package / "manifest.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("installed", ["onnxruntime", "onnxruntime-gpu"])
 def test_a_package_is_looked_at_before_it_is_compared(
     installed: str, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +226,23 @@ def test_the_command_writes_it_and_shows_it(
     assert "made up, driver 13.0, onnxruntime 1.31.1" in shown
     assert f"rows bit-equal alone and in a batch {invariance}" in shown
     assert done.output.rstrip().endswith("written into it")
+
+
+def test_the_share_of_the_memory_is_that_of_the_command(
+    package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[EngineConfig] = []
+
+    def note(package: Path, checkpoint: Path, config: EngineConfig, *, progress: object) -> None:
+        given.append(config)
+        raise DeviceError("nothing is compared here")
+
+    monkeypatch.setattr(verify_device, "verify_on_device", note)
+    command = ["verify", str(package), str(checkpoint), "--device", "cuda"]
+
+    CliRunner().invoke(cli, [*command, "--gpu-memory-utilization", "0.5"])
+
+    assert given == [EngineConfig(max_num_seqs=0, device="cuda", gpu_memory_utilization=0.5)]
 
 
 @pytest.mark.parametrize(

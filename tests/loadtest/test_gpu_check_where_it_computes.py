@@ -5,6 +5,7 @@ On the emulated device everything fails that can, for nothing is computed there.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from engine.package.manifest import Precision
 from engine.session import NOT_CAPTURED
-from loadtest.gpu_check import probes
+from engine.slots.memory import DeviceCacheMemory
+from loadtest.gpu_check import pieces, probes
 from loadtest.gpu_check.device_decoder import DeviceDecoder, Floats
 from loadtest.gpu_check.part import Outcome, Settings
 from tests import fake_gpu
@@ -64,3 +66,40 @@ def test_rows_pass_and_rows_that_depend_on_others_fail(
     wrong = rows(settings, model, precision)
 
     assert not wrong.passed and "NOT equal among others" in wrong.summary
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"computes": False},
+        {"same_again": False},
+        {"same_among_others": False},
+        {"digest_again": "another"},
+        {"against_cpu": {"max_diff": 0.1, "logit_std": 2.0}},
+        {"against_cpu": {"max_diff": math.inf, "logit_std": 2.0}},
+    ],
+    ids=str,
+)
+def test_rows_are_right_only_where_nothing_is_wrong(wrong: dict[str, Any]) -> None:
+    right = {
+        "computes": True,
+        "same_again": True,
+        "same_among_others": True,
+        "digest": "one",
+        "digest_again": "one",
+        "against_cpu": {"max_diff": 0.07, "logit_std": 2.0},
+    }
+
+    assert probes._is_right(right, "fp16")
+    assert not probes._is_right(right | wrong, "fp16")
+
+
+def test_rows_that_do_not_arrive_as_they_were_fail(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pieces.copy_rows(settings).passed
+
+    monkeypatch.setattr(DeviceCacheMemory, "swap", lambda *_: None)
+
+    wrong = pieces.copy_rows(settings)
+    assert not wrong.passed and wrong.summary == "rows did not arrive as they were"

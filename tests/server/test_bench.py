@@ -16,6 +16,8 @@ import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.package.manifest import DeviceCertificate, PackageFormat
 from engine.package.package import read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
@@ -192,6 +194,25 @@ def test_work_that_cannot_be_done_is_refused_with_the_way_out(
     assert bench(package, *options) == code
 
     assert message in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_gpu_reaches_the_engine(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[EngineConfig] = []
+
+    def note(*_: object, settings: EngineConfig, **__: object) -> None:
+        given.append(settings)
+        raise ConfigError("nothing is measured here")
+
+    monkeypatch.setattr("loadtest.benchmark.run.run_benchmark", note)
+    memory = ("--gpu-memory-utilization", "0.5", "--decode-buckets", "1,8")
+
+    assert bench(package, "--device", "cuda", *memory) == 3
+
+    (settings,) = given
+    assert (settings.device, settings.gpu_memory_utilization) == ("cuda", 0.5)
+    assert (settings.max_num_seqs, settings.decode_buckets) == (8, (1, 8))
 
 
 def test_a_package_for_a_gpu_is_measured_there_and_refused_on_another(

@@ -17,7 +17,8 @@ from engine.errors import ConfigError, PackageError
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
 from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
-from server.ray.cluster import _ended_with_raylet
+from server.ray.cluster import _ended_with_raylet, running_ray
+from server.ray.deployment import _actor_options
 from server.ray.resources import check_gpus, num_threads, resources, shortage
 from server.ray.serving import serve_models
 from tests.engine.test_distributions import install
@@ -73,6 +74,34 @@ def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
         config = dataclasses.replace(config, port=taken.getsockname()[1])
         with pytest.raises(PackageError, match="nowhere: onnxruntime has no kernels for bf16"):
             serve_models(config, announce=lambda service: None)
+
+
+def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest = SimpleNamespace(target="cuda", precision="fp16")
+    monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
+    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = dataclasses.replace(CONFIG, port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):
+            serve_models(config, announce=lambda service: None)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [({}, "Ray finds no GPU"), ({"GPU": 1.0}, "2 replicas want 1 GPUs each, and this machine")],
+)
+async def test_gpus_that_ray_does_not_find_are_missed_before_workers_wait_for_them(
+    found: dict[str, float], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.ray.cluster._start_ray", lambda config, directory: None)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0, **found})
+
+    with pytest.raises(ConfigError, match=message):
+        async with running_ray(_replicas(2, 2).settled(["cuda"])):
+            pass
 
 
 def test_two_distributions_of_onnxruntime_are_refused_before_ray_starts(
@@ -195,7 +224,10 @@ def test_a_replica_has_a_gpu_where_a_model_runs_on_one(
     engine = EngineConfig(num_threads=3)
     config = dataclasses.replace(CONFIG, engine=engine, num_gpus_per_replica=given)
 
-    assert resources(config.settled(targets)) == {"CPU": 3, **gpus}
+    settled = config.settled(targets)
+    assert resources(settled) == {"CPU": 3, **gpus}
+    asked = _actor_options(settled, settled.name)
+    assert asked == {"num_cpus": 3} | ({"num_gpus": gpus["GPU"]} if gpus else {})
 
 
 def test_a_package_for_cuda_that_runs_on_a_cpu_has_no_gpu() -> None:
