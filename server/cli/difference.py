@@ -13,7 +13,7 @@ from server.cli.difference_report import Bound, First, Report
 from server.cli.exit_codes import FAILED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
-from server.cli.options import Number, any_path, examples, existing_directory, existing_file
+from server.cli.options import Number, any_file, examples, existing_directory, existing_file
 
 if TYPE_CHECKING:
     from exporter.difference.answers import AnswerDifference
@@ -73,9 +73,9 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
     type=Number(min=0, max=1),
     help="References that B may tell less often than A, as a share.",
 )
-@click.option("--json", "json_path", type=any_path, help="Write all that was found as JSON.")
-@click.option("--markdown", type=any_path, help="Write the table in Markdown.")
-@click.option("--junit", type=any_path, help="Write the bounds as test cases of JUnit.")
+@click.option("--json", "json_path", type=any_file, help="Write all that was found as JSON.")
+@click.option("--markdown", type=any_file, help="Write the table in Markdown.")
+@click.option("--junit", type=any_file, help="Write the bounds as test cases of JUnit.")
 @needs("export")
 def diff(
     one: Path,
@@ -100,8 +100,8 @@ def diff(
     is_writing = generates(one)
     _refuse(one, given, _OF_ANSWERS if is_writing else _OF_WRITING)
     report = (_compare_writing if is_writing else _compare_answers)(one, other, given)
-    report.write(json_path=json_path, markdown=markdown, junit=junit)
     report.show()
+    report.write(json_path=json_path, markdown=markdown, junit=junit)
     if report.missed:
         raise CommandError(f"{other} loses more than is allowed: {report.missed[0]}", FAILED)
 

@@ -12,7 +12,7 @@ from server.cli.connection import answer_each, open_client
 from server.cli.generation_options import client_options, generation_options, prompt_of
 from server.cli.json_lines import print_json
 from server.cli.options import (
-    any_path,
+    any_file,
     examples,
     json_option,
     model_option,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @json_option
 @click.option(
     "--record",
-    type=any_path,
+    type=any_file,
     metavar="FILE",
     help="Write requests and answers there, for `tokenweir replay`.",
 )

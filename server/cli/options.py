@@ -44,6 +44,7 @@ existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 existing_path = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
+any_file = click.Path(dir_okay=False, path_type=Path)  # that is written, if there is none
 
 timeout_option: Decorator = click.option(
     "--timeout",

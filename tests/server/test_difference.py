@@ -96,6 +96,24 @@ def test_files_hold_what_was_found(given: list[str], tmp_path: Path) -> None:
     assert failure is not None and failure.get("message") == "chrF loss 1.5, more than 1"
 
 
+def test_a_directory_is_refused_before_anything_is_compared(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*given, "--json", str(tmp_path)]) == 2
+
+    assert f"'{tmp_path}' is a directory" in capsys.readouterr().err
+
+
+def test_what_was_found_is_shown_though_no_file_can_be_written(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    assert run([*given, "--json", str(tmp_path / "file" / "diff.json")]) == 3
+
+    assert "199 of 200" in capsys.readouterr().out
+
+
 def test_a_perplexity_above_all_numbers_is_null_in_json(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
