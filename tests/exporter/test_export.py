@@ -324,7 +324,12 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
+    ],
 )
 def test_the_command_leaves_nothing_when_a_signal_ends_it(
     number: signal.Signals, code: int, make_checkpoint: MakeCheckpoint, tmp_path: Path

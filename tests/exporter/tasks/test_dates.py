@@ -83,7 +83,10 @@ def test_no_date_is_in_two_parts() -> None:
     assert part_of(datetime.date(1998, 2, 3)) in parts
 
 
-def test_a_chunk_is_a_function_of_seed_and_number(task: Task) -> None:
+def test_a_chunk_is_a_function_of_seed_and_number(
+    task: Task, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exporter.tasks.dates.make_tokenizer", lambda: tokenizer)  # in seconds
     again, other = dates_task(0), dates_task(1)
 
     def sources(examples: object) -> list[list[int]]:
