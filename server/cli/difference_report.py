@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import click
-from pydantic_core import to_json
 
 _SUITE = "tokenweir diff"
 
@@ -79,6 +78,8 @@ class Report:
 
     def as_json(self) -> str:
         """Return everything as JSON, which has no infinity: a perplexity of that is null."""
+        from pydantic_core import to_json
+
         bounds = [{**bound._asdict(), "is_kept": bound.is_kept} for bound in self.bounds]
         content = {**self.content, "bounds": bounds}
         return to_json(content, indent=2, inf_nan_mode="null").decode() + "\n"
