@@ -41,6 +41,8 @@ from loadtest.work.ask import texts
 _NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # of the time, of a third of it, of the blocks
 _NUM_TRIES = 3  # to find a rate: each is far nearer than the one before
 
+Seconds = dict[str, float]  # of processor time, by the name of a process
+
 
 @dataclass(frozen=True)
 class Part:
@@ -53,6 +55,7 @@ class Part:
     time_to_first_token: Distribution | None
     memory: int  # bytes, of all processes of the server at the end of it
     processor_seconds: float  # a request, of all processes of the server
+    of_processes: Seconds  # the same of each
     busy: float  # share of the time of the server's processors
 
 
@@ -88,7 +91,7 @@ class Uses:
         self._pid = pid
         self._times = times
         self._started: float | None = None
-        self.seen: list[tuple[int, float]] = []  # bytes of memory, seconds of processor time
+        self.seen: list[tuple[int, Seconds]] = []  # bytes of memory, and processor time
 
     def __call__(self, course: Course) -> None:
         """Read once a time has come; a load test calls twice a second from its beginning."""
@@ -105,8 +108,10 @@ class Uses:
     def read(self) -> None:
         """Read now."""
         uses = read_tree(self._pid).values()
-        memory = sum(use.memory for use in uses)
-        self.seen.append((memory, sum(use.processor_seconds for use in uses)))
+        seconds = dict.fromkeys((use.name for use in uses), 0.0)
+        for use in uses:
+            seconds[use.name] += use.processor_seconds
+        self.seen.append((sum(use.memory for use in uses), seconds))
 
 
 def measure_soak(
@@ -135,7 +140,7 @@ def measure_soak(
         _ask(LoadConfig(address, model, arrival, duration=1.5 * seconds + 1), seed=4, watch=uses)
         uses.end()
         (_, before), (_, after) = uses.seen
-        return (after - before) / seconds / cores
+        return sum(_spent(before, after).values()) / seconds / cores
 
     before = capacity(seed=1)
     rate = rate_at(load, before, busy)
@@ -181,13 +186,14 @@ def _ask(config: LoadConfig, seed: int, watch: Watch | None = None) -> LoadRepor
 def parts_of(
     records: Sequence[RequestRecord],
     edges: Sequence[float],
-    seen: Sequence[tuple[int, float]],
+    seen: Sequence[tuple[int, Seconds]],
     cores: int,
 ) -> Iterator[Part]:
     """Yield the parts between edges, at which memory and processor time of cores were seen."""
     for (begin, end), (before, after) in zip(pairwise(edges), pairwise(seen), strict=True):
         due = due_in(records, Window(begin, end))
         good = [record for record in due if record.ok]
+        spent = _spent(before[1], after[1])
         yield Part(
             begin=begin,
             end=end,
@@ -195,9 +201,14 @@ def parts_of(
             end_to_end=distribution(record.end_to_end for record in good),
             time_to_first_token=distribution(record.time_to_first_token for record in good),
             memory=after[0],
-            processor_seconds=(after[1] - before[1]) / max(1, len(due)),
-            busy=(after[1] - before[1]) / (end - begin) / cores,
+            processor_seconds=sum(spent.values()) / max(1, len(due)),
+            of_processes={name: used / max(1, len(due)) for name, used in spent.items()},
+            busy=sum(spent.values()) / (end - begin) / cores,
         )
+
+
+def _spent(before: Seconds, after: Seconds) -> Seconds:
+    return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
 
 
 def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) -> Drift:

@@ -15,6 +15,7 @@ from loadtest.studies.soak import Uses, drift_of, measure_soak, parts_of, rate_a
 from tests.server.scripted_server import scripted_server, stream_messages
 
 WINDOW = Window(60.0, 1860.0)
+SEEN = [(10, {"a": 1.0}), (20, {"a": 2.0}), (30, {"a": 4.0, "b": 1.0})]
 
 
 def latencies(slower: float) -> list[tuple[float, float]]:
@@ -57,13 +58,14 @@ def test_every_part_has_its_own_requests_failures_and_uses() -> None:
         for i, (at, status) in enumerate([(0.5, "OK"), (1.5, "OK"), (1.6, "X"), (2.5, "OK")])
     ]
 
-    first, second = parts_of(records, [1.0, 2.0, 3.0], [(10, 1.0), (20, 2.0), (30, 5.0)], 2)
+    first, second = parts_of(records, [1.0, 2.0, 3.0], SEEN, 2)
 
     assert first.end_to_end is not None and first.end_to_end.count == 1
     assert first.time_to_first_token is not None and first.time_to_first_token.p99 == 0.5
     assert (first.num_failed, second.num_failed) == (1, 0)
     assert (first.memory, second.memory) == (20, 30)
     assert (first.processor_seconds, second.processor_seconds) == (0.5, 3.0)
+    assert second.of_processes == {"a": 2.0, "b": 1.0}
     assert (first.busy, second.busy) == (0.5, 1.5)
 
 
@@ -80,7 +82,7 @@ def test_processes_are_read_at_the_edges_of_parts(monkeypatch: pytest.MonkeyPatc
         numbers.append(len(uses.seen))
 
     assert numbers == [0, 0, 1, 1, 2, 2]
-    assert uses.seen[0] == (30, 3.0)
+    assert uses.seen[0] == (30, {"a": 1.0, "b": 2.0})
 
 
 def test_the_rate_is_found_at_which_processors_are_as_busy_as_asked() -> None:
