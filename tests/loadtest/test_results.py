@@ -22,6 +22,8 @@ WORKS = {  # how the README calls them
     "Marian base shape, beam 4": "marian-beam",
     "the same shape, beam 4": "marian-beam",
     "the same, beam 4": "marian-beam",
+    "`int8-fixed` of the Marian base shape": "marian-fixed",
+    "the same, `int8-fixed`, beam 4": "marian-beam-fixed",
 }
 
 
@@ -86,7 +88,7 @@ def test_the_readme_has_the_ratios_of_the_results_and_marks_every_loss() -> None
                     ratio = found[_engine(against), concurrency]["ratio"]
                     assert value == _cell(ratio), (text, against, folder, concurrency)
                     num_checked += 1
-    assert num_checked == 75
+    assert num_checked == 81
 
 
 def test_the_readme_has_the_ratios_of_decoding_and_of_prompts_alone() -> None:
