@@ -190,7 +190,7 @@ def test_what_rounds_in_half_precision_is_near_the_eager_model(
     )
 
     found = manifest.certificate
-    share = 0.3 if weights == "int4" else 0.1  # of tokens; random weights leave many near ties
+    share = 0.25 if weights == "int4" else 0.1  # of tokens
     assert found.loss is not None and found.half is None
     assert found.tokens_compared - found.tokens_equal < share * found.tokens_compared
     assert 0 < found.loss.mean_abs_logit_diff < share * found.loss.logit_std
