@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -114,6 +115,31 @@ class Uses:
         self.seen.append((sum(use.memory for use in uses), seconds))
 
 
+class _Served:
+    """A server that is tried, each time for so many seconds and half as many before."""
+
+    def __init__(self, address: str, model: str, pid: int, cores: int, seconds: float) -> None:
+        self._asked = partial(LoadConfig, address, model)
+        self._pid = pid
+        self._cores = cores
+        self._seconds = seconds
+
+    def capacity(self, concurrency: int, seed: int) -> float:
+        """Return the answers a second of a closed loop."""
+        warmup, duration = self._seconds / 2, 1.5 * self._seconds
+        config = self._asked(ClosedLoop(concurrency), duration=duration, warmup=warmup)
+        return _ask(config, seed).summary.requests_per_second
+
+    def busy(self, rate: float) -> float:
+        """Return the share of the time for which an open loop keeps the cores busy."""
+        uses = Uses(self._pid, [self._seconds / 2, 1.5 * self._seconds])
+        config = self._asked(OpenLoop(Rates((rate,))), duration=1.5 * self._seconds + 1)
+        _ask(config, seed=4, watch=uses)
+        uses.end()
+        (_, before), (_, after) = uses.seen
+        return sum(_spent(before, after).values()) / self._seconds / self._cores
+
+
 def measure_soak(
     address: str,
     model: str,
@@ -128,22 +154,9 @@ def measure_soak(
 ) -> Soak:
     """Measure a server on so many cores, of which `pid` is the first process."""
 
-    def capacity(seed: int) -> float:
-        config = LoadConfig(
-            address, model, ClosedLoop(concurrency), duration=1.5 * seconds, warmup=seconds / 2
-        )
-        return _ask(config, seed).summary.requests_per_second
-
-    def busy(rate: float) -> float:
-        uses = Uses(pid, [seconds / 2, 1.5 * seconds])
-        arrival = OpenLoop(Rates((rate,)))
-        _ask(LoadConfig(address, model, arrival, duration=1.5 * seconds + 1), seed=4, watch=uses)
-        uses.end()
-        (_, before), (_, after) = uses.seen
-        return sum(_spent(before, after).values()) / seconds / cores
-
-    before = capacity(seed=1)
-    rate = rate_at(load, before, busy)
+    served = _Served(address, model, pid, cores, seconds)
+    before = served.capacity(concurrency, seed=1)
+    rate = rate_at(load, before, served.busy)
     edges = (warmup + np.linspace(0, minutes * 60, _NUM_PARTS + 1)).tolist()
     uses = Uses(pid, edges)
     config = LoadConfig(address, model, OpenLoop(Rates((rate,))), duration=edges[-1], warmup=warmup)
@@ -154,7 +167,7 @@ def measure_soak(
     return Soak(
         capacity_before=before,
         rate=rate,
-        capacity_after=capacity(seed=3),
+        capacity_after=served.capacity(concurrency, seed=3),
         memory_before=uses.seen[0][0],
         parts=tuple(parts_of(records, edges, uses.seen, cores)),
         drift=drift_of(((r.scheduled, r.end_to_end) for r in good), window),
