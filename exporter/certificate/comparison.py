@@ -73,10 +73,17 @@ class Comparison:
         """Positions with logits, whether the eager model decides there or not."""
         return self.tokens_compared + self.tokens_undecided
 
-    def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
+    def logits(
+        self,
+        exported: Floats,
+        eager: Floats,
+        place: Callable[[int], str],
+        *,
+        counts: bool = True,
+    ) -> None:
         """Compare logits [N, V]: each within the tolerance, and the same best entry in each row.
 
-        `place(i)` tells where row i comes from.
+        `place(i)` tells where row i comes from. Copies of rows that are counted do not count.
         """
         diff, growth = _differences(exported, eager), _growth(eager)
         allowed = TOLERANCE * growth
@@ -92,17 +99,28 @@ class Comparison:
                 f"{place(i)}: the exported model's best entry is {got[i]}, the eager model's "
                 f"{expected[i]}; largest logit difference {diff[i]:.3g}, allowed {allowed[i]:g}"
             )
+        if counts:
+            self._count_tokens(decided, decided)
+
+    def _count_tokens(self, decided: NDArray[np.bool_], equal: NDArray[np.bool_]) -> None:
         self.tokens_compared += int(decided.sum())
-        self.tokens_equal = self.tokens_compared
+        self.tokens_equal += int((decided & equal).sum())
         self.tokens_undecided += int((~decided).sum())
 
-    def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
+    def step(
+        self,
+        exported: StepLogits,
+        eager: Floats,
+        place: Callable[[int], str],
+        *,
+        counts: bool = True,
+    ) -> None:
         """Compare all that tokens are chosen from: logits, and the likeliest tokens of each row.
 
         Those must be the graph's own largest logits to the bit, with their log-probabilities in the
         eager model's distribution, within twice the tolerance: a logit's, and that of the total.
         """
-        self.logits(exported.all_logits, eager, place)
+        self.logits(exported.all_logits, eager, place, counts=counts)
         _check_top(exported, place)
         theirs = np.take_along_axis(_log_softmax(eager), exported.top_ids, axis=1)
         allowed = 2 * TOLERANCE * _growth(eager)
@@ -205,25 +223,41 @@ class LossyComparison(Comparison):
         """Return the spread of the eager model's logits within a position."""
         return math.sqrt(self._sum_of_squares / max(1, self._num_logits))
 
-    def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
-        """Compare logits [N, V]; of the best entry in each row, count whether it is the same."""
+    def logits(
+        self,
+        exported: Floats,
+        eager: Floats,
+        place: Callable[[int], str],
+        *,
+        counts: bool = True,
+    ) -> None:
+        """Compare logits [N, V]; of the best entry in each row, count whether it is the same.
+
+        The largest difference is noted of rows that do not count too.
+        """
         _refuse_no_number(exported, place)
         diff = np.abs(exported - eager)
+        self.max_abs_logit_diff = max(self.max_abs_logit_diff, float(diff.max()))
+        self.max_abs_logit = max(self.max_abs_logit, float(_sizes(eager).max()))
+        if not counts:
+            return
         self._num_logits += diff.size
         self._sum_of_diffs += float(diff.sum())
         written = np.where(eager > NEVER, eager, np.nan)
         self._sum_of_squares += float(np.nanvar(written, axis=-1).sum()) * eager.shape[-1]
-        self.max_abs_logit_diff = max(self.max_abs_logit_diff, float(diff.max()))
-        self.max_abs_logit = max(self.max_abs_logit, float(_sizes(eager).max()))
         decided = _lead(eager) > UNDECIDED * _growth(eager)
-        equal = exported.argmax(-1) == eager.argmax(-1)
-        self.tokens_compared += int(decided.sum())
-        self.tokens_equal += int((decided & equal).sum())
-        self.tokens_undecided += int((~decided).sum())
+        self._count_tokens(decided, exported.argmax(-1) == eager.argmax(-1))
 
-    def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
+    def step(
+        self,
+        exported: StepLogits,
+        eager: Floats,
+        place: Callable[[int], str],
+        *,
+        counts: bool = True,
+    ) -> None:
         """Compare logits; the likeliest tokens must be those of the graph's own logits."""
-        self.logits(exported.all_logits, eager, place)
+        self.logits(exported.all_logits, eager, place, counts=counts)
         _check_top(exported, place)
 
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:

@@ -154,9 +154,11 @@ class Sides:
             found |= zip(members, map(Eager, exact, rounded), strict=True)
         return [found[i] for i in range(len(cases))]
 
-    def compare(self, seen: StepLogits, eager: Eager, case: Case, how: str) -> None:
-        """Hold what a case gave alone against the eager model."""
-        self._compare(seen, eager, step_of(case, how))
+    def compare(
+        self, seen: StepLogits, eager: Eager, case: Case, how: str, *, counts: bool = True
+    ) -> None:
+        """Hold what a case gave against the eager model."""
+        self._compare(seen, eager, step_of(case, how), counts=counts)
 
     def compare_bits(
         self, seen: StepLogits, alone: StepLogits, eager: Eager, first: int, case: Case, how: str
@@ -171,14 +173,22 @@ class Sides:
         )
 
     def compare_rows(
-        self, seen: StepLogits, alone: StepLogits, eager: Eager, place: Callable[[int], str]
+        self,
+        seen: StepLogits,
+        alone: StepLogits,
+        eager: Eager,
+        place: Callable[[int], str],
+        *,
+        counts: bool = True,
     ) -> None:
         """Do as `compare_bits` with rows of any cases; `place(i)` tells where row i comes from."""
         if not self.comparison.step_bits(seen, alone, place):
-            self._compare(seen, eager, place)
+            self._compare(seen, eager, place, counts=counts)
 
-    def _compare(self, seen: StepLogits, eager: Eager, place: Callable[[int], str]) -> None:
-        self.comparison.step(seen, eager.exact, place)
+    def _compare(
+        self, seen: StepLogits, eager: Eager, place: Callable[[int], str], *, counts: bool = True
+    ) -> None:
+        self.comparison.step(seen, eager.exact, place, counts=counts)
         if self._half and eager.rounded is not None:
             self._half.found.case(seen.all_logits, eager.exact, eager.rounded, place)
 

@@ -25,10 +25,10 @@ CONFIG = EngineConfig(max_num_seqs=4, device="cuda")
 
 
 class AllIsTaken(Comparison):
-    def step(self, *_: Any) -> None:
+    def step(self, *_: Any, **__: Any) -> None:
         self.tokens_compared = self.tokens_equal = self.tokens_compared + 1
 
-    def logits(self, *_: Any) -> None:
+    def logits(self, *_: Any, **__: Any) -> None:
         self.tokens_compared = self.tokens_equal = self.tokens_compared + 1
 
     def values(self, *_: Any) -> None:
