@@ -5,7 +5,8 @@ the other: kills workers (SIGKILL), stops them (SIGSTOP), ends them (SIGTERM), k
 controller, and the command itself, which is the gateway and the registry, and lets either stand
 still for six seconds. The next comes when all workers serve again, or `--serving` of them. With
 --no-ray there are the gateway and the workers only, and a worker is replaced faster. It exits with
-1 if an answer was wrong, a token missing or doubled, if a stream hung, or none was right.
+1 if an answer was wrong, a token missing or doubled, if a stream hung, or none was right, and if
+the server has not come back behind a harm, which ends the run. Then what the server said is kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ from loadtest.chaos.harm import KINDS, OF_CONTROLLER, Harmed, harm
 from loadtest.chaos.load import Load, cases
 from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
+from loadtest.errors import LoadTestError
 from loadtest.studies.heading import write_result
 
 _PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "12.03.2021", "one two three")
@@ -46,9 +49,24 @@ class Plan:
     num_tokens: int  # of an answer, at most
 
 
-async def do_harm(server: Server, load: Load, plan: Plan) -> list[Harmed]:
-    """Do harm under load until it is time, or so often; return what was done."""
+@dataclass(frozen=True)
+class Outcome:
+    """What was done, and what came of it."""
+
+    load: Load
+    harmed: list[Harmed]
+    broken_off: str = ""  # why the run has ended before its time
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the server came back each time, and all answers were right or said why not."""
+        return self.load.tally.is_good and not self.broken_off
+
+
+async def do_harm(server: Server, load: Load, plan: Plan) -> Outcome:
+    """Do harm under load until it is time, or so often, or the server does not come back."""
     found: list[tuple[str, float, float]] = []  # kind, when, recovery
+    broken_off = ""
     ends = time.monotonic() + 60 * plan.minutes
     async with load.going_on(plan.concurrency):
         for kind in itertools.islice(itertools.cycle(plan.kinds), plan.most):
@@ -56,11 +74,15 @@ async def do_harm(server: Server, load: Load, plan: Plan) -> list[Harmed]:
                 break
             await asyncio.sleep(_PAUSE)
             began = time.monotonic()
-            gone = await asyncio.to_thread(harm, kind, server)
-            whole = await asyncio.to_thread(server.wait_until_whole, gone, plan.num_serving)
+            try:
+                gone = await asyncio.to_thread(harm, kind, server)
+                whole = await asyncio.to_thread(server.wait_until_whole, gone, plan.num_serving)
+            except LoadTestError as error:
+                broken_off = f"behind {kind}: {error}"
+                break
             found.append((kind, began, whole - began))
             click.echo(f"{len(found)} {kind}: {found[-1][2]:.1f} s", err=True)
-    return _harmed(found, load)
+    return Outcome(load, _harmed(found, load), broken_off)
 
 
 def _harmed(found: Sequence[tuple[str, float, float]], load: Load) -> list[Harmed]:
@@ -72,13 +94,12 @@ def _harmed(found: Sequence[tuple[str, float, float]], load: Load) -> list[Harme
     ]
 
 
-async def learn_and_harm(server: Server, plan: Plan) -> tuple[Load, list[Harmed]]:
+async def learn_and_harm(server: Server, plan: Plan) -> Outcome:
     """Learn the right answers, then do harm."""
     async with AsyncClient(server.address, max_attempts=5) as client:
         (model,) = await client.models()
         known = await cases(client, model.model, _PROMPTS, plan.num_tokens)
-        load = Load(client, model.model, known)
-        return load, await do_harm(server, load, plan)
+        return await do_harm(server, Load(client, model.model, known), plan)
 
 
 @click.command(help=__doc__)
@@ -109,30 +130,36 @@ def main(
     plan = Plan(
         kinds or possible, minutes, harms or sys.maxsize, concurrency, serving or replicas, tokens
     )
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(package, replicas, Path(folder) / "serve.log", with_ray=not no_ray)
-        server.start()
-        try:
-            server.wait_until_whole()
-            load, harmed = asyncio.run(learn_and_harm(server, plan))
-        finally:
-            server.stop()
-        num_gone_on = server.num_said(_GONE_ON)
-    click.echo(table(harmed, load.tally, num_gone_on))
+    log = Path(tempfile.mkdtemp(prefix="chaos-")) / "serve.log"
+    server = Server(package, replicas, log, with_ray=not no_ray)
+    server.start()
+    try:
+        server.wait_until_whole()
+        outcome = asyncio.run(learn_and_harm(server, plan))
+    except LoadTestError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        server.stop()
+    num_gone_on = server.num_said(_GONE_ON)
+    click.echo(table(outcome.harmed, outcome.load.tally, num_gone_on))
     if out is not None:
-        write(out, plan, load, harmed, num_gone_on)
-    sys.exit(0 if load.tally.is_good else 1)
+        write(out, plan, outcome, num_gone_on)
+    if not outcome.is_good:
+        click.echo(outcome.broken_off or f"not all was well; see {log}", err=True)
+        sys.exit(1)
+    shutil.rmtree(log.parent)
 
 
-def write(out: Path, plan: Plan, load: Load, harmed: list[Harmed], num_gone_on: int) -> None:
+def write(out: Path, plan: Plan, outcome: Outcome, num_gone_on: int) -> None:
     """Write what was found to OUT.json."""
     content = {
         "plan": asdict(plan),
-        "harms": summary(harmed),
-        "streams": vars(load.tally),  # asdict makes pairs of what a Counter has
+        "broken_off": outcome.broken_off,
+        "harms": summary(outcome.harmed),
+        "streams": vars(outcome.load.tally),  # asdict makes pairs of what a Counter has
         "streams_gone_on_at_another_worker": num_gone_on,
-        "failures": failures(harmed),
-        "wrong": load.wrong,
+        "failures": failures(outcome.harmed),
+        "wrong": outcome.load.wrong,
     }
     write_result("loadtest.chaos", content, out)
 

@@ -41,6 +41,7 @@ class Tally:
     lost: int = 0
     doubled: int = 0
     different: int = 0
+    broken: int = 0  # messages were missing, twice or other ones, and the client has noticed
     hung: int = 0  # no end within their timeout
     failed: Counter[str] = field(default_factory=Counter)  # that said so, by code, reason and place
     num_tokens: int = 0  # of the right ones
@@ -55,8 +56,8 @@ class Tally:
 
     @property
     def num_wrong(self) -> int:
-        """Sequences that say nothing of it and are not right."""
-        return self.lost + self.doubled + self.different
+        """Streams that were not right and did not say so."""
+        return self.lost + self.doubled + self.different + self.broken
 
     @property
     def is_good(self) -> bool:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from loadtest.chaos.server import CONTROLLER, Server
@@ -34,11 +35,19 @@ def harm(kind: str, server: Server) -> int | None:
         _pause(server.pid if kind == PAUSE_SERVER else random.choice(server.wait_for(CONTROLLER)))
         return None
     what, signal_number = _SIGNALS[kind]
-    pid = random.choice(server.wait_for(what or server.worker))
-    os.kill(pid, signal_number)
+    pid = _signal_one(what or server.worker, signal_number, server)
     if what:  # a worker is missed by the gateway, this one by nobody for a while
         server.wait_for(what, other_than=pid)
     return pid
+
+
+def _signal_one(what: str, signal_number: int, server: Server) -> int:
+    """Send a signal to a process of this name, another one if it has just ended; return it."""
+    while True:
+        pid = random.choice(server.wait_for(what))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal_number)
+            return pid
 
 
 def _pause(pid: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenweir import (
     AsyncClient,
+    BrokenStream,
     DeadlineExceeded,
     GeneratedSequence,
     Generation,
@@ -94,6 +95,9 @@ class Load:
                     pieces.append(piece)
             except DeadlineExceeded:
                 self.tally.hung += 1
+            except BrokenStream as error:
+                self.tally.broken += 1
+                self.wrong.append(f"broken: {case.prompt!r} {case.options}: {error}")
             except TokenweirClientError as error:
                 self._note_failure(error, time.monotonic() - began, has_begun=bool(pieces))
                 await asyncio.sleep(_PAUSE)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
@@ -87,9 +88,13 @@ class Server:
         self._process.wait()
 
     def stop(self) -> None:
-        """End it as an operator does."""
+        """End it as an operator does; a worker that stands still does not end with it."""
+        workers = self.find(self.worker)
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def num_said(self, what: str) -> int:
         """Return how often it has said something."""

@@ -21,6 +21,7 @@ from server.telemetry.metrics_page import MetricsPage
 
 _NUM_SEQS = 16
 _SILENCE = 2.0  # seconds; a worker that is there, and serves no more for so long, hangs
+_START = 30.0  # seconds; so does one that is not there by then
 _LOOK_PERIOD = 0.1  # seconds
 _WORKER = (sys.executable, "-m", "server.studies.served_stand_in", "worker", str(_NUM_SEQS))
 
@@ -45,15 +46,25 @@ class Cell:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
-            assert process.stdout is not None
-            if address := (await process.stdout.readline()).decode().strip():
-                await self._sync(self._addresses | {address})
-                await self._until_gone(process, address)
-                await self._sync(self._addresses - {address})
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            logger.info("worker %s is gone", address)
+            try:
+                await self._follow(process)
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> None:
+        """Send a worker calls while it serves; return when it does no more, or never will."""
+        assert process.stdout is not None
+        address = ""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START):
+                address = (await process.stdout.readline()).decode().strip()
+        if address:
+            await self._sync(self._addresses | {address})
+            await self._until_gone(process, address)
+            await self._sync(self._addresses - {address})
+        logger.info("worker %s is gone", address or f"process {process.pid}")
 
     async def _until_gone(self, process: asyncio.subprocess.Process, address: str) -> None:
         """Return when a worker has ended, or has not served for a while."""

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,17 +21,26 @@ import grpc
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from tokenweir import AsyncClient, DeadlineExceeded, GeneratedSequence, Unavailable
+from tokenweir import (
+    AsyncClient,
+    BrokenStream,
+    DeadlineExceeded,
+    GeneratedSequence,
+    Unavailable,
+)
 
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import save_checkpoint
 from exporter.models import TransformerConfig, build_model
-from loadtest.chaos.__main__ import Plan, write
+from loadtest.chaos.__main__ import Outcome, Plan, do_harm, write
 from loadtest.chaos.answers import Tally, verdict
 from loadtest.chaos.harm import Harmed, harm
 from loadtest.chaos.load import Case, Load
 from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import CONTROLLER, Server
+from loadtest.errors import LoadTestError
+from server.studies import cell
+from tests.server.calls import until
 from tests.stand_in_certificate import export_with_stand_in
 
 EXPECTED = GeneratedSequence("abc", (1, 2, 3), "length", None, -1.5)
@@ -90,6 +100,7 @@ async def test_every_stream_is_counted_by_what_became_of_it() -> None:
             Stream(["ab", "bc"], EXPECTED),  # whatever its result says
             Stream(["ab"], replace(EXPECTED, text="ab", token_ids=(1, 2))),
             Stream(["ab"], DeadlineExceeded("late", code=grpc.StatusCode.DEADLINE_EXCEEDED)),
+            Stream(["ab"], BrokenStream("message 3 came where 2 was due")),
             Stream(["ab"], gone),
         ]
     )
@@ -99,12 +110,12 @@ async def test_every_stream_is_counted_by_what_became_of_it() -> None:
         await client.is_empty.wait()
 
     assert load.tally == Tally(
-        right=1, different=1, lost=1, hung=1, failed=load.tally.failed, num_tokens=3
+        right=1, different=1, lost=1, broken=1, hung=1, failed=load.tally.failed, num_tokens=3
     )
     assert dict(load.tally.failed) == {"UNAVAILABLE REPLICA_LOST amid its text": 1}
     assert load.failures_between(load.failures[0][0], math.inf)[0].endswith("REPLICA_LOST: gone")
     assert not load.failures_between(0.0, load.failures[0][0])
-    assert [line.partition(":")[0] for line in load.wrong] == ["different", "lost"]
+    assert [line.partition(":")[0] for line in load.wrong] == ["different", "lost", "broken"]
     assert load.first_answer_after(0.0) is not None
     assert load.first_answer_after(load.ends[0][1]) is None
 
@@ -113,7 +124,7 @@ def test_streams_that_failed_are_written_by_what_they_were_told(tmp_path: Path) 
     load = Load(cast(AsyncClient, Scripted([])), "m", [])
     load.tally.failed["UNAVAILABLE DRAINING"] += 2
 
-    write(tmp_path / "r", Plan((), 1.0, 1, 1, 1, 1), load, [], 0)
+    write(tmp_path / "r", Plan((), 1.0, 1, 1, 1, 1), Outcome(load, []), 0)
 
     streams = json.loads((tmp_path / "r.json").read_text())["streams"]
     assert streams["failed"] == {"UNAVAILABLE DRAINING": 2}
@@ -141,8 +152,10 @@ def test_harm_is_told_by_its_kind() -> None:
 def test_harm_waits_until_there_is_somebody_to_do_it_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    found: list[list[int]] = [[], [], [victim.pid]]
+    found: list[list[int]] = [[], [], [gone.pid], [victim.pid]]
     server = Server(tmp_path, 1, tmp_path / "log", with_ray=False)
     monkeypatch.setattr(server, "find", lambda _: found.pop(0))
 
@@ -207,12 +220,71 @@ def test_a_server_is_whole_when_it_has_noticed_the_harm_and_is_whole_again(
     assert not said
 
 
+async def test_what_was_found_is_told_of_a_run_that_breaks_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = Load(cast(AsyncClient, Scripted([])), "m", [])
+    load.tally.right = 7
+    recoveries = [2.0, 3.0, None]  # seconds
+
+    def wait_until_whole(gone: int | None, num_serving: int) -> float:
+        if (recovery := recoveries.pop(0)) is None:
+            raise LoadTestError("too few workers serve")
+        return time.monotonic() + recovery
+
+    monkeypatch.setattr("loadtest.chaos.__main__.harm", lambda kind, server: None)
+    monkeypatch.setattr("loadtest.chaos.__main__._PAUSE", 0.0)
+    server = cast(Server, SimpleNamespace(wait_until_whole=wait_until_whole))
+
+    outcome = await do_harm(server, load, Plan(("kill", "stop"), 1.0, 9, 0, 1, 1))
+
+    assert [(one.kind, round(one.recovery)) for one in outcome.harmed] == [("kill", 2), ("stop", 3)]
+    assert outcome.broken_off == "behind kill: too few workers serve"
+    assert not outcome.is_good
+    assert replace(outcome, broken_off="").is_good
+
+
+async def test_a_worker_that_stands_still_before_it_is_there_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+    begun.touch()
+    still = ("sh", "-c", f"echo $$ >> {begun}; kill -STOP $$")
+    monkeypatch.setattr(cell, "_WORKER", still)
+    monkeypatch.setattr(cell, "_START", 0.05)
+    keeping = asyncio.create_task(cell.Cell("a package", 0).keep_worker())
+
+    await until(lambda: len(begun.read_text().split()) > 1)
+
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    for pid in begun.read_text().split():
+        assert not Path(f"/proc/{pid}").exists(), "it was killed"
+
+
+def test_who_stands_still_ends_with_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, 1, tmp_path / "log", with_ray=False)
+    waits = (sys.executable, "-c", "input()")
+    worker = subprocess.Popen(waits, stdin=subprocess.PIPE)
+    process = subprocess.Popen(waits, stdin=subprocess.PIPE)
+    monkeypatch.setattr(server, "_process", process, raising=False)
+    monkeypatch.setattr(server, "find", lambda what: [worker.pid] if what == server.worker else [])
+    worker.send_signal(signal.SIGSTOP)
+
+    with worker, process:
+        server.stop()
+        assert worker.wait(60) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     ("tally", "is_good"),
     [
         (Tally(right=1, failed=Counter({"UNAVAILABLE": 3})), True),
         (Tally(failed=Counter({"UNAVAILABLE": 3})), False),  # nobody has shown anything
         (Tally(right=1, lost=1), False),
+        (Tally(right=1, broken=1), False),
         (Tally(right=1, hung=1), False),
     ],
 )
@@ -268,4 +340,4 @@ def test_nothing_is_lost_doubled_or_different(
     assert ended.returncode == 0, ended.stdout + ended.stderr
     streams = json.loads((tmp_path / "r.json").read_text())["streams"]
     assert streams["right"] > harms
-    assert [streams[name] for name in ("lost", "doubled", "different", "hung")] == [0, 0, 0, 0]
+    assert all(not streams[name] for name in ("lost", "doubled", "different", "broken", "hung"))
