@@ -166,6 +166,7 @@ class ServerCall:
     ) -> None:
         """A call is among the open ones until it has ended."""
         self.connection = connections.of(event.call.peer())
+        self.arrived = time.monotonic()
         self.method: str = event.call_details.method.decode()
         self.response_serializer: Callable[[Any], bytes] | None = None
         self.last_message = b""  # of those that were sent

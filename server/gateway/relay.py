@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import grpc
 from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
-from server.api import PREDICTION, TENANT_KEY, WAITING_KEY
+from server.api import PREDICTION, TENANT_KEY, WAITED_KEY, WAITING_KEY
 from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost
 from server.gateway.losses import Losses
@@ -33,7 +34,7 @@ from server.telemetry.metrics import Counts
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER = 0.5  # seconds
-_OWN = frozenset({"user-agent", WAITING_KEY, TENANT_KEY, METADATA_KEY})
+_OWN = frozenset({"user-agent", WAITING_KEY, WAITED_KEY, TENANT_KEY, METADATA_KEY})
 _NAMELESS = f"/{PREDICTION}/"  # calls whose messages do not say whose they are
 # What another worker may do better.
 _ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
@@ -151,12 +152,14 @@ class Relay:
     def _forwarded(self, context: ServerCall) -> Metadata:
         """Return the metadata of the client; what describes its connection stays behind.
 
-        A worker is told what waits here for it and the others.
+        A worker is told what waits here for it and the others, and how long this call has.
         """
         waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
+        waited = int((time.monotonic() - context.arrived) * 1e6)
         pairs = context.invocation_metadata()
         return (
             (WAITING_KEY, str(waiting)),
+            (WAITED_KEY, str(waited)),
             *((key, value) for key, value in pairs if _is_clients(key)),
         )
 

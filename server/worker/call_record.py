@@ -35,6 +35,7 @@ class CallRecord:
     request_id: str = ""
     model: str = ""  # that is served here
     tenant: str = ""
+    waited: float | None = None  # seconds at the gateway before it arrived; None: it has told none
     parts: list[Part] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)  # of all sequences
     status: str = OK  # the name of a grpc.StatusCode

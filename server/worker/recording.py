@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from engine.errors import EngineFailure, TokenweirError
-from server.api import TENANT_KEY
+from server.api import TENANT_KEY, WAITED_KEY
 from server.interceptors import (
     Behavior,
     Context,
@@ -44,7 +44,11 @@ class RecordingInterceptor(WrappingInterceptor):
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
             metadata = context.invocation_metadata()
             record = CallRecord(
-                name, time.time(), traceparent_in(metadata), tenant=_tenant_in(metadata)
+                name,
+                time.time(),
+                traceparent_in(metadata),
+                tenant=_tenant_in(metadata),
+                waited=_waited_in(metadata),
             )
             begin_record(record)
             started = time.monotonic()
@@ -72,6 +76,12 @@ def _tenant_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Return whose a call is, where a gateway knows and the message does not say it."""
     found = (value for key, value in metadata or () if key == TENANT_KEY)
     return next((one.decode(errors="replace") for one in found if isinstance(one, bytes)), "")
+
+
+def _waited_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> float | None:
+    """Return the seconds for which a gateway has had a call; None where it does not tell."""
+    found = (str(value) for key, value in metadata or () if key == WAITED_KEY)
+    return next((int(one) / 1e6 for one in found if one.isdecimal()), None)
 
 
 def _note_failure(record: CallRecord, error: BaseException) -> None:

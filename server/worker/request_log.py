@@ -12,6 +12,7 @@ _MAX_CHARS = 200  # of what a client has chosen, or an error says
 def request_fields(record: CallRecord) -> Fields:
     """Return what the line of a request says; times are in seconds, of several inputs the longest.
 
+    They count from its arrival at the worker; `waited` is how long a gateway has had it before.
     To be asked once the request has ended.
     """
     fields: dict[str, str | int | float] = {
@@ -21,8 +22,10 @@ def request_fields(record: CallRecord) -> Fields:
         "tenant": record.tenant[:_MAX_CHARS],
         "input_tokens": record.input_tokens,
         "output_tokens": record.output_tokens,
-        "seconds": round(record.seconds, 6),
     }
+    if record.waited is not None:
+        fields["waited"] = record.waited
+    fields["seconds"] = round(record.seconds, 6)
     if parts := record.parts:
         fields["queue"] = round(max([part.timing.queue for part in parts]), 6)
         fields["ttft"] = round(max([part.timing.time_to_first_token for part in parts]), 6)

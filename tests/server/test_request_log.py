@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +13,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2
 
 from engine.errors import EngineFailure, QueueFull
+from server.api import WAITED_KEY
 from server.config import GatewayConfig
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
@@ -82,6 +85,7 @@ async def test_an_answered_request_has_one_line_with_all_there_is_to_say(
 
     line = await lines.only()
     assert line.pop("seconds") > 0
+    line.pop("waited", None)
     assert line == {
         "request_id": "r-1",
         "method": "Generate",
@@ -126,6 +130,36 @@ async def test_a_stream_has_a_line_with_the_time_of_its_tokens(stubs: Stubs, lin
     line = await lines.only()
     assert (line["request_id"], line["method"]) == ("r-2", "GenerateStream")
     assert (line["output_tokens"], line["finish"], line["tpot"]) == (4, "stop", 0.01)
+
+
+async def test_a_line_tells_how_long_the_gateway_has_had_its_request(
+    engine: FakeGenerator, lines: Lines
+) -> None:
+    async with running_worker(engine, FakePredictor()) as (_, address):
+        gateway = Gateway(GatewayConfig(max_calls_per_worker=1))
+        asked = f"127.0.0.1:{await gateway.start()}"
+        await gateway.sync([address])
+        await until(lambda: gateway.num_serving == 1)
+        async with stubs_for(asked) as stubs, stubs_for(address) as direct:
+            held = stubs.generation.GenerateStream(stream("HOLD STOP", request_id="r-8"))
+            await engine.seen.wait()
+            waiting = stubs.generation.Generate(generate("a", request_id="r-9"))
+            await until(lambda: ("gateway_requests_waiting", (), 1) in gateway.snapshot())
+            since = time.monotonic()
+            await asyncio.sleep(0.05)
+            waited = time.monotonic() - since
+            engine.release.set()
+            _ = [message async for message in held], await waiting
+            claimed = ((WAITED_KEY, "7000000000"),)
+            await stubs.generation.Generate(generate("a", request_id="r-10"), metadata=claimed)
+            await direct.generation.Generate(generate("a", request_id="r-11"))
+            await until(lambda: len(lines.all()) == 4)
+        await gateway.close()
+
+    told = {line["request_id"]: line.get("waited") for line in lines.all()}
+    assert told["r-9"] >= waited
+    assert told["r-10"] < 60, "a client does not say it"
+    assert told["r-11"] is None, "no gateway had it"
 
 
 async def test_scores_and_predictions_have_lines(stubs: Stubs, lines: Lines) -> None:
