@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import ssl
-import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -36,10 +36,11 @@ class Peers:
         """Return the same for a connection without gRPC, of the side that has this purpose."""
         context = ssl.create_default_context(purpose, cadata=self.cert.decode())
         context.verify_mode = ssl.CERT_REQUIRED
-        with tempfile.NamedTemporaryFile() as file:  # ssl reads keys from files only
+        # ssl reads keys from files only, and a gateway may have no directory that it can write to.
+        with open(os.memfd_create(NAME), "wb") as file:
             file.write(self.cert + self.key)
             file.flush()
-            context.load_cert_chain(file.name)
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         return context
 
 

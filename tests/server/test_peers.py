@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+import tempfile
 
 import grpc
 import pytest
@@ -33,6 +35,13 @@ def test_on_one_machine_nothing_is_encrypted_between_them() -> None:
 
 def test_the_key_is_in_no_text(peers: Peers) -> None:
     assert "PRIVATE" not in repr(peers)
+
+
+def test_the_key_is_on_no_disk(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # as where the root is read-only
+
+    for purpose in ssl.Purpose.SERVER_AUTH, ssl.Purpose.CLIENT_AUTH:
+        assert peers.context(purpose).cert_store_stats()["x509"] == 1
 
 
 async def test_a_worker_takes_calls_of_its_gateway_only(peers: Peers) -> None:
