@@ -17,12 +17,15 @@ from typing import Any, get_args, get_type_hints
 from engine.errors import ConfigError
 from server.config import FOLLOWING, GatewayRoleConfig, LogConfig, ServeConfig
 from server.front_config import FrontConfig, HttpConfig, KserveConfig
+from server.identity.config import CERTIFICATES
 from server.packages.address import is_remote
 from server.setting_checks import nearest
 
 _OWN = "serve"  # the section of ServeConfig's own fields
-_CERTIFICATES = tuple(f"gateway.doors.{name}" for name in ("tls_cert", "tls_key", "tls_client_ca"))
-_OF_FRONTS = ("serve.host", "serve.grace", *_CERTIFICATES, "gateway.doors.insecure", "log")
+_OF_FRONTS = (
+    *("serve.host", "serve.grace", "log"),
+    *(f"gateway.doors.{name}" for name in (*CERTIFICATES, "insecure")),
+)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from server.cli.options import Decorator, existing_file
+from server.identity.config import CERTIFICATES
 
 _OPTIONS: tuple[Decorator, ...] = (
     click.option(
@@ -47,7 +48,6 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="Let other machines call without certificates or tokens (see --host).",
     ),
 )
-CERTIFICATES = ("tls_cert", "tls_key", "tls_client_ca")
 DOOR_OPTIONS = (  # by the names of their settings
     *CERTIFICATES,
     *("tokens", "admin_port", "admin_tokens", "reflection", "insecure"),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from server.cli.door_options import CERTIFICATES, DOOR_OPTIONS
+from server.cli.door_options import DOOR_OPTIONS
 from server.cli.options import existing_file
+from server.identity.config import CERTIFICATES
 
 if TYPE_CHECKING:
     from server.settings import Settings

@@ -9,6 +9,8 @@ from pathlib import Path
 from engine.errors import ConfigError
 from server.setting_checks import check_port
 
+CERTIFICATES = ("tls_cert", "tls_key", "tls_client_ca")  # the settings of them, as below
+
 
 @dataclass(frozen=True)
 class DoorsConfig:

@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from server.config import FOLLOWING
 from server.front_config import HttpConfig
 from server.gateway.admin_port import admin_socket
+from server.identity.config import CERTIFICATES
 from server.ray import end_with_parent
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ async def http_beside(config: HttpConfig, socket: Path, *, has_admin: bool) -> A
     file = socket.with_suffix(".toml")
     file.write_text(_section(config))
     options = ["--server", f"unix:{socket}", "--host", config.host, "--config", str(file)]
-    for name in ("tls_cert", "tls_key", "tls_client_ca"):
+    for name in CERTIFICATES:
         if (path := getattr(config.tls, name)) is not None:
             options += [f"--listen-{name.replace('_', '-')}", str(path)]
     if has_admin:
