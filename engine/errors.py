@@ -258,6 +258,10 @@ class PackageError(TokenweirError):
     """An exported package is wrong, damaged or too new."""
 
 
+class PackageUnreachable(PackageError):
+    """Nobody answers where a package is; asked again, somebody may."""
+
+
 class CheckpointError(TokenweirError):
     """A checkpoint is wrong or incomplete."""
 

@@ -317,6 +317,7 @@ class ServeConfig:
             "port": self.port,
             "http_port": self.http_port,
             "admin_port": self.gateway.doors.admin_port,
+            "metrics.port": self.metrics.port if self.metrics.host == self.host else None,
         }
         names: dict[int, str] = {}
         for name, port in ports.items():

@@ -51,6 +51,7 @@ STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
     errors.OutOfDeviceMemory: grpc.StatusCode.INTERNAL,
     errors.ConfigError: grpc.StatusCode.INTERNAL,
     errors.PackageError: grpc.StatusCode.INTERNAL,
+    errors.PackageUnreachable: grpc.StatusCode.INTERNAL,
     errors.CheckpointError: grpc.StatusCode.INTERNAL,
     errors.CertificateError: grpc.StatusCode.INTERNAL,
 }

@@ -54,6 +54,7 @@ def _codes() -> Mapping[type, int]:
         errors.TokenweirError: FAILED,
         errors.ConfigError: NOT_USABLE,
         errors.PackageError: NOT_USABLE,
+        errors.PackageUnreachable: UNAVAILABLE,
         errors.CheckpointError: NOT_USABLE,
         errors.CertificateError: FAILED,
         errors.Overloaded: UNAVAILABLE,

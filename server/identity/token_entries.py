@@ -109,16 +109,15 @@ def _problem_in(entry: Any) -> str | None:
     """Return the first thing that is wrong with an entry."""
     if not isinstance(entry, dict):
         return f"every entry is a [[token]]; {_WAY}"
-    for key in _NEEDED:
-        if key not in entry:
-            return f"{key} is missing: it {_RULES[key][1]}"
-    for key, value in entry.items():
+    for key in entry:
         if key not in _RULES:
             named = key[:80]
             return f"there is no {named}; the nearest is {nearest(named, _RULES)}"
-        if problem := problem_of(key, value):
-            return problem
-    return None
+    for key in _NEEDED:
+        if key not in entry:
+            return f"{key} is missing: it {_RULES[key][1]}"
+    found = (problem_of(key, value) for key, value in entry.items())
+    return next((problem for problem in found if problem), None)
 
 
 def _place(index: int, text: str) -> str:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.errors import PackageError
+from engine.errors import PackageError, PackageUnreachable
 from engine.package.files import FileEntry
 from engine.package.package import MANIFEST_NAME, MAX_MANIFEST_BYTES
 
 _CHUNK = 4 << 20  # bytes
+_OF_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 
 
@@ -90,17 +92,21 @@ class RemotePackage:
         try:
             with self._files.open(f"{self._path}/{name}", "rb") as file:
                 yield file
-        except FileNotFoundError as error:
+        except PackageError:
+            raise
+        except ImportError as error:
+            raise PackageError(f"{self._url} cannot be read: {_to_install(error)}") from error
+        except Exception as error:
+            if (cause := _network_error(error)) is not None:
+                told = f"{self._url} does not answer: {_told(cause)}"
+                raise PackageUnreachable(told) from error
+            if not isinstance(error, FileNotFoundError):
+                told = f"{self._url}/{name} cannot be read: {_told(error)}"
+                raise PackageError(told) from error
             raise PackageError(
                 f"{self._url}/{name} is missing; a package is a directory with its "
                 f"{MANIFEST_NAME} and all files that this names"
             ) from error
-        except ImportError as error:
-            raise PackageError(f"{self._url} cannot be read: {_to_install(error)}") from error
-        except PackageError:
-            raise
-        except Exception as error:
-            raise PackageError(f"{self._url}/{name} cannot be read: {_told(error)}") from error
 
 
 def _chunks(file: Any, most: int) -> Iterator[bytes]:
@@ -108,6 +114,15 @@ def _chunks(file: Any, most: int) -> Iterator[bytes]:
     while most > 0 and (chunk := file.read(min(_CHUNK, most))):
         most -= len(chunk)
         yield chunk
+
+
+def _network_error(error: BaseException | None) -> OSError | None:
+    """Return what of the network an error comes from: fsspec calls a file missing behind it."""
+    while error is not None:
+        if isinstance(error, _OF_NETWORK):
+            return error
+        error = error.__cause__
+    return None
 
 
 def _to_install(error: ImportError) -> str:

@@ -20,7 +20,7 @@ import pytest
 from tokenweir import AsyncClient, Unauthenticated
 
 from engine.errors import ConfigError
-from server.config import GatewayConfig, ServeConfig
+from server.config import GatewayConfig, MetricsConfig, ServeConfig
 from server.front_config import HttpConfig
 from server.gateway.admin_port import admin_socket
 from server.gateway.gateway import Gateway
@@ -226,3 +226,7 @@ def test_two_services_on_one_port_are_refused(other: str):
 
     with pytest.raises(ConfigError, match=f"{other} and admin_port are both 7"):
         ServeConfig(packages={"m": Path("x")}, gateway=gateway, **ports)
+    with pytest.raises(ConfigError, match=f"{other} and metrics.port are both 7"):
+        ServeConfig(packages={"m": Path("x")}, metrics=MetricsConfig(7), **ports)
+    elsewhere = MetricsConfig(7, "127.0.0.2")
+    assert ServeConfig(packages={"m": Path("x")}, metrics=elsewhere, **ports)

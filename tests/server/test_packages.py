@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 import subprocess
 import threading
@@ -15,8 +16,9 @@ import fsspec
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, PackageError
+from engine.errors import ConfigError, PackageError, PackageUnreachable
 from server.cli.app import run
+from server.cli.exit_codes import UNAVAILABLE, code_of
 from server.config import ServeConfig
 from server.packages.cache import default_cache
 from server.packages.pinned import PinnedPackage, manifest_at, pin
@@ -183,6 +185,19 @@ def test_a_missing_file_and_a_missing_package_are_named(remote: Path, cache: Pat
 
     with pytest.raises(PackageError, match=r"memory://bucket/other/manifest.json is missing"):
         pin("memory://bucket/other", key=None)
+
+
+def test_an_address_where_nobody_answers_is_no_package_that_is_missing() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/dates"
+
+        with pytest.raises(
+            PackageUnreachable, match=f"{url} does not answer: .*[Cc]onnect"
+        ) as found:
+            pin(url, key=None)
+
+    assert code_of(found.value) == UNAVAILABLE, "a supervisor starts the command again"
 
 
 def test_a_package_that_was_replaced_since_the_start_is_refused(

@@ -105,6 +105,10 @@ def test_without_a_known_token_nobody_is_known(
             "line 1: there is no max_request; the nearest is max_requests",
         ),
         (
+            f'[[token]]\nsha25 = "{ACME}"\ntenant = "a"\n',
+            "line 1: there is no sha25; the nearest is sha256",
+        ),
+        (
             f'[[token]]\nsha256 = "{ACME}"\ntenant = "a"\nmodels = [1]\n',
             r"models \('\[1\]'\) must be a list of models, each a name",
         ),
