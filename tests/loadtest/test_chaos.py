@@ -274,8 +274,11 @@ def test_who_stands_still_ends_with_the_server(
     worker.send_signal(signal.SIGSTOP)
 
     with worker, process:
-        server.stop()
-        assert worker.wait(60) == -signal.SIGKILL
+        try:
+            server.stop()
+            assert worker.wait(60) == -signal.SIGKILL
+        finally:
+            worker.kill()
 
 
 @pytest.mark.parametrize(
