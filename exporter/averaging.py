@@ -14,6 +14,8 @@ from safetensors import safe_open
 from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import (
     CONFIG_NAME,
+    TARGET_TOKENIZER_NAME,
+    TOKENIZER_NAME,
     WEIGHTS_NAME,
     CheckpointConfig,
     check_checkpoint,
@@ -21,8 +23,8 @@ from exporter.checkpoint import (
     model_weights,
     reading_weights,
     streamed_weights,
+    write_files,
 )
-from exporter.files import write_directory, writing_to
 from exporter.training.state import STATE_NAME
 from exporter.training.trainer import REPORT_NAME
 
@@ -54,11 +56,11 @@ def average_checkpoints(
                 f"{path / wrong[0]} is not that of {paths[-1]}: an average is of one model in "
                 "several states; give checkpoints of the same run"
             )
-    with ExitStack() as stack, writing_to(Path(out)):
+    with ExitStack() as stack:
         files = [stack.enter_context(_open(path)) for path in paths]
         described = model_weights(config.model)
         weights = streamed_weights(described, _means(files, [weight.name for weight in described]))
-        write_directory(Path(out), {**beside, WEIGHTS_NAME: weights})
+        write_files(Path(out), {**beside, WEIGHTS_NAME: weights})
 
 
 def _open(path: Path) -> Any:
@@ -93,5 +95,5 @@ def _is_alike(one: CheckpointConfig, other: CheckpointConfig) -> bool:
 
 def _other_tokenizers(files: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> list[str]:
     """Return the names of the tokenizers that differ; samples and remarks may."""
-    names = sorted(name for name in wanted if "tokenizer" in name)
-    return [name for name in names if files.get(name) != wanted[name]]
+    names = (TOKENIZER_NAME, TARGET_TOKENIZER_NAME)
+    return [name for name in names if files.get(name) != wanted.get(name)]

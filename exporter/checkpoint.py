@@ -183,6 +183,11 @@ def _write(
         files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
     files |= text.content()
     files[WEIGHTS_NAME] = weights
+    write_files(directory, files)
+
+
+def write_files(directory: Path, files: Mapping[str, Content]) -> None:
+    """Write the files of a checkpoint; what it does not have of one that was there goes."""
     with writing_to(directory):
         write_directory(directory, files)
         for name in (SAMPLES_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME):

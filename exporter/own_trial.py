@@ -143,10 +143,12 @@ def _ids(length: int, config: OwnConfig) -> Tensor:
     return torch.full((1, length), config.vocab_size - 1)
 
 
-def _check_shape(who: str, what: str, found: Tensor | None, wanted: tuple[int, ...] | None) -> None:
-    shapes = [None if found is None else tuple(found.shape), wanted]
-    if shapes[0] != shapes[1]:
-        given, described = ("nothing" if one is None else f"{list(one)}" for one in shapes)
+def _check_shape(who: str, what: str, found: object, wanted: tuple[int, ...] | None) -> None:
+    given = "nothing" if found is None else f"a {type(found).__name__}"
+    if isinstance(found, Tensor):
+        given = f"{list(found.shape)}"
+    described = "nothing" if wanted is None else f"{list(wanted)}"
+    if given != described:
         raise ConfigError(f"{who} gives {given} for {what}; it is described as {described}")
 
 

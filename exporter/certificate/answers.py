@@ -1,8 +1,8 @@
 """How near what a package writes is to what a person wrote, and to what its eager model writes.
 
-Both write the likeliest token each time; the package as it does when it serves, step by step. The
-eager model, which has no cache, reads what the package would write and says in one pass where it
-would write something else; from there on the package is asked again.
+Both write the likeliest token each time, none that is banned; the package as it does when it
+serves, step by step. The eager model, which has no cache, reads what the package would write and
+says in one pass where it would write something else; from there on the package is asked again.
 """
 
 from __future__ import annotations

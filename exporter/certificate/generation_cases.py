@@ -11,9 +11,11 @@ import numpy as np
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from exporter.certificate.cases import MAX_STEPS, spread_lengths
+from exporter.certificate.comparison import Floats
 from exporter.samples import SEED, Deck, Tokens, random_tokens
 
 _SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
+_LEAST = float(np.finfo(np.float32).min)  # finite, so that two sides do not differ in it
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Case:
     prompt: Tokens
     num_tokens: int
     num_prompt_logits: int = 1  # the last positions of the prompt whose logits are wanted
+    banned: Tokens = ()  # which do not follow, however likely they are
 
     @property
     def num_logits(self) -> int:
@@ -45,6 +48,14 @@ class Case:
     def num_reusable(self, chunk: int) -> int:
         """Return how many first tokens another prompt could use: whole chunks, but not all."""
         return (len(self.prompt) - 1) // chunk * chunk
+
+    def allowed(self, logits: Floats) -> Floats:
+        """Return logits [N, vocab_size] by which no banned token is the likeliest."""
+        if not self.banned:
+            return logits
+        logits = logits.copy()
+        logits[:, self.banned] = _LEAST
+        return logits
 
     def chosen(self, seen: StepLogits) -> Tokens:
         """Return the likeliest tokens that followed the prompt."""

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
 from engine.package.manifest import GenerationContract
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.certificate.generation_cases import Case
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.contracts import generation_contract
@@ -70,8 +71,7 @@ def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
     parts = [part for part in _parts(contract, tokenizer, target, content) if len(part[1]) > 1]
     first = _first(parts)
     pieces = [(Case(s, t[:1], len(t) - 1), t[1:]) for s, t in first]
-    begin = checkpoint.config.generation.forced_begin
-    lines = _lines(contract, tokenizer, begin, content)
+    lines = _lines(contract, tokenizer, checkpoint.config.generation, content)
     if not pieces and not lines:
         wanted = "lines of a source, or of source, tab, target"
         wanted = wanted if contract.cross_cache else "two tokens or more"
@@ -135,19 +135,20 @@ def _pairs(
 
 
 def _lines(
-    contract: GenerationContract, tokenizer: Tokenizer, begin: Tokens, content: str
+    contract: GenerationContract, tokenizer: Tokenizer, defaults: GenerationDefaults, content: str
 ) -> list[Line]:
     """Return the first sources, up to MAX_TOKENS: those with targets, if there are any."""
     start, cross = contract.decoder_start_token_id, contract.cross_cache
     if cross is None or start is None:
         return []
-    prompt, lines = (start, *begin), []
+    prompt, banned, lines = (start, *defaults.forced_begin), defaults.banned_tokens, []
     room = contract.cache.max_len - len(prompt) + 1
     for line in content.splitlines():
         source, tab, target = line.partition("\t")
         ids = tuple(tokenizer.encode(source).ids[: cross.max_len]) if source.strip() else ()
         if ids and room > 0:
-            case = Case(ids, prompt, min(room, _PER_TOKEN * len(ids) + _MORE))
+            num_tokens = min(room, _PER_TOKEN * len(ids) + _MORE)
+            case = Case(ids, prompt, num_tokens, banned=banned)
             lines.append(Line(case, target if tab else None))
     with_target = [line for line in lines if line.reference is not None]
     chosen = (with_target or lines)[:MAX_LINES]

@@ -103,9 +103,9 @@ def compare(
         )
     contract = of_both(*contracts)
     lines = (
-        random_lines(contract, new)
+        random_lines(contract, new, sides[0].defaults)
         if text is None
-        else read_lines(text, contract, tokenizer, target, new, sides[0].begin)
+        else read_lines(text, contract, tokenizer, target, new, sides[0].defaults)
     )
     counts = _Counts(sides, contract, lines, target)
     for done in counts.run():

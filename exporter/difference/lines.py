@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from engine.errors import ConfigError
 from engine.json_file import read_bounded
 from engine.package.manifest import GenerationContract
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.certificate.generation_cases import Case
 from exporter.samples import SEED, Tokens, random_tokens
 
@@ -36,20 +37,20 @@ def read_lines(
     tokenizer: Tokenizer,
     target: Tokenizer,
     new: int,
-    begin: Tokens = (),
+    defaults: GenerationDefaults,
 ) -> list[Line]:
     """Return the lines of a UTF-8 file, each a prompt or a source, and behind a tab a reference.
 
-    After each of them `new` tokens may follow, behind `begin` if it is a source. Empty lines are
-    skipped. Raises ConfigError for a file without lines or not in UTF-8, and for a line that the
-    model has no room for.
+    After each of them `new` tokens may follow, none that `defaults` ban, of a source behind what
+    they force. Empty lines are skipped. Raises ConfigError for a file without lines or not in
+    UTF-8, and for a line that the model has no room for.
     """
     lines = []
     for number, row in rows_of(path):
         text, _, reference = row.partition("\t")
         ids = tuple(tokenizer.encode(text).ids)
         following = target.encode(reference).ids if reference else ()
-        case = _case(ids, contract, new, f"{path}, line {number}", begin)
+        case = _case(ids, contract, new, f"{path}, line {number}", defaults)
         lines.append(Line(number, case, reference or None, tuple(following)))
     if not lines:
         raise ConfigError(f"{path} has no lines; give a prompt or a source in each")
@@ -70,32 +71,35 @@ def rows_of(path: Path) -> Iterator[tuple[int, str]]:
             yield number, row.removesuffix("\r")
 
 
-def random_lines(contract: GenerationContract, new: int) -> list[Line]:
+def random_lines(
+    contract: GenerationContract, new: int, defaults: GenerationDefaults
+) -> list[Line]:
     """Return prompts or sources of random tokens, always the same."""
     rng = np.random.default_rng(SEED)
     longest = contract.cross_cache.max_len if contract.cross_cache else contract.cache.max_len - 1
     length = min(_RANDOM_LEN, longest)
     drawn = (random_tokens(rng, contract.prompt_vocab_size, length) for _ in range(_RANDOM_LINES))
     return [
-        Line(number, _case(ids, contract, new, f"prompt {number}"), None)
+        Line(number, _case(ids, contract, new, f"prompt {number}", defaults), None)
         for number, ids in enumerate(drawn, start=1)
     ]
 
 
 def _case(
-    ids: Tokens, contract: GenerationContract, new: int, where: str, begin: Tokens = ()
+    ids: Tokens, contract: GenerationContract, new: int, where: str, defaults: GenerationDefaults
 ) -> Case:
     """Return a case; ConfigError if the model has no room for it and one token more."""
     cross, start = contract.cross_cache, contract.decoder_start_token_id
+    banned = defaults.banned_tokens
     limit = contract.cache.max_len if cross is None else cross.max_len
     if not 0 < len(ids) <= limit:
         raise ConfigError(
             f"{where} has {len(ids)} tokens; the models take 1 to {limit}, shorten or remove it"
         )
     if cross is None or start is None:
-        return Case((), ids, min(new, contract.cache.max_len - len(ids) + 1))
-    prompt = (start, *begin)[: contract.cache.max_len]
-    return Case(ids, prompt, min(new, contract.cache.max_len - len(prompt) + 1))
+        return Case((), ids, min(new, contract.cache.max_len - len(ids) + 1), banned=banned)
+    prompt = (start, *defaults.forced_begin)[: contract.cache.max_len]
+    return Case(ids, prompt, min(new, contract.cache.max_len - len(prompt) + 1), banned=banned)
 
 
 def with_reference(line: Line, contract: GenerationContract) -> tuple[Case, Tokens] | None:

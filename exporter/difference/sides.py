@@ -12,6 +12,7 @@ from torch import nn
 from engine.errors import ConfigError
 from engine.package.manifest import GenerationContract
 from engine.package.package import MANIFEST_NAME, load_package
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.certificate.comparison import Floats, exported_graphs
 from exporter.certificate.driver import Asked, generate
 from exporter.certificate.eager import eager_logits
@@ -30,7 +31,7 @@ class Side(Protocol):
 
     path: Path
     contract: GenerationContract
-    begin: Tokens  # what an answer to a source begins with
+    defaults: GenerationDefaults
 
     def follow(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Floats]:
         """Return the logits [num_logits, vocab_size] of each case, followed by given tokens."""
@@ -54,7 +55,7 @@ class Exported:
         package = load_package(path)
         self.path = path
         self.contract = _generating(package.manifest.generation, path)
-        self.begin = package.manifest.defaults.forced_begin
+        self.defaults = package.manifest.defaults
         with exported_graphs():
             self._runner = load_for_cpu(self.contract, path, 0, BATCH_SIZE)
 
@@ -74,7 +75,7 @@ class Eager:
         checkpoint = load_checkpoint(path)
         self.path = path
         self.contract = _generating(generation_contract(checkpoint.config.model), path)
-        self.begin = checkpoint.config.generation.forced_begin
+        self.defaults = checkpoint.config.generation
         self._model: nn.Module = checkpoint.model
 
     def follow(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Floats]:

@@ -53,16 +53,15 @@ def explain(checkpoint: Checkpoint, text: str, out: Path, *, target: str | None 
 def _explain_text(
     checkpoint: Checkpoint, text: str, target: str | None
 ) -> tuple[str, list[TextBlock | ImageBlock]]:
-    config, tokenizer = checkpoint.config.model, checkpoint.tokenizer
-    assert tokenizer is not None, "load_checkpoint demands it of a text model"
+    config, (tokenizer, writer) = checkpoint.config.model, _tokenizers(checkpoint)
     ids = tokenizer.encode(text).ids
     _check_length("text", ids, config.max_source_len or config.max_target_len)
     tokens = _labels(tokenizer, ids)
     if config.family == "encoder-decoder":
         model = cast(EncoderDecoder, checkpoint.model)
         output = _output_ids(checkpoint, ids, target)
-        blocks = _explain_translation(model, ids, output, tokenizer)
-        return f"{text} → {tokenizer.decode(output, skip_special_tokens=True)}", blocks
+        blocks = _explain_translation(model, ids, output, (tokenizer, writer))
+        return f"{text} → {writer.decode(output, skip_special_tokens=True)}", blocks
     with record_probabilities(checkpoint.model) as recorded:
         checkpoint.model(torch.tensor([ids]))
     kind = "causal self-attention" if config.family == "gpt" else "self-attention"
@@ -70,15 +69,26 @@ def _explain_text(
     return text, [TextBlock(title, tokens, tokens, _heads(recorded, "self_attention"))]
 
 
+def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer]:
+    """Return the tokenizer of what is read, and that of what is written."""
+    reader, writer = checkpoint.tokenizer, checkpoint.target_tokenizer
+    assert reader is not None and writer is not None, "load_checkpoint demands one of texts"
+    return reader, writer
+
+
 def _explain_translation(
-    model: EncoderDecoder, source: list[int], output: list[int], tokenizer: Tokenizer
+    model: EncoderDecoder,
+    source: list[int],
+    output: list[int],
+    tokenizers: tuple[Tokenizer, Tokenizer],
 ) -> list[TextBlock | ImageBlock]:
     """Show the three attentions of an encoder-decoder while it writes `output`."""
     inputs = [_start_id(model.config), *output[:-1]]
     with record_probabilities(model) as recorded:
         model(torch.tensor([source]), torch.tensor([inputs]))
-    read, written = _labels(tokenizer, source), _labels(tokenizer, output)
-    before = _labels(tokenizer, inputs)
+    reader, writer = tokenizers
+    read, written = _labels(reader, source), _labels(writer, output)
+    before = _labels(writer, inputs)
     return [
         TextBlock(
             "cross-attention: from each token being written (row) to the source (column)",
@@ -104,12 +114,12 @@ def _explain_translation(
 def _output_ids(checkpoint: Checkpoint, source: list[int], target: str | None) -> list[int]:
     if target is None:
         return _greedy(checkpoint, source)
-    config, tokenizer = checkpoint.config.model, checkpoint.tokenizer
-    assert tokenizer is not None, "load_checkpoint demands it of a text model"
+    config, (_, tokenizer) = checkpoint.config.model, _tokenizers(checkpoint)
     ids = tokenizer.encode(target, add_special_tokens=False).ids
     end = [] if config.eos_token_id is None else [config.eos_token_id]
-    _check_length("target", ids + end, config.max_target_len)
-    return [*ids, *end]
+    output = [*checkpoint.config.generation.forced_begin, *ids, *end]
+    _check_length("target", output, config.max_target_len)
+    return output
 
 
 def _greedy(checkpoint: Checkpoint, source: list[int]) -> list[int]:

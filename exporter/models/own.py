@@ -312,7 +312,7 @@ class _OnePass(nn.Module):
 
     def forward(self, *inputs: Tensor | None) -> EncoderOutput:
         found = self.model(*inputs)
-        if not isinstance(found, Tensor):
+        if isinstance(found, tuple | list):
             return EncoderOutput(*found)
         return EncoderOutput(found, None) if self.config.labels else EncoderOutput(None, found)
 

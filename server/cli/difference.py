@@ -87,9 +87,9 @@ def diff(
 ) -> None:
     """Compare what B gives with what A gives, on the CPU: packages or checkpoints of one model.
 
-    Models that generate write behind every line, each time the likeliest token; B is also asked
-    what it would write in the place of every token of A. A line is a prompt or a source, and
-    behind a tab may stand a reference.
+    Models that generate write behind every line, each time the likeliest token that is not banned;
+    B is also asked what it would write in the place of every token of A. A line is a prompt or a
+    source, and behind a tab may stand a reference.
 
     Others tell labels, or give vectors. Behind a text may stand a tab and its label; behind a pair
     of texts, with a tab between them, another tab and its label; for a labeller a label for every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import pytest
+import safetensors.torch
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.certificate import cases, generation, one_pass_cases
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
+from exporter.models.layers import OUTPUT_BIAS
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
 VOCAB_SIZE = 31
@@ -134,6 +138,18 @@ def tiny_graphs(make_checkpoint: MakeCheckpoint) -> Callable[[str], tuple[Path, 
         return path, {name: ir.from_proto(graph) for name, graph in graphs.items()}
 
     return give
+
+
+def make_likely_and_ban(path: Path, token_id: int) -> GenerationDefaults:
+    """Change a checkpoint: a token is the likeliest everywhere, as OPUS-MT has its padding."""
+    weights = safetensors.torch.load_file(path / "model.safetensors")
+    weights[OUTPUT_BIAS][token_id] = 100.0
+    safetensors.torch.save_file(weights, path / "model.safetensors")
+    defaults = GenerationDefaults(banned_tokens=(token_id,))
+    config = json.loads((path / "config.json").read_text())
+    config["generation"] = defaults.model_dump(mode="json")
+    (path / "config.json").write_text(json.dumps(config))
+    return defaults
 
 
 def _tokenizer() -> Tokenizer:

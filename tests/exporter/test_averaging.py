@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 
 from engine.errors import CheckpointError, ConfigError
+from engine.text.chat_format import ChatFormat
 from exporter.averaging import average_checkpoints
-from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.checkpoint import TextFiles, load_checkpoint, save_checkpoint
 from exporter.models import GPT, TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -26,11 +27,11 @@ CONFIG = TransformerConfig(
 )
 
 
-def save(path: Path, seed: int, **options: object) -> Path:
+def save(path: Path, seed: int, text: TextFiles = TextFiles(), **options: object) -> Path:
     torch.manual_seed(seed)
     tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(9)}, unk_token="t0"))
     model = GPT(CONFIG.model_copy(update=options))
-    save_checkpoint(path, "text", model, tokenizer, [f"t{seed}"])
+    save_checkpoint(path, "text", model, tokenizer, [f"t{seed}"], text=text)
     return path
 
 
@@ -60,6 +61,24 @@ def test_one_that_is_averaged_may_be_replaced(three: list[Path], tmp_path: Path)
     assert means[0].read_bytes() == means[1].read_bytes()
 
 
+def test_of_a_checkpoint_that_is_replaced_nothing_stays(three: list[Path], tmp_path: Path) -> None:
+    files = TextFiles(load_checkpoint(three[0]).tokenizer, ChatFormat(template="{{ messages }}"))
+    save(tmp_path / "mean", 5, text=files)
+
+    average_checkpoints(three, tmp_path / "mean")
+
+    assert load_checkpoint(tmp_path / "mean").text == TextFiles()
+
+
+def test_a_mean_may_lie_in_one_of_them(three: list[Path]) -> None:
+    average_checkpoints(three, three[0] / "mean")
+    average_checkpoints(three, three[0].with_name("again"))
+
+    states = [load_file(path / "model.safetensors") for path in (three[0], three[0] / "mean")]
+    assert any(not torch.equal(weight, states[1][name]) for name, weight in states[0].items())
+    assert not (three[0].with_name("again") / "mean").exists()
+
+
 def test_other_models_are_refused(three: list[Path], tmp_path: Path) -> None:
     other = save(tmp_path / "other", 5, dropout=0.3)
 
@@ -74,6 +93,13 @@ def test_other_tokenizers_are_refused(three: list[Path], tmp_path: Path) -> None
 
     with pytest.raises(CheckpointError, match=r"step-0/tokenizer\.json is not that of"):
         average_checkpoints(three, tmp_path / "mean")
+
+
+def test_a_tokenizer_that_only_one_of_them_has_is_refused(three: list[Path]) -> None:
+    shutil.copy(three[0] / "tokenizer.json", three[0] / "target_tokenizer.json")
+
+    with pytest.raises(CheckpointError, match=r"step-0/target_tokenizer\.json is not that of"):
+        average_checkpoints(three, three[0].with_name("mean"))
 
 
 def test_damaged_weights_are_refused_and_nothing_is_left(three: list[Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import SamplingParams
 from engine.scheduling.arrival import make_request
 from engine.scheduling.sequence import TokenRequest
-from exporter.checkpoint import Checkpoint, CheckpointConfig
+from exporter.checkpoint import Checkpoint, CheckpointConfig, TextFiles
 from exporter.explain.explain import explain
 from exporter.explain.picture import ImageBlock, TextBlock, draw
 from exporter.graphs.contracts import generation_contract
@@ -37,8 +37,8 @@ TEXT = {
 }
 
 
-def word_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[PAD]"))
+def word_tokenizer(words: Sequence[str] = WORDS) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[PAD]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
@@ -192,6 +192,22 @@ def test_encoder_decoder_shows_attention_over_a_given_target(translator, drawn, 
 
     assert drawn[0].queries == ("a", "café", "[SEP]")
     assert drawn[2].keys == ("[CLS]", "a", "café")
+
+
+def test_what_is_written_is_shown_by_the_tokenizer_that_writes(translator, drawn, tmp_path):
+    writer = word_tokenizer(["[PAD]", "[CLS]", "[SEP]", "ich", "sah", "ein", "Haus", "<de>", "!"])
+    defaults = GenerationDefaults(forced_begin=(7,))
+    config = translator.config.model_copy(update={"generation": defaults})
+    both = replace(translator, config=config, text=TextFiles(target_tokenizer=writer))
+
+    explain(both, "I saw", tmp_path / "heads.png", target="ich sah")
+    explain(both, "I saw", tmp_path / "heads.png")
+
+    asked, _, before, own, *_ = drawn
+    assert asked.keys == ("[CLS]", "I", "saw", "[SEP]")
+    assert asked.queries == ("<de>", "ich", "sah", "[SEP]")
+    assert before.keys == ("[CLS]", "<de>", "ich", "sah")
+    assert own.queries[0] == "<de>" and {*own.queries} <= {*writer.get_vocab()}
 
 
 def test_vit_shows_how_the_class_token_attends_to_patches(vit, drawn, tmp_path):

@@ -39,6 +39,11 @@ class Headless(Counter):
     head = None  # type: ignore[assignment]
 
 
+class Nested(Counter):
+    def head(self, hidden: Tensor) -> Any:
+        return super().head(hidden), None
+
+
 class Deaf(Counter):
     def blocks(self, hidden: Tensor, attend: Any) -> Tensor:
         return hidden
@@ -50,6 +55,7 @@ class Deaf(Counter):
         (Headless, {}, "Headless lacks head; OwnWriter in exporter/models/own.py says what"),
         (Counter, {"max_source_len": 8, "start_token_id": 1}, "lacks encode, source_keys_values"),
         (Counter, {"num_layers": 3}, "calls attend for layers 0, 1; it is described with 3: each"),
+        (Nested, {}, "Nested.head gives a tuple for logits; it is described as [1, 16, 10]"),
         (Deaf, {}, "Deaf.blocks calls attend for layers none; it is described with 2"),
         (Counter, {"vocab_size": 11}, "Counter on a text of 16 tokens: index out of range"),
         (Counter, {"vocab_size": 9}, "gives [1, 16, 10] for logits; it is described as [1, 16, 9]"),
@@ -95,9 +101,15 @@ class Maskless(Reader):
         return super().forward(input_ids)
 
 
+class Named(Reader):
+    def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> Any:
+        return {"logits": super().forward(input_ids, mask), "loss": None}
+
+
 @pytest.mark.parametrize(
     ("model", "described", "message"),
     [
+        (Named, {"labels": ("a", "b")}, "gives a dict for logits; it is described as [1, 2]"),
         (Maskless, {"labels": ("a", "b")}, "Maskless on a text of 6 tokens: "),
         (Reader, {"labels": ("a", "b", "c")}, "gives [1, 2] for logits; it is described as [1, 3]"),
         (Reader, {"labels": ("a", "b"), "each_token": True}, "is described as [1, 6, 2]"),

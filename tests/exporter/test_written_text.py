@@ -27,7 +27,8 @@ from exporter.likeness import likeness
 from exporter.samples import Tokens
 from exporter.training.writing import write_greedily
 from exporter.verification import verify_package
-from tests.exporter.conftest import MakeCheckpoint
+from tests.exporter.conftest import MakeCheckpoint, make_likely_and_ban
+from tests.parity.conftest import export_unproven
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 
@@ -166,6 +167,28 @@ def test_answers_begin_as_the_package_says(make_checkpoint: MakeCheckpoint, tmp_
     assert all(line.case.num_tokens == 5 for line in text.lines)  # room for seven, one behind
     longest = max(map(len, answers))
     assert 1 <= longest <= 5 and all(2 not in ids[:-1] for ids in answers)
+
+
+def test_answers_have_no_token_that_is_banned(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    path = make_checkpoint("encoder-decoder")
+    defaults = make_likely_and_ban(path, 7)
+    (tmp_path / "text").write_text(SOURCES)
+    loaded = load_checkpoint(path)
+    contract = generation_contract(loaded.config.model)
+    package = export_unproven(path).package
+    assert contract is not None
+
+    text = read_text(tmp_path / "text", loaded)
+    found = measure_answers(loaded.model.double(), contract, package, text.lines, text.tokenizer)
+
+    answers = eager_answers(loaded.model, [line.case for line in text.lines], (2,), zeros)
+    sources = [np.array(line.case.source) for line in text.lines]
+    written = write_greedily(loaded.model, loaded.config.model, sources, defaults)  # type: ignore[arg-type]
+    longest = loaded.config.model.max_target_len - 1
+    assert [[i for i in ids if i != 2][:longest] for ids in answers] == written
+    assert found.between == pytest.approx(100)
 
 
 def test_no_more_lines_are_answered_than_a_text_may_have_tokens(

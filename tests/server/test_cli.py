@@ -22,7 +22,10 @@ from safetensors.torch import save_file
 from engine.config import EngineConfig
 from engine.errors import CertificateError, QueueFull
 from engine.requests.request import Constraint, LogitControls
+from exporter.checkpoint import save_checkpoint
+from exporter.models import build_model
 from exporter.training.state import STATE_NAME, RunState
+from exporter.training.task import Task
 from exporter.training.trainer import TrainingReport
 from server.cli import app
 from server.cli.app import cli, run
@@ -39,6 +42,7 @@ from tests.server.fakes import (
 from tests.stand_in_certificate import LOSS
 
 HEAVY = ("torch", "ray", "onnxruntime", "grpc", "numpy", "matplotlib", "transformers")
+SIZE_OF_BASE = (512, 6, 30_000)
 MAX_MODULES = 200  # of which 110 are Python's own and click's
 
 
@@ -645,6 +649,41 @@ def test_data_are_checked_without_training(
     out = capsys.readouterr().out
     assert "examples to learn from" in out and "2 labels: even, odd" in out
     assert [path.name for path in tmp_path.iterdir()] == ["rows.tsv"]
+
+
+def test_options_of_a_run_on_own_data_reach_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, judged, start, out = (tmp_path / name for name in ("pairs", "judged", "start", "out"))
+    pairs.write_text("".join(f"one {i}\teins {i}\n" for i in range(100)))
+    judged.write_text("".join(f"two {i}\tzwei {i}\n" for i in range(100)))
+    made, given = list[Task](), list[Any]()
+
+    def train(build: Callable[[int], Task], out: Path, **options: Any) -> TrainingReport:
+        made.append(build(7))
+        given.append((out, options))
+        return TrainingReport("mine", out, 9, 9, 7, 1.0, 1, {}, "it learned", True, ())
+
+    monkeypatch.setattr("exporter.tasks.train.train_built", train)
+    asked = ["train", "translation", "--pairs", str(pairs), "--out", str(out)]
+
+    assert run([*asked, "--valid", str(judged), "--size", "base", "--seed", "7"]) == 0
+    assert run([*asked, "--valid", str(judged), "--steps", "9"]) == 0
+    save_checkpoint(start, "mine", build_model(made[1].config), made[1].tokenizer)
+    assert run([*asked, "--valid", str(judged), "--init", str(start), "--resume"]) == 0
+
+    assert given == [
+        (out, {"resume": False, "seed": 7, "steps": None}),
+        (out, {"resume": False, "seed": None, "steps": 9}),
+        (out, {"resume": True, "seed": None, "steps": None}),
+    ]
+    base, tiny, started = made
+    assert (base.config.d_model, base.config.num_decoder_layers, base.recipe.steps) == SIZE_OF_BASE
+    assert tiny.config.d_model < base.config.d_model and tiny.config == started.config
+    assert not tiny.initial_weights and started.initial_weights
+    for task in made:
+        assert task.data_summary.startswith("100 examples to learn from, ")
+        assert task.selection == "chrf" and task.recipe.label_smoothing == 0.1
 
 
 def test_a_model_that_misses_its_target_is_written_and_has_an_exit_code_of_its_own(

@@ -134,7 +134,8 @@ def convert(
         prepend_scheme="first" if prefix == "first" else "never",
         split=not any(SPACE in piece.text[1:] for piece in vocabulary),
     )
-    tokenizer.decoder = _decoder(model, strips=prefix != "never" or model.joins_spaces)
+    strips = prefix != "never" or model.joins_spaces
+    tokenizer.decoder = _decoder(model, _silent(model, vocabulary), strips=strips)
     return tokenizer
 
 
@@ -197,8 +198,15 @@ def _spaces(model: SentencePieceModel) -> list[normalizers.Normalizer]:
     ]
 
 
-def _decoder(model: SentencePieceModel, *, strips: bool) -> decoders.Decoder:
-    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
+def _silent(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> list[str]:
+    """Return the tokens that no text becomes, and that become no text, though they are plain."""
+    controls = {piece.text for piece in model.pieces if piece.kind == _CONTROL}
+    return [p.text for p in vocabulary if p.kind == _UNUSED and p.text in controls]
+
+
+def _decoder(model: SentencePieceModel, silent: Sequence[str], *, strips: bool) -> decoders.Decoder:
+    nothing = [decoders.Replace(Regex(rf"\A{literal(text)}\z"), "") for text in silent]
+    steps: list[decoders.Decoder] = [*nothing, decoders.Replace(SPACE, " ")]
     if model.has_bytes:
         steps.append(decoders.ByteFallback())
     steps.append(decoders.Fuse())

@@ -19,7 +19,7 @@ from exporter.checkpoint import load_checkpoint
 from exporter.difference.difference import compare
 from exporter.models.layers import OUTPUT_BIAS
 from exporter.samples import Tokens
-from tests.exporter.conftest import MakeCheckpoint
+from tests.exporter.conftest import MakeCheckpoint, make_likely_and_ban
 from tests.parity.conftest import export_unproven
 
 LINES = "w3 w4 w5\nw9 w3\n\nw7 w8 w3 w4\n"
@@ -169,6 +169,22 @@ def test_answers_begin_with_what_the_model_must_write_first(
     found = compare(checkpoint, checkpoint, tmp_path / "text", new=4)
 
     assert found.one.chrf == found.other.chrf == pytest.approx(100)
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "gpt"])
+def test_no_answer_has_a_token_that_is_banned(
+    family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(family, output_bias=True)
+    make_likely_and_ban(checkpoint, 7)
+    (tmp_path / "text").write_text("w3 w4 w5\tw7 w7\nw9 w3\tw7\n")
+
+    found = compare(checkpoint, export_unproven(checkpoint).package, tmp_path / "text", new=4)
+
+    assert found.tokens == found.tokens_equal > 4
+    assert found.one.chrf == found.other.chrf and found.one.chrf is not None
+    assert found.one.chrf < 50  # of w7 w7 w7 w7 it is above
+    assert 0 < found.logit_quantiles["100%"] < 1e-4
 
 
 def test_other_models_are_refused(make_checkpoint: MakeCheckpoint) -> None:

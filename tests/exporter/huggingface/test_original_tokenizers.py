@@ -126,6 +126,9 @@ def test_marian_reads_with_one_model_and_writes_with_another(
     for line in lines:
         ids = original(text_target=line).input_ids
         assert target.decode(ids).strip() == original.decode(ids, skip_special_tokens=True).strip()
+    told, *others = original(text_target="hello there").input_ids
+    ids = [told, found.tokenizer.token_to_id("<s>"), *others]  # which is not a special token there
+    assert target.decode(ids) == original.decode(ids, skip_special_tokens=True)
     typed = "a <s> b</s> c<pad>"  # of which a Marian has no use for the first
     assert found.tokenizer.encode(typed).ids == original(typed).input_ids
     assert target.encode(typed).ids == original(text_target=typed).input_ids
@@ -222,6 +225,10 @@ def test_m2m100_has_the_ids_of_its_vocabulary(num_lines: int, tmp_path: Path) ->
     lines = difficult_lines(num_lines, seed=5)
     assert not list(differences(found.tokenizer, lambda line: original(line).input_ids, lines))
     assert found.target_language == original.get_lang_id("fr")
+    for line in lines:
+        ids = original(line).input_ids[1:]  # its language is shown unless a file says it is special
+        text = found.tokenizer.decode(ids).strip()
+        assert text == original.decode(ids, skip_special_tokens=True)
 
 
 @pytest.fixture(scope="module")
@@ -350,3 +357,6 @@ def test_vocabulary_and_merges_become_a_tokenizer(
 
     lines = difficult_lines(num_lines, seed=8)
     assert not list(differences(tokenizer, lambda line: original(line).input_ids, lines))
+    for line in lines:
+        ids = original(line).input_ids
+        assert tokenizer.decode(ids) == original.decode(ids, skip_special_tokens=True)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import sentencepiece
+import transformers
 from tokenizers import Tokenizer
 
 from engine.errors import CheckpointError
@@ -191,6 +192,9 @@ FAMILIES = [
 ]  # fmt: skip
 
 
+READERS = {"XLMRobertaTokenizer", "CamembertTokenizer"}  # of models that write nothing
+
+
 @pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
 def test_symbols_of_a_user_are_found_where_sentencepiece_finds_them(
     algorithm: str, trained: Callable[..., Path], tmp_path: Path
@@ -240,6 +244,25 @@ def test_a_text_comes_back_as_sentencepiece_gives_it_back(
             # What stands behind an unknown character at the start keeps its space.
             assert found.lstrip(" ") == files.original.decode(known).lstrip(" ")
             assert len(known) < len(ids) or found == files.original.decode(ids)
+
+
+@pytest.mark.parametrize("num_lines", [200, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", sorted({family.kind for family in FAMILIES} - READERS))
+def test_an_answer_is_the_text_that_its_class_makes_of_it(
+    kind: str, num_lines: int, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    family = next(family for family in FAMILIES if family.kind == kind)
+    settings = {"tokenizer_class": kind, **family.settings}
+    source_with(tmp_path, family.name, trained(**family.trained), **settings)
+    original = getattr(transformers, kind).from_pretrained(tmp_path)
+
+    tokenizer = read_tokenizer(tmp_path, config()).tokenizer
+
+    special = sorted(tokenizer.get_added_tokens_decoder())
+    for number, line in enumerate(difficult_lines(num_lines, seed=11)):
+        ids = tokenizer.encode(line).ids
+        ids.insert(len(ids) // 2, special[number % len(special)])
+        assert tokenizer.decode(ids) == original.decode(ids, skip_special_tokens=True)
 
 
 def test_a_language_is_put_where_the_model_was_trained_with_it(
