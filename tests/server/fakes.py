@@ -179,6 +179,7 @@ class FakeGenerator(_Lifecycle):
         self.requests: list[GenerationRequest] = []
         self.scored: list[ScoreRequest] = []
         self.scale = 1.0  # of scores
+        self.num_discarded = 0  # tokens of every answer
         self.aborted: list[str] = []
         self.release = asyncio.Event()
         self.admit = asyncio.Event()
@@ -217,7 +218,7 @@ class FakeGenerator(_Lifecycle):
             finished = True
             yield RequestFinished(
                 request.request_id,
-                Usage(input_tokens=len(words), output_tokens=len(text)),
+                Usage(len(words), len(text), discarded_tokens=self.num_discarded),
                 TIMING,
                 seed=request.params.seed or 0,
                 prompt_logprobs=_logprobs([1] * (len(words) - 1), request.params.prompt_logprobs),
