@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 from tokenweir import AsyncClient
 
-from loadtest.chaos.harm import KINDS, OF_CONTROLLER, Harmed, harm
+from loadtest.chaos.harm import KINDS, OF_CONTROLLER, STOP_WORKER, Harmed, harm
 from loadtest.chaos.load import Load, cases
 from loadtest.chaos.report import failures, summary, table
 from loadtest.chaos.server import Server
@@ -130,6 +130,11 @@ def main(
     plan = Plan(
         kinds or possible, minutes, harms or sys.maxsize, concurrency, serving or replicas, tokens
     )
+    if STOP_WORKER in plan.kinds and plan.num_serving < replicas and not no_ray:
+        raise click.UsageError(
+            f"{STOP_WORKER} may meet a worker that starts, for which Ray waits for ever; leave out "
+            "--serving, give --no-ray, or name other kinds with --only"
+        )
     log = Path(tempfile.mkdtemp(prefix="chaos-")) / "serve.log"
     server = Server(package, replicas, log, with_ray=not no_ray)
     server.start()

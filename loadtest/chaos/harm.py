@@ -62,13 +62,14 @@ def _pause(pid: int) -> None:
 _STILL = 6.0  # seconds: longer than a gateway waits for a worker
 KILL_SERVER = "kill-server"  # the gateway and the registry of workers
 KILL_CONTROLLER = "kill-controller"
+STOP_WORKER = "stop-worker"
 PAUSE_SERVER = "pause-server"
 PAUSE_CONTROLLER = "pause-controller"
 _PAUSED = (PAUSE_SERVER, PAUSE_CONTROLLER)
 OF_CONTROLLER = (KILL_CONTROLLER, PAUSE_CONTROLLER)
 _SIGNALS = {  # what gets which one; "": a worker
     "kill-worker": ("", signal.SIGKILL),
-    "stop-worker": ("", signal.SIGSTOP),
+    STOP_WORKER: ("", signal.SIGSTOP),
     "end-worker": ("", signal.SIGTERM),
     KILL_CONTROLLER: (CONTROLLER, signal.SIGKILL),
 }

@@ -77,8 +77,9 @@ class MetricsPage:
 
 def _for_operators(app: App, operators: TokenFile) -> App:
     def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        header = environ.get("HTTP_AUTHORIZATION")
         try:
-            operators.identity([(METADATA_KEY, environ.get("HTTP_AUTHORIZATION", ""))])
+            operators.identity([] if header is None else [(METADATA_KEY, header)])
         except Unauthenticated as error:
             headers = [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")]
             start_response("401 Unauthorized", headers)

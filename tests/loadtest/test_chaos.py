@@ -20,6 +20,7 @@ from typing import Any, cast
 import grpc
 import pytest
 import torch
+from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenweir import (
     AsyncClient,
@@ -32,7 +33,7 @@ from tokenweir import (
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import save_checkpoint
 from exporter.models import TransformerConfig, build_model
-from loadtest.chaos.__main__ import Outcome, Plan, do_harm, write
+from loadtest.chaos.__main__ import Outcome, Plan, do_harm, main, write
 from loadtest.chaos.answers import Tally, verdict
 from loadtest.chaos.harm import Harmed, harm
 from loadtest.chaos.load import Case, Load
@@ -218,6 +219,15 @@ def test_a_server_is_whole_when_it_has_noticed_the_harm_and_is_whole_again(
     server.wait_until_whole()
 
     assert not said
+
+
+def test_a_worker_that_ray_would_wait_for_is_not_stopped(tmp_path: Path) -> None:
+    asked = (str(tmp_path), "--replicas", "3", "--serving", "2")
+
+    refused = CliRunner().invoke(main, asked)
+
+    assert refused.exit_code == 2
+    assert "for which Ray waits for ever; leave out --serving" in refused.output
 
 
 async def test_what_was_found_is_told_of_a_run_that_breaks_off(

@@ -131,6 +131,24 @@ async def test_a_client_that_says_nothing_does_not_keep_the_server_from_ending(
     connection.close()
 
 
+async def test_a_client_gets_no_ticket_to_come_back_with(tls: DoorsConfig, authority: Authority):
+    async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=tls)) as caller:
+        place = "127.0.0.1", int(caller.url.rpartition(":")[2])
+
+        def session() -> ssl.SSLSession | None:
+            with (
+                socket.create_connection(place, timeout=60) as plain,
+                trusting(authority).wrap_socket(plain, server_hostname="localhost") as connection,
+            ):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+                return connection.session
+
+        found = await asyncio.to_thread(session)
+
+    assert found is None or not found.has_ticket
+
+
 async def test_a_client_whose_root_was_taken_away_is_let_in_no_more(
     tls: DoorsConfig, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2
 from PIL import Image
 from tokenweir import GeneratedSequence
 from tokenweir._errors import error_from_call
@@ -350,6 +351,13 @@ async def test_nothing_is_ready_while_the_server_behind_is_not():
             await stub.ModelInfer(request("m", texts("a")))
 
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    with scripted_server() as script:
+        status = health_pb2.HealthCheckResponse.NOT_SERVING
+        script.answers["Check"] = lambda *_: health_pb2.HealthCheckResponse(status=status)
+        async with stub_of(script.address) as stub:
+            assert not (await stub.ServerReady(protocol.ServerReadyRequest())).ready
+            assert not (await stub.ModelReady(protocol.ModelReadyRequest(name="m"))).ready
 
 
 async def test_what_the_server_behind_refuses_is_told_with_its_details():

@@ -234,6 +234,8 @@ async def test_failures_and_refusals_are_counted_by_reason(cell: Cell) -> None:
     assert await cell.value(requests, method="Generate", code="INTERNAL") == 1
     await until_true(lambda: cell.value(requests, method="GenerateStream", code="CANCELLED"), 2)
     assert await cell.value("tokenweir_gateway_queue_seconds_count") == 3
+    await failure_of(cell.stubs.generation.Generate(generate("")))
+    await until_true(lambda: cell.value(failures, reason="INVALID_FIELD"), 1)
 
 
 async def test_a_name_that_a_client_makes_up_is_no_label(cell: Cell) -> None:
@@ -301,10 +303,12 @@ async def test_where_operators_have_tokens_only_they_read_the_page(tmp_path: Pat
     doors = DoorsConfig(admin_port=0, admin_tokens=tmp_path / "ops.toml")
     page = MetricsPage("127.0.0.1", 0, list, list, doors)
     try:
-        for header in ({}, {"Authorization": "Bearer tw_other"}):
+        none, other = {}, {"Authorization": "Bearer tw_other"}
+        for header, said in ((none, b"asks for a token"), (other, b"not known here")):
             with pytest.raises(urllib.error.HTTPError, match="401") as refused:
                 await asyncio.to_thread(_get, page.port, header)
             assert refused.value.headers["WWW-Authenticate"] == "Bearer"
+            assert said in refused.value.read()
             refused.value.close()
         found = await asyncio.to_thread(_get, page.port, {"Authorization": "Bearer tw_ops"})
     finally:

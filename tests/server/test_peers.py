@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import tempfile
@@ -13,7 +14,7 @@ from grpc import aio
 
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
-from server.identity.peers import CHANNEL_OPTIONS, Peers, peers_of
+from server.identity.peers import CHANNEL_OPTIONS, NAME, Peers, peers_of
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.roster import Roster
 from server.ray.roster_link import RosterLink
@@ -92,6 +93,15 @@ async def test_a_roster_hears_its_workers_only(
             writer.write(f'{{"token": "{address.token}", "pid": 2}}\n'.encode())
             writer.write(b'{"level": 40, "text": "forged"}\n')
             assert await reader.read() == b""  # it has hung up
+            writer.close()
+            nameless = ssl.create_default_context(cadata=peers.cert.decode())
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port, ssl=nameless, server_hostname=NAME
+            )
+            with contextlib.suppress(OSError):  # who shows no certificate is sent away
+                writer.write(f'{{"token": "{address.token}", "pid": 2}}\n'.encode())
+                writer.write(b'{"level": 40, "text": "forged"}\n{"leaving": true}\n')
+                assert await reader.read(1) == b""
             writer.close()
     finally:
         await link.close()
