@@ -18,7 +18,7 @@ from engine.errors import PackageError
 from engine.life.engine import NICENESS
 from engine.life.trial import Trial
 from engine.package.device_certificate import is_invariant_as_shown, settings_as_shown
-from engine.package.graph_io import DRAW_GRAPH
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package
 
@@ -191,9 +191,10 @@ def load_runner(
 
     decoder = package.file("decoder.onnx")
     encoder = package.file("encoder.onnx") if contract.cross_cache is not None else None
-    draw = package.file(DRAW_GRAPH) if device and DRAW_GRAPH in package.manifest.files else None
+    has_draws = device is not None and package.manifest.files.keys() >= set(DRAW_GRAPHS)
+    draws = [package.file(name) for name in DRAW_GRAPHS] if has_draws else []
     threads, widest = config.num_threads, config.limits.most_sequences
-    sessions = load_sessions(contract, decoder, encoder, draw, num_threads=threads, device=device)
+    sessions = load_sessions(contract, decoder, encoder, draws, num_threads=threads, device=device)
     if device is None:
         num_slots = config.with_num_seqs(DEFAULT_NUM_SEQS).max_num_seqs
         return SlotModelRunner(

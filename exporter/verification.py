@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.errors import CertificateError
-from engine.package.graph_io import DRAW_GRAPH
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import Certificate, DeviceCertificate, Manifest
 from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
@@ -135,7 +135,7 @@ def _check_no_others(package: Package, checkpoint: Checkpoint) -> None:
     manifest, graphs = package.manifest, package.manifest.graphs
     exported = {*copied_files(checkpoint), *graphs, *(f"{name}.data" for name in graphs)}
     if manifest.generation and target_of(manifest.format).has_draws:
-        exported.add(DRAW_GRAPH)
+        exported.update(DRAW_GRAPHS)
     if others := sorted(package.manifest.files.keys() - exported):
         raise CertificateError(
             f"{package.path / others[0]} is not of {checkpoint.path}, which exports to no such "

@@ -110,8 +110,9 @@ class EngineCore:
         if not self._under_way:
             self._begin(self.scheduler.schedule())
         may_follow = self.runs_ahead and not self._runner.has_result
-        if may_follow and (ahead := self.scheduler.schedule_ahead()):
-            self._begin(ahead)
+        if may_follow and self._under_way[-1].may_be_followed:
+            if ahead := self.scheduler.schedule_ahead():
+                self._begin(ahead)
         step = self._under_way.popleft()
         result = self._runner.collect()
         outputs = self.scheduler.update(step, result)

@@ -27,7 +27,7 @@ LENGTHS, PIXEL_VALUES, TOKEN_TYPE_IDS = "lengths", "pixel_values", "token_type_i
 LOGITS, TOP_IDS, TOP_LOGITS, TOP_LOGPROBS = "logits", "top_ids", "top_logits", "top_logprobs"
 ALIGNMENT, EMBEDDING = "alignment", "embedding"
 LAST_COLUMN, TEMPERATURE, TOP_P = "last_column", "temperature", "top_p"
-LEAST_SCORE, UNIFORM = "least_score", "uniform"
+LEAST_SCORE, UNIFORM, SCOPE = "least_score", "uniform", "scope"
 DRAWN_IDS, DRAWN_LOGPROBS = "drawn_ids", "drawn_logprobs"
 # Of keys and values, before the layer and which of the two: see `layer_names`.
 PAST, PRESENT = "past_key_values", "present"  # the decoder's own positions, before and after a call
@@ -37,7 +37,8 @@ READ_ON_HOST = (NUM_TOP, TOTAL_SEQ)  # inputs that kernels for a device want the
 
 TOPS = (TOP_IDS, TOP_LOGITS, TOP_LOGPROBS)
 DRAWN = (DRAWN_IDS, DRAWN_LOGPROBS)
-DRAW_GRAPH = "draw.onnx"  # packages for a device have it
+# Packages for a device have them, by engine.sampling.plain.Reach.
+DRAW_GRAPHS = ("draw.onnx", "draw_all.onnx", "draw_nucleus.onnx")
 
 # By numpy's names; of keys and values it is that of their cache.
 DTYPES = {
@@ -47,9 +48,9 @@ DTYPES = {
     **dict.fromkeys((ALIGNMENT_IDX, ALIGNMENT_SOURCES, LENGTHS, TOKEN_TYPE_IDS), "int64"),
     **dict.fromkeys((PIXEL_VALUES, LOGITS, TOP_LOGITS, TOP_LOGPROBS), "float32"),
     **dict.fromkeys((ALIGNMENT, EMBEDDING), "float32"),
-    **dict.fromkeys((LAST_COLUMN, DRAWN_IDS), "int64"),
-    **dict.fromkeys((TEMPERATURE, LEAST_SCORE, DRAWN_LOGPROBS), "float32"),
-    **dict.fromkeys((TOP_P, UNIFORM), "float64"),
+    **dict.fromkeys((LAST_COLUMN, SCOPE, DRAWN_IDS), "int64"),
+    **dict.fromkeys((TEMPERATURE, LEAST_SCORE), "float32"),
+    **dict.fromkeys((TOP_P, UNIFORM, DRAWN_LOGPROBS), "float64"),
 }
 CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
@@ -158,10 +159,11 @@ def encoder_shape(cross: CacheShape) -> GraphShape:
     )
 
 
-def draw_shape() -> GraphShape:
-    """Return what `draw.onnx` takes and gives: the next tokens of the rows of a decode call.
+def draw_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
+    """Return what DRAW_GRAPHS take and give: the next tokens of the rows of a decode call.
 
-    Whatever stands in a row beside it, with a last column of 0 it gives the likeliest token.
+    Whatever stands in a row beside them, with a last column and a scope of 0 they give the
+    likeliest token.
     """
     asked = (
         LAST_COLUMN,  # of the likeliest tokens that the row draws from, counted from 0
@@ -172,8 +174,11 @@ def draw_shape() -> GraphShape:
     )
     top: _Shape = ("rows", "num_top")
     one: _Shape = ("rows", 1)
-    inputs = {**dict.fromkeys(TOPS, top), **dict.fromkeys(asked, one)}
-    return GraphShape(_values(inputs), _values(dict.fromkeys(DRAWN, one)))
+    inputs: dict[str, _Shape] = {**dict.fromkeys(TOPS, top), **dict.fromkeys(asked, one)}
+    # What goes beyond the likeliest tokens has their logits, and engine.sampling.plain.Scope.
+    further: dict[str, _Shape] = {**inputs, LOGITS: ("rows", vocab_size), SCOPE: one}
+    drawn = _values(dict.fromkeys(DRAWN, one))
+    return tuple(GraphShape(_values(each), drawn) for each in (inputs, further, further))
 
 
 class OnePassContract(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,12 +17,19 @@ class LazyRows:
     """
 
     def __init__(
-        self, num_rows: int, width: int, fetch: Callable[[Sequence[int]], Iterable[Row]]
+        self,
+        num_rows: int,
+        width: int,
+        fetch: Callable[[Sequence[int]], Iterable[Row]],
+        known: Mapping[int, Row] | None = None,
     ) -> None:
-        """`fetch` brings rows, [width] each, in the order of their numbers, all in one go."""
+        """`fetch` brings rows, [width] each, in the order of their numbers, all in one go.
+
+        Those that are `known` are there.
+        """
         self.shape = num_rows, width
         self._fetch = fetch
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, Row] = dict(known or {})
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -17,7 +17,7 @@ class Drawn(NamedTuple):
     """The next tokens of rows, as the graph for it has drawn them."""
 
     ids: NDArray[np.int64]  # [B]
-    logprobs: Floats  # [B]
+    logprobs: NDArray[np.float64]  # [B]
 
 
 class StepLogits(NamedTuple):

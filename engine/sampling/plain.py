@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,23 @@ from engine.sampling.truncation import Truncations
 Rows = slice | NDArray[np.intp]
 
 _NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
+_MOST_TEMPERATURE = 100  # of a share of all tokens: beyond, graphs do not tell its end so exactly
+
+
+class Reach(IntEnum):
+    """What a draw looks at. Where less is enough, who looks further draws the same."""
+
+    COLUMNS = 0  # the likeliest tokens
+    ROW = 1  # all tokens, each by itself
+    NUCLEUS = 2  # and how much all of them weigh together
+
+
+class Scope(IntEnum):
+    """What a draw may do beyond the likeliest tokens that it begins with."""
+
+    NOTHING = 0
+    WEIGH = 1  # its top_p is a share of the weight of all tokens
+    GO_ON = 2  # and it goes on behind them, where what may be drawn does
 
 
 class SampledColumns(NamedTuple):
@@ -28,9 +46,9 @@ class SampledColumns(NamedTuple):
     params: Sequence[SamplingParams]
     draws: Sequence[SequenceDraws]
     how: Truncations
-    is_decided: NDArray[np.bool_]  # whatever is drawn is among the columns
+    scopes: NDArray[np.int64]
     needs_total: Sequence[int]  # those that look at the weights of all tokens
-    suits_graph: NDArray[np.bool_]  # the graph for draws, which has the columns and nothing else
+    reach: Reach  # the furthest of them
 
     @classmethod
     def of(
@@ -41,19 +59,17 @@ class SampledColumns(NamedTuple):
         vocab_size: int,
     ) -> SampledColumns:
         """Return the columns of these draws, all of which are plain."""
-        widths = [min(num_columns(one) or vocab_size, vocab_size) for one in params]
-        decided = [
-            one.top_k > 0 or width == vocab_size for one, width in zip(params, widths, strict=True)
-        ]
-        of_all = [one.top_k == 0 and one.top_p < 1 for one in params]
+        widths = [min(num_columns(one) or 1, vocab_size) for one in params]
+        of_all = [i for i, one in enumerate(params) if one.top_k == 0 and one.top_p < 1]
+        scopes = [_scope(one, vocab_size) for one in params]
         return cls(
             np.array(which, np.intp),
             params,
             draws,
             Truncations.of(params, widths),
-            np.array(decided, np.bool_),
-            [i for i, is_of_all in enumerate(of_all) if is_of_all],
-            np.array(decided, np.bool_) & ~np.array(of_all, np.bool_),
+            np.array(scopes, np.int64),
+            of_all,
+            Reach.NUCLEUS if of_all else Reach.ROW if any(scopes) else Reach.COLUMNS,
         )
 
 
@@ -63,6 +79,8 @@ class GraphDraws(NamedTuple):
     rows: NDArray[np.intp]  # that decode
     how: Truncations
     uniform: NDArray[np.float64]
+    scopes: NDArray[np.int64]
+    reach: Reach  # which graph it is
 
 
 class PlainDraws(NamedTuple):
@@ -77,14 +95,13 @@ class PlainDraws(NamedTuple):
         return which if isinstance(self.rows, slice) else self.rows[which]
 
     def for_graph(self, stream: RandomStream) -> GraphDraws | None:
-        """Return those of the sampled tokens that suit the graph for draws; None: none does."""
+        """Return what a graph for draws is told of the sampled tokens; None: there are none."""
         sampled = self.sampled
-        if sampled is None or not sampled.suits_graph.any():
+        if sampled is None:
             return None
         uniform = np.array(stream.uniforms(sampled.draws, self.positions))
-        suits = sampled.suits_graph
-        rows = self.rows_of(sampled.which[suits])
-        return GraphDraws(rows, sampled.how.of_rows(suits), uniform[suits])
+        rows = self.rows_of(sampled.which)
+        return GraphDraws(rows, sampled.how, uniform, sampled.scopes, sampled.reach)
 
 
 class PlainChoices(NamedTuple):
@@ -94,7 +111,12 @@ class PlainChoices(NamedTuple):
     logprobs: list[float] = []  # noqa: RUF012  # in the model's own distribution
     failed: Sequence[int] = ()  # draws behind a row that is not finite; what they have is nothing
 
-    def put(self, which: NDArray[np.intp], ids: NDArray[np.int64], logprobs: Floats) -> None:
+    def put(
+        self,
+        which: NDArray[np.intp],
+        ids: NDArray[np.int64],
+        logprobs: Floats | NDArray[np.float64],
+    ) -> None:
         """Let these be what some of the draws have."""
         for i, token_id, logprob in zip(
             which.tolist(), ids.tolist(), logprobs.tolist(), strict=True
@@ -128,6 +150,20 @@ def is_plain(params: SamplingParams) -> bool:
     """Say whether the draws of a request are plain, if no single token is banned or forced."""
     if params.strategy == "beam" or params.logprobs is not None or params.alignment:
         return False
-    return (
-        not is_controlled(params) and num_columns(params) is not None and not needs_row_sum(params)
-    )
+    if is_controlled(params):
+        return False
+    if params.strategy == "greedy":
+        return True
+    if params.top_k == 0 and params.top_p < 1 and params.temperature > _MOST_TEMPERATURE:
+        return False
+    return params.typical_p == 1 and params.top_k <= MAX_COLUMNS
+
+
+def _scope(params: SamplingParams, vocab_size: int) -> Scope:
+    """Return that of a plain draw."""
+    if params.top_k > 0:
+        return Scope.NOTHING
+    width = num_columns(params)
+    if width is None or width < vocab_size:
+        return Scope.GO_ON
+    return Scope.WEIGH if params.top_p < 1 else Scope.NOTHING

@@ -19,6 +19,7 @@ from engine.sampling.plain import (
     PlainChoices,
     PlainDraws,
     SampledColumns,
+    Scope,
     needs_row_sum,
     num_columns,
 )
@@ -92,6 +93,16 @@ def drawn_columns(
     return columns, is_cut
 
 
+def drawn_from_row(
+    row: Floats, params: SamplingParams, uniform: float, out: Floats | None = None
+) -> int:
+    """Return which token of a row is drawn, of all that may be, in the order of ids."""
+    scores, kept = truncate(tempered(row, params.temperature, out), params)
+    # Tokens whose probability rounds to 0 are never drawn.
+    chosen = pick(np.exp(scores, out=scores), uniform)
+    return chosen if kept is None else int(kept[chosen])
+
+
 class Sampler:
     """Greedy choice, random sampling and the candidates of beam search.
 
@@ -150,13 +161,11 @@ class Sampler:
         best_ids = logits.top_ids[plain.rows, 0]
         found = PlainChoices(best_ids.tolist(), best_logprobs.tolist(), failed)
         if (sampled := plain.sampled) is not None:
-            drawn = logits.drawn
-            if drawn is None or not sampled.suits_graph.all():
+            if (drawn := logits.drawn) is None:
                 self._choose_sampled(logits, plain, sampled, found)
-            if drawn is not None:
-                which = sampled.which[sampled.suits_graph]
-                rows = plain.rows_of(which)
-                found.put(which, drawn.ids[rows], drawn.logprobs[rows])
+            else:
+                rows = plain.rows_of(sampled.which)
+                found.put(sampled.which, drawn.ids[rows], drawn.logprobs[rows])
         return found
 
     def _choose_sampled(
@@ -164,18 +173,20 @@ class Sampler:
     ) -> None:
         """Put what is drawn into `found`, in the place of the likeliest tokens."""
         rows = plain.rows_of(sampled.which)
-        totals = np.full(len(rows), np.nan)
-        for i in sampled.needs_total:
-            totals[i] = math.exp(-float(logits.top_logprobs[rows[i], 0]))
+        totals, params = np.full(len(rows), np.nan), sampled.params
+        logits.fetch(int(rows[i]) for i in sampled.needs_total if needs_row_sum(params[i]))
         uniform = np.array(self._stream.uniforms(sampled.draws, plain.positions))
         with np.errstate(invalid="ignore", over="ignore"):  # in rows that are not finite
+            for i in sampled.needs_total:
+                totals[i] = self._total(logits, int(rows[i]), params[i])
             columns, is_cut = drawn_columns(logits.top_logits, rows, totals, uniform, sampled.how)
         np.minimum(columns, sampled.how.num_columns - 1, out=columns)  # in such rows: any
         ids, logprobs = logits.top_ids[rows, columns], logits.top_logprobs[rows, columns]
         found.put(sampled.which, ids, logprobs)
-        is_open = ~(is_cut | sampled.is_decided)
+        is_open = ~is_cut & (sampled.scopes == Scope.GO_ON)
         if is_open.any():
-            self._choose_behind_columns(logits, plain, sampled, is_open.nonzero()[0], found)
+            which = is_open.nonzero()[0]
+            self._choose_behind_columns(logits, plain, sampled, which, uniform[which], found)
 
     def _choose_behind_columns(
         self,
@@ -183,6 +194,7 @@ class Sampler:
         plain: PlainDraws,
         sampled: SampledColumns,
         which: NDArray[np.intp],
+        uniform: Doubles,
         found: PlainChoices,
     ) -> None:
         """Choose from whole rows: what may be drawn goes on behind the columns."""
@@ -190,14 +202,15 @@ class Sampler:
         rows = plain.rows_of(places)
         logits.fetch(rows.tolist())
         model = ModelLogprobs(logits)
-        for i, place, row in zip(which.tolist(), places.tolist(), rows.tolist(), strict=True):
+        for i, place, row, at in zip(
+            which.tolist(), places.tolist(), rows.tolist(), uniform.tolist(), strict=True
+        ):
             if place in found.failed:
                 continue
-            one = sampled.draws[i]
-            draw = Draw(row, sampled.params[i], one.seed, one.index, plain.positions[i], ())
-            chosen = self._choose_from_row(model, draw)
-            assert chosen is not None, "nothing is ruled out"
-            found.token_ids[place], found.logprobs[place] = chosen.token_id, chosen.logprob
+            whole = logits.logits[row]
+            chosen = drawn_from_row(whole, sampled.params[i], at, self._scratch(whole))
+            found.token_ids[place] = chosen
+            found.logprobs[place] = model.logprob(row, chosen)
 
     def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
         """Return the log-probabilities of given tokens; None if a row is not finite."""
@@ -230,7 +243,7 @@ class Sampler:
         draws = [draw for _, draw, _ in found]
         how = Truncations.of([draw.params for draw in draws], [width for _, _, width in found])
         rows = np.array([draw.logits_row for draw in draws])
-        totals = np.array([self._total(model, draw) for draw in draws])
+        totals = np.array([self._total(model.logits, d.logits_row, d.params) for d in draws])
         uniform = np.array([self._uniform(draw) for draw in draws])
         columns, is_cut = drawn_columns(model.logits.top_logits, rows, totals, uniform, how)
         for (i, draw, width), column, cut in zip(
@@ -263,25 +276,21 @@ class Sampler:
         if 0 < draw.params.top_k < len(row):  # before the temperature: that keeps the order
             ids = largest(row, draw.params.top_k, model.logits.top_ids[draw.logits_row])
             row = row[ids]
-        scores = tempered(row, draw.params.temperature, self._scratch(row))
-        scores, kept = truncate(scores, draw.params)
-        # Tokens whose probability rounds to 0 are never drawn.
-        chosen = pick(np.exp(scores, out=scores), self._uniform(draw))
-        chosen = chosen if kept is None else int(kept[chosen])
+        chosen = drawn_from_row(row, draw.params, self._uniform(draw), self._scratch(row))
         return model.sampled(draw, chosen if ids is None else int(ids[chosen]))
 
     def _uniform(self, draw: Draw) -> float:
         return self._stream.uniform(draw.seed, draw.sequence_index, draw.position)
 
-    def _total(self, model: ModelLogprobs, draw: Draw) -> float:
-        """Return what the weights of all tokens add up to; NaN if it is not needed."""
-        if draw.params.top_k or draw.params.top_p == 1:
+    def _total(self, logits: StepLogits, row: int, params: SamplingParams) -> float:
+        """Return what the weights of all tokens of a row add up to; NaN if it is not needed."""
+        if params.top_k or params.top_p == 1:
             return math.nan
-        if not needs_row_sum(draw.params):
-            return math.exp(-float(model.logits.top_logprobs[draw.logits_row, 0]))
-        row = model.logits.logits[draw.logits_row]
-        scores = tempered(row, draw.params.temperature, self._scratch(row))
-        return float(np.exp(scores, out=scores).sum())
+        if not needs_row_sum(params):
+            return math.exp(-float(logits.top_logprobs[row, 0]))
+        whole = logits.logits[row]
+        scores = tempered(whole, params.temperature, self._scratch(whole))
+        return float(np.exp(scores, out=scores).sum(dtype=np.float64))
 
     def _scratch(self, row: Floats) -> Floats:
         """Return a row to work in: fresh memory for each would cost more than the work."""

@@ -73,12 +73,6 @@ class Truncations(NamedTuple):
     top_p: NDArray[np.float64]  # [n]; inf: all
     least: Floats  # log of min_p, [n, 1]; -inf: all
 
-    def of_rows(self, which: NDArray[np.bool_]) -> Truncations:
-        """Return those of some rows."""
-        return Truncations(
-            self.num_columns[which], self.temperature[which], self.top_p[which], self.least[which]
-        )
-
     @classmethod
     def of(cls, params: Sequence[SamplingParams], num_columns: Sequence[int]) -> Truncations:
         """Return those that requests ask for."""

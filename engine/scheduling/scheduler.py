@@ -154,7 +154,8 @@ class Scheduler:
     def schedule_ahead(self) -> Step | None:
         """Return the step behind the one under way, to which the runner feeds its plain draws.
 
-        None: no sequence can compute what is being drawn, or some cannot and would have to wait.
+        Sequences whose draws are others wait until that one is taken in. None: there is nothing to
+        compute before.
         """
         return self._schedule(is_ahead=True) if self._may_run_ahead() else None
 
@@ -281,10 +282,7 @@ class Scheduler:
         decoding, grow = self._decoding, self._cache.grow
         ready, num_decoding = [], len(decoding)
         for sequence in tuple(decoding):
-            is_ready = sequence.num_drawing == 0
-            if is_ahead and sequence.num_drawing == 1:
-                is_ready = sequence.num_steps_left > 0
-            if is_ready and sequence in decoding:
+            if _is_ready(sequence, is_ahead) and sequence in decoding:
                 if grow(sequence, 1) or self._make_room(sequence):
                     ready.append(sequence)
         if len(decoding) < num_decoding:  # some had to make room for others
@@ -294,17 +292,14 @@ class Scheduler:
     def _is_all_ready(self, group: DecodeGroup, is_ahead: bool) -> bool:
         """Say whether all may decode that did so in the last step that was scheduled."""
         if is_ahead:
-            return group.num_steps_left > 0
+            return group.num_steps_left > 0 and not group.others
         return self._num_scheduled == self._num_taken_in + 1  # nothing is being drawn
 
     def _may_run_ahead(self) -> bool:
-        """Say whether some may decode what is being drawn, and no other has to wait for it."""
-        group = self._group
-        if group is not None and group.num_steps_left > 0:
-            return not group.others
-        return all(one.request.draws_plainly for one in self._decoding) and any(
-            one.num_steps_left > 0 for one in self._decoding
-        )
+        """Say whether some may decode before what is under way is taken in."""
+        if self._group is not None and self._is_all_ready(self._group, is_ahead=True):
+            return True
+        return any(_is_ready(one, is_ahead=True) for one in self._decoding)
 
     def _grouped(
         self, ready: list[Sequence], is_ahead: bool
@@ -617,3 +612,11 @@ class Scheduler:
         )
         if refusal is not None:
             raise cannot_meet(asked, refusal, time_left=time_left, num_before=num_before)
+
+
+def _is_ready(sequence: Sequence, is_ahead: bool) -> bool:
+    """Say whether a decoding sequence may compute its next token, known or fed."""
+    if sequence.num_drawing == 0:
+        return True
+    may_be_fed = is_ahead and sequence.num_drawing == 1 and sequence.request.draws_plainly
+    return may_be_fed and sequence.num_steps_left > 0

@@ -94,6 +94,14 @@ class Step(NamedTuple):
     scoring: tuple[Chunk, ...]  # one a score
     aligned: tuple[Sequence, ...]  # one for each of Parts.aligned
 
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether those that draw plainly may go on before this one is taken in.
+
+        The others then are in every second step only, so they must not be more.
+        """
+        return 2 * len(self.plain) >= len(self.parts.decoding)
+
 
 class DrawPlan(NamedTuple):
     """What is chosen and scored behind the logits of a step beside plain draws, and for whom."""

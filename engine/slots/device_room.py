@@ -5,7 +5,7 @@ that come off the weights of its graphs and what a step takes beside the rows:
 
     room  = min(total memory x gpu_memory_utilization - weights, free memory)
     rows  = (room - beside) / row
-    row   = keys and values of a sequence and of its source at their longest, and its logits
+    row   = keys and values of a sequence and of its source at their longest, its logits and draw
     beside = 1 GB, a row of each kind to exchange two, and the logits of the longest prompt's step
 
 Free memory is read when the weights are there. Whoever names no number of sequences gets as many
@@ -30,6 +30,7 @@ from engine.wording import size_of
 
 _WORKSPACES = 10**9  # what CUDA, the workspaces of kernels and captured calls take
 _LOGIT = 16  # bytes: a logit, in the graph's type and its log-probability, and room to sort them
+_DRAW = 24  # bytes: its score, its weight, and that weight where it may be drawn
 _SMALL = 8192  # bytes of a row: its ids and lengths, and 128 of the largest logits
 
 
@@ -67,7 +68,8 @@ class RoomNeeds:
         rows += row_bytes(contract.cross_cache) if contract.cross_cache else 0
         logits = contract.vocab_size * _LOGIT
         beside = _WORKSPACES + rows + max_num_batched_tokens * logits
-        return cls(row=rows + logits + _SMALL, beside=beside)
+        draw = contract.vocab_size * _DRAW
+        return cls(row=rows + logits + draw + _SMALL, beside=beside)
 
     def of_rows(self, num_slots: int) -> int:
         """Return what so many take."""

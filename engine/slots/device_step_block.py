@@ -24,7 +24,7 @@ from engine.slots.step_block import (
     numpy_dtypes,
 )
 
-_ROW_BYTES = 168  # of standing inputs, a row
+_ROW_BYTES = 176  # of standing inputs, a row
 _TOKEN_BYTES = 64  # of the inputs of a source or chunk, a token
 _READ_BYTES = 4096  # of the inputs of a source or chunk beside its tokens
 
@@ -71,7 +71,8 @@ class DeviceStepBlock:
         self._chunk_logits = memory.zeros((self._num_chunk_rows * self._row_bytes,), "int8")
         self._calls: list[int] = []  # the first rows of the calls of chunks
         self._outputs: dict[int, _SmallOutputs] = {}
-        self._fetched: NDArray[np.uint8] | None = None
+        self._fetched: Floats | None = None
+        self._sent_rows: list[Floats | None] = [None, None]  # of the last steps that sent some
         self._dtypes = numpy_dtypes()
         self._uploaded = memory.mark()
         self._number = self._received = 0  # of the last step that began, that was received
@@ -131,16 +132,33 @@ class DeviceStepBlock:
         """See StepBlock."""
         return self._outputs_of(self._size.num_top).alignment[first:last]
 
-    def send(self) -> Pending:
+    def send(self, whole_rows: Sequence[int] = ()) -> Pending:
         """See StepBlock."""
-        return partial(self._receive, self._number, self._outputs_of(self._size.num_top).send())
+        known = self._send_rows(whole_rows) if whole_rows else {}
+        sent = self._outputs_of(self._size.num_top).send()
+        return partial(self._receive, self._number, sent, known)
 
-    def _receive(self, number: int, sent: _Sent) -> StepLogits:
+    def _send_rows(self, rows: Sequence[int]) -> dict[int, Floats]:
+        """Queue copies of whole rows; return where they come."""
+        self._sent_rows.reverse()
+        pinned = self._sent_rows[0]
+        if pinned is None:
+            pinned = self._sent_rows[0] = self._pinned_rows()
+        target = pinned[: len(rows)]
+        self._download(target, rows)
+        return dict(zip(rows, target, strict=True))
+
+    def _pinned_rows(self) -> Floats:
+        """Take memory of the host for as many rows of logits as there are slots."""
+        pinned = self._memory.pinned(self._logits.num_bytes)
+        return pinned.view(self._logits.dtype).reshape(self._logits.shape)
+
+    def _receive(self, number: int, sent: _Sent, known: dict[int, Floats]) -> StepLogits:
         """Wait until all calls of a step have run; return what they have written."""
         sent.mark.wait()
         self._received = max(self._received, number)
         top_ids, top_logits, top_logprobs = sent.top()
-        logits = LazyRows(len(top_ids), self._vocab_size, partial(self._fetch, number))
+        logits = LazyRows(len(top_ids), self._vocab_size, partial(self._fetch, number), known)
         return StepLogits(
             logits, top_ids, top_logits, top_logprobs, sent.aligned(), sent.drawn_rows()
         )
@@ -164,10 +182,9 @@ class DeviceStepBlock:
         if number != self._number:
             raise RuntimeError("logits are read of a step that the next one has overwritten")
         if self._fetched is None:
-            self._fetched = self._memory.pinned(self._logits.num_bytes)
-        pinned = self._fetched.view(self._logits.dtype).reshape(self._logits.shape)
+            self._fetched = self._pinned_rows()
         first, self._num_fetched = self._num_fetched, self._num_fetched + len(rows)
-        inside = pinned[first : self._num_fetched]
+        inside = self._fetched[first : self._num_fetched]
         beyond = np.empty((len(rows) - len(inside), self._vocab_size), self._logits.dtype)
         self._download(inside, rows[: len(inside)])
         self._download(beyond, rows[len(inside) :])

@@ -6,6 +6,7 @@ from collections import deque
 from time import perf_counter
 from typing import NamedTuple
 
+from engine.sampling.draws import BeamDraw
 from engine.sampling.plain import Rows
 from engine.sampling.random_stream import RandomStream
 from engine.sampling.sampler import Sampler, reads_rows
@@ -29,10 +30,11 @@ class _UnderWay(NamedTuple):
 class DeviceStepRunner:
     """A StepRunner for the places of a SlotKVCache; a step is queued when it is submitted.
 
-    The likeliest tokens, and those that the package's graph for draws draws, go into the next step
-    without the host, so that it can be queued before this one is looked at. What else is drawn, and
-    logits that are read as whole rows, the next step has to wait for: such a step is done when it
-    is submitted, as in lockstep.
+    The likeliest tokens, and those that the package's graphs for draws draw, go into the next step
+    without the host, so that it can be queued before this one is looked at. What else is drawn is
+    drawn when the step is collected; whole rows of logits that it reads are brought to the host
+    before the next step overwrites them. A step behind which none may follow is done when it is
+    submitted, as in lockstep.
     """
 
     feeds_ids = True
@@ -58,12 +60,14 @@ class DeviceStepRunner:
             batch = batch._replace(fed=self._fed_rows(batch.fed))
         has_draws = self.model.has_draws
         draws = step.plain_draws.for_graph(self._stream) if has_draws else None
-        pending = self.model.start(batch, draws)
+        whole_rows = _whole_rows(step)
+        is_done_now = _needs_host(step, has_draws=has_draws)
+        is_done_now |= bool(whole_rows) and not step.may_be_followed
+        pending = self.model.start(batch, draws, () if is_done_now else whole_rows)
         self._rows = step.plain_draws.rows
         num_padding = self.model.num_padding - before
         queued = _UnderWay(step, pending, num_padding, perf_counter() - started)
-        needs_host = _needs_host(step, has_draws=has_draws)
-        self._steps.append(self._result(queued) if needs_host else queued)
+        self._steps.append(self._result(queued) if is_done_now else queued)
 
     def collect(self) -> StepResult:
         """Return what the earliest step has brought, see StepRunner."""
@@ -94,8 +98,15 @@ class DeviceStepRunner:
 
 
 def _needs_host(step: Step, *, has_draws: bool) -> bool:
-    """Say whether the host chooses a token that is to be fed, or reads whole rows of logits."""
-    sampled = step.plain_draws.sampled
-    if step.scores or (sampled is not None and not (has_draws and sampled.suits_graph.all())):
-        return True
-    return any(reads_rows(draw) for draw in step.draws)
+    """Say whether the host chooses a token that is to be fed, or scores whole chunks."""
+    return bool(step.scores) or (step.plain_draws.sampled is not None and not has_draws)
+
+
+def _whole_rows(step: Step) -> list[int]:
+    """Return which rows of logits the draws of a step may read, beside their likeliest tokens."""
+    found: set[int] = set()
+    for draw in step.draws:
+        if reads_rows(draw):
+            members = draw.beams if isinstance(draw, BeamDraw) else (draw,)
+            found.update(member.logits_row for member in members)
+    return sorted(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ from engine.package.graph_io import (
     DRAWN,
     LAST_COLUMN,
     LEAST_SCORE,
+    LOGITS,
+    SCOPE,
     TEMPERATURE,
     TOP_P,
     TOPS,
@@ -26,6 +28,7 @@ from engine.slots.step_block import StepBlock
 class _Shape(NamedTuple):
     """All that a binding of a call depends on."""
 
+    reach: int
     num_rows: int
     num_top: int
 
@@ -35,16 +38,16 @@ class DrawCalls:
 
     def __init__(
         self,
-        draw: Session,
+        graphs: Sequence[Session],
         block: StepBlock,
         num_slots: int,
         graph_ids: Iterator[int] | None,
     ) -> None:
-        """`graph_ids` are those of captured calls; None: none is captured."""
-        self._draw = draw
+        """`graphs` are by Reach; `graph_ids` those of captured calls, None: none is captured."""
+        self._graphs = graphs
         self._block = block
         self._graph_ids = graph_ids
-        names = (LAST_COLUMN, TEMPERATURE, TOP_P, LEAST_SCORE, UNIFORM)
+        names = (LAST_COLUMN, TEMPERATURE, TOP_P, LEAST_SCORE, UNIFORM, SCOPE)
         self._asked = {name: block.standing(name, (num_slots, 1)) for name in names}
         self._asked[TEMPERATURE].host[:] = 1
         self._asked[TOP_P].host[:] = np.inf
@@ -60,7 +63,9 @@ class DrawCalls:
         asked[TOP_P][draws.rows, 0] = how.top_p
         asked[LEAST_SCORE][draws.rows] = how.least
         asked[UNIFORM][draws.rows, 0] = draws.uniform
-        binding, graph_id = self._bound(_Shape(num_rows, num_top))
+        asked[SCOPE][:] = 0
+        asked[SCOPE][draws.rows, 0] = draws.scopes
+        binding, graph_id = self._bound(_Shape(draws.reach, num_rows, num_top))
         return GraphCall(binding, {}, {}, graph_id=graph_id)
 
     def _bound(self, shape: _Shape) -> tuple[Binding, int]:
@@ -70,13 +75,14 @@ class DrawCalls:
         return self._bindings[shape]
 
     def _bind(self, shape: _Shape) -> Binding:
-        M, k = shape
-        binding = self._draw.bind()
-        for name, place in self._asked.items():
-            binding.input(name, place.bound[:M])
-        _, *top = self._block.decode_outputs(M, k)
-        for name, array in zip(TOPS, top, strict=True):
-            binding.input(name, array)
+        reach, M, k = shape
+        graph = self._graphs[reach]
+        binding = graph.bind()
+        logits, *top = self._block.decode_outputs(M, k)
+        given = {name: place.bound[:M] for name, place in self._asked.items()}
+        given |= {LOGITS: logits, **dict(zip(TOPS, top, strict=True))}
+        for name in graph.inputs:
+            binding.input(name, given[name])
         for name, array in zip(DRAWN, self._block.drawn_outputs(M, k), strict=True):
             binding.output(name, array)
         return binding

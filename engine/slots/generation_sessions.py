@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.machine import num_cores
@@ -22,14 +23,14 @@ class GenerationSessions(NamedTuple):
 
     decoder: Session
     encoder: Session | None
-    draw: Session | None
+    draws: tuple[Session, ...]  # of DRAW_GRAPHS, all or none
 
 
 def load_sessions(
     contract: GenerationContract,
     decoder_path: str | os.PathLike[str],
     encoder_path: str | os.PathLike[str] | None,
-    draw_path: str | os.PathLike[str] | None = None,
+    draw_paths: Sequence[str | os.PathLike[str]] = (),
     *,
     num_threads: int = 0,
     device: CudaDevice | None = None,
@@ -51,7 +52,5 @@ def load_sessions(
     encoder = None
     if encoder_path is not None:
         encoder = create_session(encoder_path, num_threads=num_threads, device=device)
-    draw = None
-    if draw_path is not None:
-        draw = create_session(draw_path, num_threads=1, device=device)
-    return GenerationSessions(decoder, encoder, draw)
+    draws = [create_session(path, num_threads=1, device=device) for path in draw_paths]
+    return GenerationSessions(decoder, encoder, tuple(draws))

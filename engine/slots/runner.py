@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.config import RequestLimits
 from engine.device.memory import DeviceArray
 from engine.errors import PackageError
-from engine.package.graph_io import check_graphs, decoder_shape, draw_shape, encoder_shape
+from engine.package.graph_io import check_graphs, decoder_shape, draw_shapes, encoder_shape
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.sampling.plain import GraphDraws
@@ -70,7 +70,7 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder: Session,
         encoder: Session | None,
-        draw: Session | None = None,
+        draws: Sequence[Session] = (),
         *,
         num_slots: int,
         buckets: Sequence[int] = (),
@@ -91,7 +91,7 @@ class SlotModelRunner:
         self._contract = contract
         self._decoder = decoder
         self._encoder = encoder
-        self._draw = draw
+        self._draw_graphs = draws
         self._device = device
         self._num_tokens = num_tokens
         self._graph_ids = count() if graph_ids is None else graph_ids
@@ -100,7 +100,7 @@ class SlotModelRunner:
         self.widest_group = min(widest_group, num_slots)
         self.buckets = tuple(buckets) or (() if device is None else (num_slots,))
         self.num_padding = 0
-        _check_graphs(contract, decoder, encoder, draw)
+        _check_graphs(contract, decoder, encoder, draws)
         allocate: Allocate = HostCacheMemory
         if device is not None:
             allocate = partial(DeviceCacheMemory, device.memory)
@@ -116,7 +116,7 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder_path: str | os.PathLike[str],
         encoder_path: str | os.PathLike[str] | None,
-        draw_path: str | os.PathLike[str] | None = None,
+        draw_paths: Sequence[str | os.PathLike[str]] = (),
         *,
         num_slots: int,
         num_threads: int = 0,
@@ -125,7 +125,7 @@ class SlotModelRunner:
     ) -> SlotModelRunner:
         """Load the graphs of a package; PackageError if they are not as the contract says."""
         sessions = load_sessions(
-            contract, decoder_path, encoder_path, draw_path, num_threads=num_threads, device=device
+            contract, decoder_path, encoder_path, draw_paths, num_threads=num_threads, device=device
         )
         return cls(contract, *sessions, num_slots=num_slots, buckets=buckets, device=device)
 
@@ -135,7 +135,7 @@ class SlotModelRunner:
             self._contract,
             self._decoder,
             self._encoder,
-            self._draw,
+            self._draw_graphs,
             num_slots=num_slots,
             device=self._device,
             num_tokens=self._num_tokens,
@@ -150,8 +150,8 @@ class SlotModelRunner:
 
     @property
     def has_draws(self) -> bool:
-        """Whether tokens are drawn by a graph, for those who ask with a step."""
-        return self._draw is not None
+        """Whether tokens are drawn by graphs, for those who ask with a step."""
+        return bool(self._draw_graphs)
 
     @property
     def most_tokens(self) -> int:
@@ -182,11 +182,17 @@ class SlotModelRunner:
         """Run one step, see ModelRunner and `start`."""
         return self.start(batch, draws)()
 
-    def start(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> Pending:
+    def start(
+        self,
+        batch: ScheduledBatch,
+        draws: GraphDraws | None = None,
+        whole_rows: Sequence[int] = (),
+    ) -> Pending:
         """Begin a step; on a device it runs behind the one before, which may not be waited for yet.
 
-        Of more than one that was not waited for something is overwritten, see StepBlock. With
-        `draws` the next tokens of all rows that decode are drawn behind it, by the graph.
+        Of more than one that was not waited for something is overwritten, see StepBlock; logits of
+        all tokens by the next step, but for those of `whole_rows`. With `draws` the next tokens of
+        all rows that decode are drawn behind it, by a graph.
         """
         self.cache.apply(batch.row_ops)
         is_at_rest = not (batch.encodes or batch.chunks or batch.decode_ids)
@@ -207,7 +213,7 @@ class SlotModelRunner:
             call.run()
         if self._device is not None:
             self._next_ids = self._ids_of(size)
-        return self._block.send()
+        return self._block.send(whole_rows)
 
     def encode(self, row: int, *sources: Sequence[int]) -> None:
         """Encode sources: fill the cross keys and values of rows from `row` on."""
@@ -290,7 +296,9 @@ class SlotModelRunner:
         self._chunks = ChunkCalls(self._graph, block)
         graph_ids = None if self._device is None else self._graph_ids
         self._draws = (
-            None if self._draw is None else DrawCalls(self._draw, block, self.num_slots, graph_ids)
+            DrawCalls(self._draw_graphs, block, self.num_slots, graph_ids)
+            if self._draw_graphs
+            else None
         )
         most = 1 if len(self.buckets) == 1 else None  # every call has one shape, so that bits agree
         self._encodes = (
@@ -321,11 +329,14 @@ def _neighbours(fed: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _check_graphs(
-    contract: GenerationContract, decoder: Session, encoder: Session | None, draw: Session | None
+    contract: GenerationContract,
+    decoder: Session,
+    encoder: Session | None,
+    draws: Sequence[Session],
 ) -> None:
     graphs = [(decoder, decoder_shape(contract))]
-    if draw is not None:
-        graphs.append((draw, draw_shape()))
+    if draws:
+        graphs += zip(draws, draw_shapes(contract.vocab_size), strict=True)
     if contract.cross_cache:
         if encoder is None:
             raise PackageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -86,11 +86,12 @@ class StepBlock(Protocol):
     def alignment(self, first: int, last: int) -> Bound:
         """Return where these rows of the step's attention to sources are written."""
 
-    def send(self) -> Pending:
+    def send(self, whole_rows: Sequence[int] = ()) -> Pending:
         """Let what the calls write come to the host: rows that decode, then those of chunks.
 
         On a device it is overwritten by the second step behind this one, but for logits of all
-        tokens: these are read before the next one begins.
+        tokens: these are read before the next one begins, or are of the `whole_rows`, in rising
+        order, no more than there are slots.
         """
 
 
@@ -150,7 +151,7 @@ class HostStepBlock:
         """See StepBlock."""
         return self._alignment[first:last]
 
-    def send(self) -> Pending:
+    def send(self, whole_rows: Sequence[int] = ()) -> Pending:
         """See StepBlock: it is there."""
         return self._result
 

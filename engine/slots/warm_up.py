@@ -12,7 +12,7 @@ from engine.errors import DeviceError, OutOfDeviceMemory, PackageError
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import GraphDraws, Reach, Scope
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.device_room import fewer
@@ -47,8 +47,9 @@ def warm_up(
         started = time.perf_counter()
         step = _captured(contract, rows, k)
         try_out(runner, contract, f"capturing {name}", step, path)
-        if runner.has_draws:
-            try_out(runner, contract, f"drawing behind {name}", step, path, _draws(rows, k))
+        for reach in Reach if runner.has_draws else ():
+            draws = _draws(rows, k, reach)
+            try_out(runner, contract, f"drawing behind {name}", step, path, draws)
         progress(f"captured {name} in {time.perf_counter() - started:.1f} s")
     for what, batch in _steps(contract, runner):
         try_out(runner, contract, what, batch, path)
@@ -105,12 +106,14 @@ def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> Sche
     )
 
 
-def _draws(num_rows: int, num_top: int) -> GraphDraws:
-    """Return draws of all rows, from all of the likeliest tokens."""
+def _draws(num_rows: int, num_top: int, reach: Reach) -> GraphDraws:
+    """Return draws of all rows, from all of the likeliest tokens, by one of the graphs."""
     return GraphDraws(
         np.arange(num_rows),
         Truncations.of([SamplingParams("sampling")] * num_rows, [num_top] * num_rows),
         np.full(num_rows, 0.5),
+        np.full(num_rows, Scope.NOTHING if reach is Reach.COLUMNS else Scope.GO_ON),
+        reach,
     )
 
 

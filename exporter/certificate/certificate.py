@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from engine.package.graph_io import DRAW_GRAPH
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import Certificate, HalfPrecision, Loss, PackageFormat
 from exporter.certificate.cases import Covered, Progress
 from exporter.certificate.comparison import Comparison, LossyComparison, exported_graphs
@@ -83,9 +83,10 @@ def _runnable(
     kv_cache = "fp32" if form.kv_cache == form.precision else form.kv_cache
     twin = PackageFormat(form.target, "fp32", weights, kv_cache)
     with twin_graphs(checkpoint, form, twin) as twins:
-        (twins / DRAW_GRAPH).unlink(missing_ok=True)
-        if (directory / DRAW_GRAPH).exists():  # it is no twin's, and the package's own is proven
-            shutil.copy(directory / DRAW_GRAPH, twins)
+        for name in DRAW_GRAPHS:  # they are no twin's, and the package's own are proven
+            (twins / name).unlink(missing_ok=True)
+            if (directory / name).exists():
+                shutil.copy(directory / name, twins)
         yield twins, twin
 
 

@@ -1,4 +1,4 @@
-"""Compares what a package's graph for draws draws with what the engine's sampler does.
+"""Compares what a package's graphs for draws draw with what the engine's sampler does.
 
 The draws are those of a decode call, as the engine asks for them: of every kind, in most of its
 rows, with as many of the likeliest tokens as calls have.
@@ -6,30 +6,45 @@ rows, with as many of the likeliest tokens as calls have.
 
 from __future__ import annotations
 
-from itertools import cycle
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle, islice, product
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import CertificateError
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws
-from engine.sampling.sampler import drawn_columns
-from engine.sampling.truncation import Truncations
+from engine.sampling.plain import (
+    GraphDraws,
+    PlainDraws,
+    Reach,
+    SampledColumns,
+    num_columns,
+)
+from engine.sampling.random_stream import RandomStream, SequenceDraws
+from engine.sampling.sampler import Sampler
 from engine.slots.batch import RowOp, ScheduledBatch
 from exporter.certificate.driver import Runner, begin, run_step
 from exporter.samples import SEED
 
-NUM_DRAWS = 256
+NUM_DRAWS = 256  # of each graph
 
 _MOST_ROWS = 8  # that attend to one source, of an encoder-decoder
 _NUM_TOPS = (128, 1, 256, 16)
 # Two exponentials of a number may differ in their last bit. Where a draw hangs on it, either is
-# right: both limits are moved by so much.
-_ROUNDING = 1e-5
+# right: both limits, and the number, are moved by so much.
+_ROUNDING = 1e-6
+
+
+class _Asked(NamedTuple):
+    """Draws of some rows."""
+
+    params: list[SamplingParams]
+    draws: GraphDraws
 
 
 def certify_draws(runner: Runner, contract: GenerationContract) -> int:
@@ -37,12 +52,15 @@ def certify_draws(runner: Runner, contract: GenerationContract) -> int:
     rng = np.random.default_rng(SEED)
     num_rows = min(_MOST_ROWS, runner.num_slots)
     begin(runner, contract)
-    number, tops = 0, cycle(_NUM_TOPS)
-    while number < NUM_DRAWS:
-        batch = _batch(rng, contract, num_rows, next(tops))
-        draws = _draws(rng, min(batch.num_top, contract.vocab_size), num_rows)
-        _check(run_step(runner, batch, draws), draws)
-        number += len(draws.rows)
+    number = 0
+    for reach in Reach:
+        num_steps = -(-NUM_DRAWS // max(1, num_rows - 1))
+        for num_top in islice(cycle(_NUM_TOPS), num_steps):
+            batch = _batch(rng, contract, num_rows, num_top)
+            vocab_size = contract.vocab_size
+            asked = _asked(rng, num_rows, min(num_top, vocab_size), vocab_size, reach)
+            _check(run_step(runner, batch, asked.draws), asked)
+            number += len(asked.params)
     return number
 
 
@@ -58,53 +76,79 @@ def _batch(
     )
 
 
-def _draws(rng: np.random.Generator, num_columns: int, num_rows: int) -> GraphDraws:
+def _asked(
+    rng: np.random.Generator, num_rows: int, num_top: int, vocab_size: int, reach: Reach
+) -> _Asked:
     """Return draws of every kind in all rows but one, if there are others."""
     rows = np.delete(np.arange(num_rows), rng.integers(num_rows)) if num_rows > 1 else np.arange(1)
-    widths = rng.integers(1, num_columns + 1, len(rows)).tolist()
+    params = [_params(rng, num_top, vocab_size, reach) for _ in rows]
+    uniform = rng.random(len(rows)).tolist()
+    draws = _plain(rows.tolist(), params, uniform, vocab_size).for_graph(RandomStream())
+    assert draws is not None
+    return _Asked(params, draws._replace(reach=reach))
 
-    def choose(*numbers: float) -> Any:
+
+def _params(
+    rng: np.random.Generator, num_top: int, vocab_size: int, reach: Reach
+) -> SamplingParams:
+    """Return how a token is drawn where so many of the likeliest are at hand."""
+
+    def choose(*numbers: float) -> float:
         return numbers[rng.integers(len(numbers))]
 
-    params = [
-        SamplingParams(
-            "sampling",
-            temperature=choose(0.05, 0.7, 1.0, 1.9, 20.0),
-            top_k=width,
-            top_p=choose(1.0, 1.0, 0.95, 0.5, 0.1),
-            min_p=choose(0.0, 0.0, 0.02, 0.3, 0.9),
-        )
-        for width in widths
-    ]
-    return GraphDraws(rows, Truncations.of(params, widths), rng.random(len(rows)))
+    is_cut = reach is Reach.COLUMNS or rng.random() < 0.2
+    params = SamplingParams(
+        "sampling",
+        temperature=choose(0.05, 0.7, 1.0, 1.0, 1.9, 20.0),
+        top_k=int(rng.integers(1, num_top + 1)) if is_cut else 0,
+        top_p=choose(1.0, 0.95, 0.5, 0.1) if is_cut or reach is Reach.NUCLEUS else 1.0,
+        min_p=choose(0.0, 0.0, 0.02, 0.3, 0.9),
+    )
+    if min(num_columns(params) or 1, vocab_size) > num_top:  # that takes more of them
+        return replace(params, top_p=1.0, min_p=0.0)
+    return params
 
 
-def _check(step: StepLogits, draws: GraphDraws) -> None:
+def _plain(
+    rows: list[int], params: list[SamplingParams], uniform: list[float], vocab_size: int
+) -> PlainDraws:
+    """Return the draws with these numbers as the sampler gets them."""
+    numbers = [SequenceDraws(0, 0) for _ in rows]
+    for one, number in zip(numbers, uniform, strict=True):
+        one.put(0, [number])
+    sampled = SampledColumns.of(range(len(rows)), params, numbers, vocab_size)
+    return PlainDraws(np.array(rows), sampled, [0] * len(rows))
+
+
+def _check(step: StepLogits, asked: _Asked) -> None:
     """Raise CertificateError unless every row has the token that the sampler draws for it."""
     if step.drawn is None:
         raise CertificateError("the graph for draws has drawn nothing")
-    columns = np.zeros((len(step.top_ids), 3), np.intp)  # that are right; else the likeliest
-    with np.errstate(over="ignore"):
-        for i, moved in enumerate((0.0, -_ROUNDING, _ROUNDING)):
-            columns[draws.rows, i] = _columns(step, draws, moved)
-    rows = np.arange(len(columns))[:, None]
-    is_right = (step.top_ids[rows, columns] == step.drawn.ids[:, None]) & (
-        step.top_logprobs[rows, columns] == step.drawn.logprobs[:, None]
-    )
-    if not is_right.any(axis=1).all():
-        row = int(is_right.any(axis=1).argmin())
-        raise CertificateError(
-            f"a draw from the likeliest tokens: the graph draws {step.drawn.ids[row]} with "
-            f"log-probability {step.drawn.logprobs[row]:.6g}, the sampler "
-            f"{step.top_ids[row, columns[row, 0]]} with "
-            f"{step.top_logprobs[row, columns[row, 0]]:.6g}"
-        )
+    drawn = list(zip(step.drawn.ids.tolist(), step.drawn.logprobs.tolist(), strict=True))
+    likeliest = zip(step.top_ids[:, 0].tolist(), step.top_logprobs[:, 0].tolist(), strict=True)
+    wanted = {row: iter([token]) for row, token in enumerate(likeliest)}
+    rows, uniform = asked.draws.rows.tolist(), asked.draws.uniform.tolist()
+    for row, params, number in zip(rows, asked.params, uniform, strict=True):
+        wanted[row] = _drawn_by_sampler(step, row, params, number)
+    for row, allowed in wanted.items():
+        token = next(allowed)
+        if drawn[row] != token and drawn[row] not in allowed:
+            (token_id, logprob), graph = drawn[row], DRAW_GRAPHS[asked.draws.reach]
+            raise CertificateError(
+                f"{graph}: the graph draws {token_id} with log-probability {logprob:.6g}, "
+                f"the sampler {token[0]} with {token[1]:.6g}"
+            )
 
 
-def _columns(step: StepLogits, draws: GraphDraws, moved: float) -> NDArray[np.intp]:
-    """Return what the sampler draws where its number, or its limits, are a little off."""
-    how = draws.how._replace(top_p=draws.how.top_p * (1 - moved), least=draws.how.least + moved)
-    uniform = np.clip(draws.uniform + moved, 0, 1 - 2.0**-53)
-    totals = np.full(len(draws.rows), np.nan)
-    columns, _ = drawn_columns(step.top_logits, draws.rows, totals, uniform, how)
-    return np.minimum(columns, how.num_columns - 1)
+def _drawn_by_sampler(
+    step: StepLogits, row: int, params: SamplingParams, number: float
+) -> Iterator[tuple[int, float]]:
+    """Yield what the sampler draws, then what it does where its numbers are a little off."""
+    vocab_size = step.logits.shape[1]
+    for by, limits_by in product((0.0, -_ROUNDING, _ROUNDING), repeat=2):
+        top_p = params.top_p if params.top_p == 1 else params.top_p * (1 - limits_by)
+        moved = replace(params, top_p=top_p, min_p=params.min_p * (1 + limits_by))
+        uniform = min(max(number + by, 0.0), 1 - 2.0**-53)
+        plain = _plain([row], [moved], [uniform], vocab_size)
+        found = Sampler().choose(step._replace(drawn=None), plain)
+        yield found.token_ids[0], found.logprobs[0]

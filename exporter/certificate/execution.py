@@ -9,7 +9,7 @@ from typing import Protocol
 from engine.config import EngineConfig
 from engine.device.device import CudaDevice
 from engine.factory import load_runner
-from engine.package.graph_io import DRAW_GRAPH
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package
 from engine.session import Session, create_session
@@ -119,12 +119,12 @@ def load_for_cpu(
 ) -> SlotModelRunner:
     """Load the graphs for a CPU as the engine does."""
     encoder = directory / "encoder.onnx" if contract.cross_cache else None
-    draw = directory / DRAW_GRAPH
+    draws = [directory / name for name in DRAW_GRAPHS]
     return SlotModelRunner.load(
         contract,
         directory / "decoder.onnx",
         encoder,
-        draw if draw.exists() else None,
+        draws if draws[0].exists() else (),
         num_slots=num_slots,
         num_threads=num_threads,
         buckets=buckets,

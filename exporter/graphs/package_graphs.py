@@ -8,12 +8,12 @@ from pathlib import Path
 import onnx_ir as ir
 
 from engine.errors import CheckpointError, ConfigError
-from engine.package.graph_io import DRAW_GRAPH
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.cache_int8 import calibrate, quantize_cache
 from exporter.graphs.contracts import generation_contract
-from exporter.graphs.draw_graph import draw_graph
+from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.input_scales import Passage, fixed_scales
 from exporter.graphs.target import Target, target_of
 from exporter.graphs.torch_export import Graphs, build_graphs
@@ -76,14 +76,14 @@ def build_package_graphs(
     if form.kv_cache == "int8":
         _quantize_cache(checkpoint, graphs, functions)
     if target.has_draws and contract is not None:
-        return {**graphs, DRAW_GRAPH: draw_graph()}
+        return {**graphs, **draw_graphs(contract.vocab_size)}
     return graphs
 
 
 def write_graphs(graphs: Graphs, directory: Path) -> None:
     """Write each graph and, beside it, its weights in one file; draws have none."""
     for name, graph in graphs.items():
-        weights = None if name == DRAW_GRAPH else f"{name}.data"
+        weights = None if name in DRAW_GRAPHS else f"{name}.data"
         ir.save(graph, directory / name, external_data=weights)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.package.graph_io import DRAW_GRAPH
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import Precision
-from exporter.graphs.draw_graph import draw_graph
+from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
@@ -95,11 +95,18 @@ def on_device(device: Path) -> RunScript:
 
 
 @pytest.fixture(scope="session")
-def draw_path(device: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write the graph for draws, which is the same of all models."""
-    directory = tmp_path_factory.mktemp("draws")
-    write_graphs({DRAW_GRAPH: draw_graph()}, directory)
-    return str(directory / DRAW_GRAPH)
+def draw_paths(
+    device: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], list[str]]:
+    """Write the graphs for draws, which are the same of all models with as many tokens."""
+
+    @functools.cache
+    def write(vocab_size: int) -> list[str]:
+        directory = tmp_path_factory.mktemp("draws")
+        write_graphs(draw_graphs(vocab_size), directory)
+        return [str(directory / name) for name in DRAW_GRAPHS]
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Runs steps of a runner on the emulated device.
 
-Takes a contract as JSON, the graph for draws, and a decoder, with its encoder if it has one.
+Takes a contract and the paths of the graphs for draws as JSON, and a decoder, with its encoder if
+it has one.
 
 Prints as JSON what every step made the host do: what it launched, copied and bound, and how often
 it waited.
@@ -12,6 +13,7 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +23,7 @@ from engine.device.memory import DeviceMemory
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import GraphDraws, Reach
 from engine.sampling.truncation import Truncations
 from engine.session import Binding
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
@@ -96,7 +98,11 @@ def shapes(step: StepLogits) -> list[Any]:
 
 contract = GenerationContract.model_validate_json(sys.argv[1])
 runner = SlotModelRunner.load(
-    contract, *[*sys.argv[3:], None][:2], sys.argv[2], num_slots=NUM_SLOTS, device=open_device()
+    contract,
+    *[*sys.argv[3:], None][:2],
+    json.loads(sys.argv[2]),
+    num_slots=NUM_SLOTS,
+    device=open_device(),
 )
 found: dict[str, Any] = {}
 for name, batch in steps(contract):
@@ -124,14 +130,15 @@ def run_ahead(
 
 
 how = Truncations.of([SamplingParams("sampling", top_k=20)] * 2, [20] * 2)
-drawn = GraphDraws(np.array([0, 2]), how, np.array([0.2, 0.7]))
 for k in (1, 20):
     decode = dict(steps(contract))[f"decode {k} 0"]
     found[f"ahead {k}"], _ = run_ahead(decode)
-for number in range(2):
-    found[f"drawn {number}"], step = during(lambda: runner.run(decode, drawn))
-found["drawn ahead"], _ = run_ahead(decode, drawn)
-assert step.drawn is not None
-found["drawn rows"] = [list(array.shape) for array in step.drawn]
+for reach in Reach:
+    drawn = GraphDraws(np.array([0, 2]), how, np.array([0.2, 0.7]), np.zeros(2, np.int64), reach)
+    for number in range(2):
+        found[f"drawn {reach} {number}"], step = during(partial(runner.run, decode, drawn))
+    found[f"drawn {reach} ahead"], _ = run_ahead(decode, drawn)
+    assert step.drawn is not None
+    found[f"drawn {reach} rows"] = [list(array.shape) for array in step.drawn]
 
 print(json.dumps(found))

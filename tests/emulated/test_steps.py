@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,14 +34,18 @@ AHEAD = CAPTURED | {"syncs": 2, "memcpys": 3}
 
 @pytest.fixture(scope="module", params=CASES)
 def steps(
-    request: pytest.FixtureRequest, export: Export, draw_path: str, on_device: RunScript
+    request: pytest.FixtureRequest,
+    export: Export,
+    draw_paths: Callable[[int], list[str]],
+    on_device: RunScript,
 ) -> Any:
     name, _, precision = request.param.partition("-")
     paths = export(name, precision)
     form = PackageFormat.of("cuda", precision)
     contract = generation_contract(TransformerConfig.model_validate(MODELS[name]), form)
     assert contract is not None
-    return on_device("run_steps.py", contract.model_dump_json(), draw_path, *sorted(paths))
+    draws = json.dumps(draw_paths(contract.vocab_size))
+    return on_device("run_steps.py", contract.model_dump_json(), draws, *sorted(paths))
 
 
 def counts(step: dict[str, Any]) -> dict[str, int]:
@@ -61,12 +67,13 @@ def test_a_step_that_is_fed_is_one_launch_and_a_copy_more(steps: Any) -> None:
 
 
 def test_draws_are_one_launch_more(steps: Any) -> None:
-    first, again = steps["drawn 0"], steps["drawn 1"]
+    for reach in range(3):
+        first, again = steps[f"drawn {reach} 0"], steps[f"drawn {reach} 1"]
 
-    assert first["launches"] > 0
-    assert counts(again) == CAPTURED | {"graphs": 2}
-    assert counts(steps["drawn ahead"]) == AHEAD | {"graphs": 2}
-    assert steps["drawn rows"] == [[3], [3]]
+        assert first["launches"] > 0
+        assert counts(again) == CAPTURED | {"graphs": 2}
+        assert counts(steps[f"drawn {reach} ahead"]) == AHEAD | {"graphs": 2}
+        assert steps[f"drawn {reach} rows"] == [[3], [3]]
 
 
 def test_every_step_waits_once_and_copies_its_inputs_and_outputs_once(steps: Any) -> None:

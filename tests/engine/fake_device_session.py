@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from engine.device.device import CudaDevice
 from engine.device.memory import DeviceArray
-from engine.package.graph_io import DRAW_GRAPH
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.session import NOT_CAPTURED, Session, create_session
 from engine.slots.runner import SlotModelRunner
-from exporter.graphs.draw_graph import draw_graph
+from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
 from tests.engine.fake_cuda import FakeCuda
-from tests.engine.test_model_runner import TinyModel
+from tests.engine.test_model_runner import VOCAB, TinyModel
 
 ON_HOST = ("num_top", "total_seq")
 
@@ -80,18 +80,18 @@ def load_on(
 ) -> tuple[SlotModelRunner, FakeDeviceSession]:
     """Return a runner on a fake device, and its decoder.
 
-    It draws by the graph for it if that is in the directory, see `write_draw_graph`.
+    It draws by the graphs for it if they are in the directory, see `write_draw_graphs`.
     """
     device: CudaDevice = cuda.device()
-    paths = *model.write(directory), directory / DRAW_GRAPH
-    decoder, encoder, draw = (
-        FakeDeviceSession(path, cuda) if path and path.exists() else None for path in paths
+    decoder, encoder = (
+        FakeDeviceSession(path, cuda) if path else None for path in model.write(directory)
     )
+    draws = [directory / name for name in DRAW_GRAPHS if (directory / name).exists()]
     runner = SlotModelRunner(
         model.contract,
         decoder,  # type: ignore[arg-type]
         encoder,  # type: ignore[arg-type]
-        draw,  # type: ignore[arg-type]
+        [FakeDeviceSession(path, cuda) for path in draws],  # type: ignore[misc]
         num_slots=num_slots,
         device=device,
         **options,
@@ -100,8 +100,8 @@ def load_on(
     return runner, decoder
 
 
-def write_draw_graph(directory: Path) -> None:
-    write_graphs({DRAW_GRAPH: draw_graph()}, directory)
+def write_draw_graphs(directory: Path, vocab_size: int = VOCAB) -> None:
+    write_graphs(draw_graphs(vocab_size), directory)
 
 
 def _on_host(array: DeviceArray) -> NDArray[Any]:

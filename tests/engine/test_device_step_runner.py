@@ -6,7 +6,7 @@ Calls on the fake device run as late as they may, so that what is overwritten to
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,18 +16,22 @@ from engine.config import EngineConfig
 from engine.errors import DeviceError, EngineFailure
 from engine.factory import core_on_slots
 from engine.generation.core import EngineCore
-from engine.requests.request import SamplingParams
+from engine.requests.request import LogitControls, SamplingParams
 from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import PrefillChunk
 from engine.slots.runner import SlotModelRunner
 from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import load_on, write_draw_graph
+from tests.engine.fake_device_session import load_on, write_draw_graphs
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, ids, load
 from tests.engine.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
 from tests.engine.test_steps_under_way import random_params, step_all, told
 
-CONFIG = EngineConfig(max_num_seqs=SLOTS, prefill_chunk_size=4, max_num_batched_tokens=12)
+LARGE_VOCAB = 700  # of which a draw may look at more than the likeliest
+
+CONFIG = EngineConfig(
+    max_num_seqs=SLOTS, prefill_chunk_size=4, max_num_batched_tokens=12, max_queue_size=1000
+)
 DRAWS = pytest.mark.parametrize("has_draws", [False, True], ids=["greedy", "drawn"])
 ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
 
@@ -37,11 +41,11 @@ def core_on(runner: SlotModelRunner, model: TinyModel) -> EngineCore:
 
 
 def on_device(
-    path: Path, *, has_encoder: bool = False, has_draws: bool = False
+    path: Path, *, has_encoder: bool = False, has_draws: bool = False, vocab_size: int = VOCAB
 ) -> tuple[FakeCuda, EngineCore]:
-    cuda, model = FakeCuda(), TinyModel(4, has_encoder=has_encoder)
+    cuda, model = FakeCuda(), TinyModel(4, has_encoder=has_encoder, vocab_size=vocab_size)
     if has_draws:
-        write_draw_graph(path)
+        write_draw_graphs(path, vocab_size)
     runner, _ = load_on(cuda, model, path, num_slots=SLOTS)
     return cuda, core_on(runner, model)
 
@@ -63,23 +67,29 @@ def decoding(core: EngineCore, *kinds: SamplingParams) -> EngineCore:
 
 GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams("sampling", top_k=5, max_new_tokens=12, ignore_eos=True)
+PENALISED = replace(GREEDY, controls=LogitControls(repetition_penalty=1.5))
 
 
 @pytest.mark.parametrize(
-    ("has_encoder", "has_draws", "count"),
+    ("has_encoder", "has_draws", "count", "vocab_size"),
     [
-        pytest.param(False, True, 1000, id="decoder-drawn"),
-        pytest.param(False, False, 200, id="decoder"),
-        pytest.param(True, True, 200, id="encoder-decoder-drawn"),
-        pytest.param(True, True, 1000, id="encoder-decoder-drawn, more", marks=pytest.mark.long),
+        pytest.param(False, True, 1000, VOCAB, id="decoder-drawn"),
+        pytest.param(False, True, 1000, LARGE_VOCAB, id="decoder-drawn-from-many"),
+        pytest.param(False, False, 200, VOCAB, id="decoder"),
+        pytest.param(True, True, 200, LARGE_VOCAB, id="encoder-decoder-drawn"),
+        pytest.param(
+            True, True, 1000, VOCAB, id="encoder-decoder-drawn, more", marks=pytest.mark.long
+        ),
     ],
 )
 def test_random_requests_of_every_kind_get_what_they_get_in_lockstep(
-    tmp_path: Path, has_encoder: bool, has_draws: bool, count: int
+    tmp_path: Path, has_encoder: bool, has_draws: bool, count: int, vocab_size: int
 ) -> None:
-    model = TinyModel(4, has_encoder=has_encoder)
+    model = TinyModel(4, has_encoder=has_encoder, vocab_size=vocab_size)
     on_host = core_on(load(model, tmp_path, SLOTS), model)
-    _, ahead = on_device(tmp_path, has_encoder=has_encoder, has_draws=has_draws)
+    _, ahead = on_device(
+        tmp_path, has_encoder=has_encoder, has_draws=has_draws, vocab_size=vocab_size
+    )
 
     def random_request(key: int, draw: random.Random) -> TokenRequest:
         return request(key, random_params(draw, VOCAB), has_encoder=has_encoder)
@@ -132,25 +142,73 @@ def test_a_step_is_queued_before_the_one_before_it_is_waited_for(tmp_path: Path)
     assert len(core._under_way) == 1
 
 
+ALL, EVERY_SECOND, IN_TURN = {(0, 1)}, {(0,), (0, 1)}, {()}
+
+
 @pytest.mark.parametrize(
-    ("params", "has_draws", "num_ahead"),
+    ("params", "has_draws", "ahead"),
     [
-        (SAMPLED, True, 1),
-        (replace(SAMPLED, top_p=0.8, min_p=0.01, temperature=0.7), True, 1),
-        (replace(SAMPLED, top_k=0, min_p=0.01), True, 1),  # the vocabulary is smaller than 128
-        (SAMPLED, False, 0),
-        (replace(SAMPLED, top_k=0, top_p=0.8), True, 0),  # a share of all tokens' weight
+        (SAMPLED, True, ALL),
+        (replace(SAMPLED, top_p=0.8, min_p=0.01, temperature=0.7), True, ALL),
+        (replace(SAMPLED, top_k=0), True, ALL),
+        (replace(SAMPLED, top_k=0, min_p=0.01), True, ALL),
+        (replace(SAMPLED, top_k=0, top_p=0.8), True, ALL),
+        (replace(SAMPLED, top_k=0, top_p=0.8, temperature=0.7), True, ALL),
+        (SAMPLED, False, IN_TURN),
+        (replace(SAMPLED, typical_p=0.8), True, EVERY_SECOND),
+        (replace(SAMPLED, top_k=0, top_p=0.8, temperature=101.0), True, EVERY_SECOND),
+        (replace(SAMPLED, top_k=300), True, EVERY_SECOND),  # more than graphs are asked for
+        (replace(GREEDY, logprobs=2), True, EVERY_SECOND),
+        (PENALISED, False, EVERY_SECOND),
     ],
 )
-def test_tokens_that_the_graph_does_not_draw_are_drawn_before_the_next_step(
-    tmp_path: Path, params: SamplingParams, has_draws: bool, num_ahead: int
+@pytest.mark.parametrize("vocab_size", [VOCAB, LARGE_VOCAB])
+def test_a_token_that_the_host_draws_is_not_fed(
+    tmp_path: Path,
+    params: SamplingParams,
+    has_draws: bool,
+    ahead: set[tuple[int, ...]],
+    vocab_size: int,
 ) -> None:
-    _, core = on_device(tmp_path, has_draws=has_draws)
+    _, core = on_device(tmp_path, has_draws=has_draws, vocab_size=vocab_size)
     decoding(core, GREEDY, params)
+    seen = set()
 
-    core.step()
+    for _ in range(4):
+        core.step()
+        seen.add(tuple(sorted(step_keys(core))))
 
-    assert len(core._under_way) == num_ahead
+    assert seen == ahead
+
+
+def step_keys(core: EngineCore) -> list[int]:
+    """Return the requests that decode in the steps that are under way."""
+    return [one.request.key for step in core._under_way for one in step.parts.decoding]
+
+
+def test_a_few_that_the_host_draws_for_hold_nobody_else_back(tmp_path: Path) -> None:
+    """They are in every second step, the others in all of them, and steps follow at once."""
+    _, core = on_device(tmp_path)
+    decoding(core, GREEDY, PENALISED, GREEDY, replace(GREEDY, logprobs=1))
+    seen = []
+    for _ in range(6):
+        core.step()
+        seen.append(sorted(step_keys(core)))
+
+    assert {tuple(keys) for keys in seen[::2]} | {tuple(keys) for keys in seen[1::2]} == {
+        (0, 2),
+        (0, 1, 2, 3),
+    }
+    assert seen[0] != seen[1] and seen[:2] * 3 == seen
+
+
+def test_many_that_the_host_draws_for_are_in_every_step(tmp_path: Path) -> None:
+    _, core = on_device(tmp_path)
+    decoding(core, GREEDY, PENALISED, PENALISED)
+
+    for _ in range(4):
+        core.step()
+        assert core._under_way == deque()
 
 
 def test_a_sequence_that_begins_behind_an_encoder_lets_no_step_wait(tmp_path: Path) -> None:
@@ -165,23 +223,6 @@ def test_a_sequence_that_begins_behind_an_encoder_lets_no_step_wait(tmp_path: Pa
 
     assert len(core.scheduler._decoding) == 2
     assert num_ahead == [1, 1, 1, 1]
-
-
-def test_log_probabilities_come_step_by_step_and_steps_run_ahead_again_behind_them(
-    tmp_path: Path,
-) -> None:
-    _, core = on_device(tmp_path)
-    short = replace(GREEDY, logprobs=2, max_new_tokens=4)
-    decoding(core, GREEDY, short)
-
-    core.step()
-    with_logprobs = len(core._under_way)
-    while len(core.scheduler._decoding) == 2:
-        core.step()
-    core.step()
-    core.step()
-
-    assert (with_logprobs, len(core._under_way)) == (0, 1)
 
 
 def test_a_row_takes_its_token_from_where_it_was_before_others_left(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from tests import fake_gpu
-from tests.engine.fake_device_session import write_draw_graph
+from tests.engine.fake_device_session import write_draw_graphs
 
 VOCAB = 258  # bytes, start, end
 START, END = 256, 257
@@ -275,7 +275,7 @@ async def test_a_package_for_a_gpu_is_served_with_and_without_a_graph_for_draws(
     fake_gpu.put_in(monkeypatch)
     monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
     if has_draws:
-        write_draw_graph(tmp_path)
+        write_draw_graphs(tmp_path, VOCAB)
     package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
 
     engine = load_engine(package, CONFIG)

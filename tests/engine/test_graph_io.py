@@ -16,7 +16,7 @@ from engine.one_pass.item_encoder import EncodedItem
 from engine.package import graph_io
 from engine.package.manifest import CacheShape, GenerationContract
 from engine.requests.request import SamplingParams
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import GraphDraws, Reach
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
@@ -94,14 +94,15 @@ def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
     shapes = (
         graph_io.decoder_shape(CONTRACT),
         graph_io.encoder_shape(CACHE),
-        graph_io.draw_shape(),
+        *graph_io.draw_shapes(CONTRACT.vocab_size),
     )
     graphs = [ScriptedGraph(shape) for shape in shapes]
-    draws = GraphDraws(np.array([1]), Truncations.of([SamplingParams()], [2]), np.array([0.5]))
+    decoder, encoder, *draw_graphs = graphs
+    how = Truncations.of([SamplingParams()], [2])
     device = FakeCuda().device() if is_on_device else None
-    runner = SlotModelRunner(CONTRACT, *graphs, num_slots=4, device=device)
+    runner = SlotModelRunner(CONTRACT, decoder, encoder, draw_graphs, num_slots=4, device=device)
 
-    for sources in ((0, 1), (0, 0)):  # each its own, and beams of one
+    for reach, sources in zip(Reach, ((0, 1), (0, 0), (0, 1)), strict=True):  # and beams of one
         runner.run(
             ScheduledBatch(
                 encodes=(Encode(0, (2, 3)), Encode(1, (4, 2))),
@@ -111,7 +112,7 @@ def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
                 num_top=2,
                 aligned=(1, 2),
             ),
-            draws,
+            GraphDraws(np.array([1]), how, np.array([0.5]), np.array([2]), reach),
         )
 
     for graph, shape in zip(graphs, shapes, strict=True):

@@ -37,24 +37,24 @@ class TinyModel:
     encoder is one projection of the source's embeddings.
     """
 
-    def __init__(self, seed: int, *, has_encoder: bool) -> None:
+    def __init__(self, seed: int, *, has_encoder: bool, vocab_size: int = VOCAB) -> None:
         rng = np.random.default_rng(seed)
-        self.has_encoder = has_encoder
+        self.has_encoder, self.vocab_size = has_encoder, vocab_size
 
         def weight(*shape: int) -> Array:
             return rng.normal(0, 0.3, shape).astype(np.float32)
 
-        self.tokens, self.positions = weight(VOCAB, WIDTH), weight(MAX_LEN, WIDTH)
+        self.tokens, self.positions = weight(vocab_size, WIDTH), weight(MAX_LEN, WIDTH)
         self.qkv = [weight(WIDTH, 3 * WIDTH) for _ in range(LAYERS)]
         self.out = [weight(WIDTH, WIDTH) for _ in range(LAYERS)]
         self.cross_q = [weight(WIDTH, WIDTH) for _ in range(LAYERS)]
         self.cross_kv = [weight(WIDTH, 2 * WIDTH) for _ in range(LAYERS)]
-        self.head = weight(WIDTH, VOCAB)
+        self.head = weight(WIDTH, vocab_size)
 
     @property
     def contract(self) -> GenerationContract:
         return GenerationContract(
-            vocab_size=VOCAB,
+            vocab_size=self.vocab_size,
             num_heads=HEADS,
             cache=SELF_CACHE,
             cross_cache=CROSS_CACHE if self.has_encoder else None,
@@ -456,7 +456,7 @@ def _write_decoder(model: TinyModel, path: Path) -> None:
         "seqlens_k": (TensorProto.INT32, ["B"]),
         "total_seq": (TensorProto.INT32, [1]),
     }
-    outputs: dict[str, tuple] = {"logits": (TensorProto.FLOAT, ["N", VOCAB])}
+    outputs: dict[str, tuple] = {"logits": (TensorProto.FLOAT, ["N", model.vocab_size])}
     row = (TensorProto.FLOAT, ["B", HEADS, MAX_LEN, DIM])
     for i in range(LAYERS):
         past = [f"past_key_values.{i}.key", f"past_key_values.{i}.value"]

@@ -254,6 +254,10 @@ PLAIN = [
     SamplingParams("sampling", top_p=0.9),
     SamplingParams("sampling", top_p=0.999, min_p=0.001),
     SamplingParams("sampling", min_p=0.05, temperature=1.4),
+    SamplingParams("sampling"),
+    SamplingParams("sampling", temperature=1.9),
+    SamplingParams("sampling", top_p=0.9, temperature=0.6),
+    SamplingParams("sampling", top_p=0.99, min_p=0.001, temperature=2.5),
 ]
 
 

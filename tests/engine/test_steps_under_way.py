@@ -198,6 +198,7 @@ def random_params(draw: random.Random, vocab_size: int = 256) -> SamplingParams:
     if kind == 5:
         return SamplingParams("beam", beam_width=3, num_outputs=2, **common)
     truncation = draw.choice([{"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.1, "top_p": 0.95}, {}])
+    truncation |= draw.choice([{}, {"temperature": 0.6}, {"temperature": 1.5, "min_p": 0.01}])
     outputs = draw.choice([1, 1, 1, 3])
     return SamplingParams("sampling", num_outputs=outputs, **truncation, **common)
 

@@ -15,14 +15,14 @@ from engine.slots.runner import SlotModelRunner
 from exporter.certificate.ahead import certify_ahead
 from exporter.certificate.draws import NUM_DRAWS, certify_draws
 from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import load_on, write_draw_graph
+from tests.engine.fake_device_session import load_on, write_draw_graphs
 from tests.engine.test_model_runner import TinyModel
 
 ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
 
 
 def on_device(directory: Path, *, has_encoder: bool = False) -> tuple[SlotModelRunner, TinyModel]:
-    write_draw_graph(directory)
+    write_draw_graphs(directory)
     model = TinyModel(4, has_encoder=has_encoder)
     return load_on(FakeCuda(), model, directory, num_slots=9)[0], model
 

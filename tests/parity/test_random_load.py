@@ -211,7 +211,7 @@ class FedRequests(RandomRequests):
     def _truncation(self) -> dict[str, Any]:
         return {
             "temperature": self._choose(0.3, 1.0, 1.7),
-            "top_k": self._choose(1, 5, 30, VOCAB_SIZE),
+            "top_k": self._choose(0, 1, 5, 30, VOCAB_SIZE),
             "top_p": self._choose(1.0, 0.9, 0.5),
             "min_p": self._choose(0.0, 0.1),
             "seed": int(self._rng.integers(0, 2**63)),
