@@ -41,8 +41,9 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float64": 11,
     "bfloat16": 16,
 }
-# Of its messages, for which it has no class: of its allocator, and of the library of CUDA.
-_OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
+# Of its messages, for which it has no class: of its allocator, of the library of CUDA, and of
+# cuBLAS, which takes some when it is opened (CUBLAS_STATUS_ALLOC_FAILED).
+_OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory", "CUBLAS failure 3:")
 _WANTED = re.compile(r"requested buffer of size (\d+)")  # in the first of them
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
 # numbers, 19 times at 800 rows.

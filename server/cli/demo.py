@@ -82,15 +82,15 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
 
 
 def _make_package(out: Path, package: Path, device: Device, precision: Precision) -> None:
+    if device == "cuda":
+        from engine.device.device import open_device
+
+        open_device()  # what is missing there is missed before the training
     from exporter.openmp import let_waiting_threads_sleep
 
     let_waiting_threads_sleep()  # before torch is loaded
     from exporter.tasks.train import train
 
-    if device == "cuda":
-        from engine.device.device import open_device
-
-        open_device()  # what is missing there is missed before the training
     checkpoint = out / "checkpoint"
     _headline("Train")
     with cleaned_up():

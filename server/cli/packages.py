@@ -230,6 +230,7 @@ def verify(
         gpu_memory_utilization=gpu_memory_utilization,
         decode_buckets=decode_buckets,
     )
+    config.device_for(manifest.target)
     verify_device_with_progress(package, checkpoint, config)
 
 
@@ -256,8 +257,10 @@ def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
 
 def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineConfig) -> None:
     """Verify on the GPU, show the progress, print the certificate."""
+    from engine.device.device import open_device
     from exporter.openmp import let_waiting_threads_sleep
 
+    open_device()  # what is missing there is missed before anything is loaded or read
     let_waiting_threads_sleep()  # before torch is loaded
     from exporter.verify_device import verify_on_device
     from server.cli.progress import show_progress

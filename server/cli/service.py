@@ -233,6 +233,7 @@ def _complete(settings: Settings) -> None:
 
 def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: ServeConfig) -> None:
     """Verify the only package as its workers will run it."""
+    from engine.device.distributions import check_cuda_distribution
     from server.cli.verification import verify_apart
     from server.packages.pinned import pin
 
@@ -245,6 +246,7 @@ def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: ServeCon
     engine = config.settled([manifest.target]).engine
     if engine.device_for(manifest.target) == "cuda":
         _check_may_be_written(package, config, engine)
+        check_cuda_distribution()
     with cleaned_up():
         path = pinned.load(config.package_cache).path
         verify_apart(path, checkpoint, manifest.target, engine)

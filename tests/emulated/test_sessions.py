@@ -92,16 +92,20 @@ def test_what_is_no_graph_is_refused_as_it_is_on_the_cpu(
     assert found.endswith("export the model again")
 
 
-def test_weights_that_have_no_room_are_told_from_a_graph_that_is_wrong(
-    export: Export, on_device: RunScript, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("num_bytes", "told"),
+    [(200_000, "of whose 200 kB"), (0, "of whose 0 bytes")],  # weights, and before them cuBLAS
+)
+def test_a_device_without_room_is_told_from_a_graph_that_is_wrong(
+    num_bytes: int, told: str, export: Export, on_device: RunScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = export("gpt2", "fp16")
-    monkeypatch.setenv("EMU_MEMORY", str(200_000))
+    monkeypatch.setenv("EMU_MEMORY", str(num_bytes))
 
     found = on_device("look_at_graph.py", path)[path]["refused"]
 
     assert found.startswith(f"OutOfDeviceMemory: {path}: its weights have no room on EMULATED")
-    assert "of whose 200 kB" in found and "--weights int8-blocks or int4" in found
+    assert told in found and "--weights int8-blocks or int4" in found
 
 
 @pytest.fixture(

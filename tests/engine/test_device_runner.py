@@ -157,19 +157,29 @@ def test_kernels_without_room_beside_the_rows_say_how_many_would_fit(
         warm_up(runner, model.contract, tmp_path)
 
 
-def test_an_error_of_onnxruntime_that_memory_is_missing_says_how_much(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("message", "wanted", "lacking"),
+    [
+        ("Failed to allocate memory for requested buffer of size 5000000", "5.0 MB", 1_000_000),
+        ("CUDA failure 2: out of memory ; GPU=0", "more", 1),
+        ("CUBLAS failure 3: the resource allocation failed ; GPU=0", "more", 1),
+    ],
+)
+def test_an_error_of_onnxruntime_that_memory_is_missing_says_how_much(
+    message: str, wanted: str, lacking: int
+) -> None:
     class Full:
         def io_binding(self) -> None: ...
 
         def run_with_iobinding(self, *_: object) -> None:
-            raise RuntimeError("Failed to allocate memory for requested buffer of size 5000000")
+            raise RuntimeError(message)
 
     device = FakeCuda(num_bytes=4_000_000).device()
     binding = Binding(Full(), None, device, frozenset())  # type: ignore[arg-type]
 
-    with pytest.raises(OutOfDeviceMemory, match=r"kernels want 5\.0 MB of .* 4\.0 MB are") as found:
+    with pytest.raises(OutOfDeviceMemory, match=rf"want {wanted} of .* 4\.0 MB are") as found:
         binding.run()
-    assert found.value.lacking == 1_000_000
+    assert found.value.lacking == lacking
 
 
 def test_calls_of_many_shapes_do_not_drop_what_is_captured(

@@ -59,7 +59,8 @@ def checkpoint(exported: tuple[Path, Path]) -> Path:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The CPU in place of a GPU, and this process in place of another one."""
     gpu = SimpleNamespace(gpu_name="made up", driver="13.0")
-    monkeypatch.setattr(verify_device, "open_device", lambda: gpu)
+    for module in ("engine.device.device", "exporter.verify_device"):
+        monkeypatch.setattr(f"{module}.open_device", lambda: gpu)
     monkeypatch.setattr(
         verify_device,
         "OnDevice",

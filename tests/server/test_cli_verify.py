@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.errors import ConfigError
 from server.cli.app import run
 from server.packages.signature import sign
 from tests.engine.test_package import write_package
@@ -31,6 +35,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         done.append(command[command.index("verify") + 1 :])
         return subprocess.CompletedProcess(command, 0)
 
+    monkeypatch.setattr("engine.device.distributions.check_cuda_distribution", lambda: None)
     monkeypatch.setattr("server.cli.verification.subprocess.run", verify)
     monkeypatch.setattr("server.cli.service.serve_until_ended", lambda _: done.append("served"))
     return done
@@ -84,6 +89,43 @@ def test_options_of_a_device_are_refused_where_none_is_asked_for(
     *_, line = capsys.readouterr().err.splitlines()
     names = " and ".join(options[::2])
     assert line.endswith(f"{names} {'go' if len(options) > 2 else 'goes'} with --device cuda")
+
+
+def test_without_a_gpu_it_says_so_before_torch_is_loaded_or_anything_is_read(
+    tmp_path: Path,
+) -> None:
+    package, nothing = for_cuda(tmp_path / "p"), tmp_path / "checkpoint"
+    nothing.mkdir()
+    (package / "tokenizer.json").unlink()
+    program = (
+        "import sys; from server.cli.app import run; code = run(sys.argv[1:]); "
+        "sys.exit(99 if 'torch' in sys.modules else code)"
+    )
+    command = [sys.executable, "-c", program, "verify", str(package), str(nothing)]
+
+    done = subprocess.run(
+        [*command, "--device", "cuda"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode in (1, 3), done.stderr  # with onnxruntime for CUDA, and without
+    assert re.match("error: (onnxruntime-gpu is not installed|.*CUDA)", done.stderr)
+
+
+def test_what_would_be_verified_on_a_gpu_wants_onnxruntime_for_it_before_anything_is_done(
+    tmp_path: Path, done: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ConfigError("onnxruntime-gpu is not installed")
+
+    monkeypatch.setattr("engine.device.distributions.check_cuda_distribution", refuse)
+    given = [str(for_cuda(tmp_path / "p")), "--verify", str(tmp_path)]
+
+    assert run(["serve", *given]) == 3
+    assert done == []
+    assert run(["serve", *given, "--device", "cpu"]) == 0
 
 
 def test_one_package_is_verified_at_a_time(done: list[Any], tmp_path: Path) -> None:

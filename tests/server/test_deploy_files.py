@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import click
@@ -177,14 +178,17 @@ def test_the_dockerfile_is_as_hadolint_has_it() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_what_the_dockerfile_takes_is_there() -> None:
+@pytest.mark.parametrize("runtime", ["cpu", "gpu"])
+def test_what_the_dockerfile_takes_is_there(runtime: str) -> None:
     root = DEPLOY.parents[1]
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     taken = [line.removeprefix("!") for line in ignored if line.startswith("!")]
 
     assert all((root / name).exists() for name in taken)
-    (extras,) = re.findall(r"\.whl\)\[([\w,]+)\]", DOCKERFILE)
-    known = re.findall(r"^(\w+) = \[", (root / "pyproject.toml").read_text(), re.M)
-    assert set(extras.split(",")) <= set(known)
+    (extras,) = re.findall(r"\.whl\)\[([\w,${}]+)\]", DOCKERFILE)
+    wanted = set(Template(extras).substitute(RUNTIME=runtime).split(","))
+    assert runtime in wanted
+    assert wanted <= set(re.findall(r"^(\w+) = \[", (root / "pyproject.toml").read_text(), re.M))
+    assert re.findall(r"^ARG RUNTIME=(.*)$", DOCKERFILE, re.M) == ["cpu"]
     assert "constraints.txt" in taken
     assert re.search(r"^USER 1000$", DOCKERFILE, re.M)

@@ -65,7 +65,7 @@ long emu_launches(void){long x=launches;launches=0;return x;} long emu_syncs(voi
 // cuBLAS / cuBLASLt: count a GEMM as one launch
 #define B(n) int n(){launches++;return 0;}
 #define Z(n) int n(){return 0;}
-int cublasCreate_v2(void**h){*h=A(64);return 0;} int cublasLtCreate(void**h){*h=A(64);return 0;}
+int cublasCreate_v2(void**h){if(used>=all_bytes())return 3;*h=A(64);return 0;} int cublasLtCreate(void**h){*h=A(64);return 0;}
 Z(cublasDestroy_v2)Z(cublasSetStream_v2)Z(cublasSetMathMode)Z(cublasLtDestroy) int cublasGetMathMode(void*h,int*m){*m=0;return 0;}
 static int gemm(int ta,int tb,int m,int n,int k,int lda,int ldb,int ldc,int c){int a=ta?k:m,b=tb?n:k; launches++;
  if(m>=0&&n>=0&&k>=0&&c>=0&&lda>=(a?a:1)&&ldb>=(b?b:1)&&ldc>=(m?m:1))return 0; fprintf(stderr,"[emulated] a product that cuBLAS refuses: %d,%d,%d of rows %d,%d,%d, %d of them\n",m,n,k,lda,ldb,ldc,c); return 7;}
