@@ -255,8 +255,9 @@ class HalfPrecision(_Model):
     logit_std: Annotated[float, Field(gt=0)]  # of the eager model's logits, within a position
     rms_diff: Annotated[float, Field(ge=0)]
     eager_rms_diff: Annotated[float, Field(ge=0)]
-    max_case_ratio: Annotated[float, Field(ge=0, le=MAX_CASE_RATIO)]  # of the two, of one case
-    # Of one position, by the eager model's difference there or over the case, if that is larger.
+    # Of the two, over all cases, or over the worst of each if that is larger.
+    max_case_ratio: Annotated[float, Field(ge=0, le=MAX_CASE_RATIO)]
+    # Of the worst position of each.
     max_position_ratio: Annotated[float, Field(ge=0, le=MAX_POSITION_RATIO)]
 
 

@@ -45,15 +45,6 @@ class HalfIsTaken(HalfComparison):
     def result(self) -> HalfPrecision:
         return HALF  # what is found is beyond what a manifest may say
 
-    def _check_ratios(self, *_: Any) -> None:
-        pass
-
-    def _check_largest(self, *_: Any) -> None:
-        pass
-
-    def _check_tokens(self, *_: Any) -> None:
-        pass
-
 
 def device_of(path: str) -> Any:
     device = read_manifest(path).certificate.device

@@ -296,7 +296,44 @@ def test_one_position_may_be_three_times_as_far_among_many_that_are_near(
 
     refused = pytest.raises(CertificateError, match="^7: .* times as far")
     with nullcontext() if is_taken else refused:
-        HalfComparison().case(exported, eager, rounded(rng, eager, 1e-3), str)
+        judge(HalfComparison(), (exported, eager, rounded(rng, eager, 1e-3)))
+
+
+def judge(found: HalfComparison, *cases: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    for case in cases:
+        found.case(*case, str)
+    found.result()
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "in_one_case", "at_one_position", "message"),
+    [
+        (1.0, 1.0, 1.0, ""),
+        (1.7, 1.0, 1.0, "over all"),
+        (1.0, 30.0, 1.0, "over the case"),
+        (1.0, 1.0, 250.0, "^3: .* times as far"),
+    ],
+)
+def test_what_two_lose_at_different_places_is_taken_and_what_one_loses_more_of_is_not(
+    everywhere: float, in_one_case: float, at_one_position: float, message: str
+) -> None:
+    """Of a trained model few positions are lost a hundred times as much as most."""
+    rng = np.random.default_rng(0)
+    cases = []
+    for number in range(100):
+        eager = rng.normal(0, 1, (16, 200))
+        exported, half = (
+            rounded(rng, eager, 1e-4 * np.where(rng.random((16, 1)) < 0.03, 50, 1))
+            for _ in range(2)
+        )
+        times = everywhere * (in_one_case if number == 50 else 1)
+        exported = eager + times * (exported - eager)
+        if number == 60:
+            exported[3] = rounded(rng, eager[3], at_one_position * 1e-4)
+        cases.append((exported, eager, half))
+
+    with pytest.raises(CertificateError, match=message) if message else nullcontext():
+        judge(HalfComparison(), *cases)
 
 
 @pytest.mark.parametrize(("precision", "noise"), [("fp16", 1e-3), ("bf16", 1e-2)])
@@ -310,12 +347,12 @@ def test_one_logit_that_is_far_off_is_refused_among_many_that_are_near(
     far = exported.copy()
     far[2, 7] = eager[2, 7] + 30 * noise
 
-    HalfComparison(precision).case(exported, eager, half, str)
+    judge(HalfComparison(precision), (exported, eager, half))
     with pytest.raises(CertificateError, match="^2: a logit .* allowed are"):
-        HalfComparison(precision).case(far, eager, half, str)
+        judge(HalfComparison(precision), (far, eager, half))
 
-    half[2, 8] = eager[2, 8] + 30 * noise  # what the type costs at this position
-    HalfComparison(precision).case(far, eager, half, str)
+    half[2, 8] = eager[2, 8] + 30 * noise  # what the type costs
+    judge(HalfComparison(precision), (far, eager, half))
 
 
 def compare_many(rng: np.random.Generator, shape: tuple[int, int], size: float) -> HalfComparison:
@@ -347,10 +384,8 @@ def test_a_token_that_the_type_cannot_turn_must_be_equal() -> None:
     turned = eager.copy()
     turned[:, :2] = [[1.9, 2.0], [0.9999, 1.0]]
 
-    found = HalfComparison()
     with pytest.raises(CertificateError, match="^0: .* best entry is 1, the eager model's 0"):
-        found.case(turned, eager, half, str)
-        found.result()
+        judge(HalfComparison(), (turned, eager, half))
 
 
 def test_a_wrong_token_is_told_by_its_id_where_others_are_never_written() -> None:
@@ -359,7 +394,7 @@ def test_a_wrong_token_is_told_by_its_id_where_others_are_never_written() -> Non
     turned[0, [0, 2]] = [1.9, 2.0]
 
     with pytest.raises(CertificateError, match="^0: .* best entry is 2, the eager model's 0"):
-        HalfComparison().case(turned, eager, eager + 0.2, str)
+        judge(HalfComparison(), (turned, eager, eager + 0.2))
 
 
 @pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
