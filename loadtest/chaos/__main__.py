@@ -102,6 +102,18 @@ async def learn_and_harm(server: Server, plan: Plan) -> Outcome:
         return await do_harm(server, Load(client, model.model, known), plan)
 
 
+def run(server: Server, plan: Plan) -> Outcome:
+    """Start a server, do harm to it, and stop it; ClickException if it does not start."""
+    server.start()
+    try:
+        server.wait_until_whole()
+        return asyncio.run(learn_and_harm(server, plan))
+    except LoadTestError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        server.stop()
+
+
 @click.command(help=__doc__)
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--minutes", type=click.FloatRange(min=0), default=1.0, show_default=True)
@@ -137,14 +149,7 @@ def main(
         )
     log = Path(tempfile.mkdtemp(prefix="chaos-")) / "serve.log"
     server = Server(package, replicas, log, with_ray=not no_ray)
-    server.start()
-    try:
-        server.wait_until_whole()
-        outcome = asyncio.run(learn_and_harm(server, plan))
-    except LoadTestError as error:
-        raise click.ClickException(str(error)) from error
-    finally:
-        server.stop()
+    outcome = run(server, plan)
     num_gone_on = server.num_said(_GONE_ON)
     click.echo(table(outcome.harmed, outcome.load.tally, num_gone_on))
     if out is not None:
