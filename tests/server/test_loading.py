@@ -55,6 +55,8 @@ class ScriptedDeployment:
         self.failure: Exception | None = None  # of the next start
         self.may_start = asyncio.Event()
         self.may_start.set()
+        self.may_go_on = asyncio.Event()  # with the next worker
+        self.may_go_on.set()
         self.starting = asyncio.Event()
         self._stack = stack
 
@@ -72,7 +74,8 @@ class ScriptedDeployment:
             raise error
         for _ in range(group.replicas or 1):
             self.workers.setdefault(group.name, []).append(await self._start_worker(group))
-        await self._sync()
+            await self._sync()
+            await self.may_go_on.wait()
         return [address for _, address in self.workers[group.name]]
 
     async def _start_worker(self, group: Group) -> tuple[Worker, str]:
@@ -184,6 +187,22 @@ async def test_until_it_is_ready_a_version_gets_no_calls(served: Served) -> None
     assert await served.answer() == "1"
 
     served.deployment.may_start.set()
+    await loading
+    assert await served.answer() == "2"
+
+
+async def test_a_version_gets_no_calls_while_some_of_its_workers_are_missing(
+    served: Served,
+) -> None:
+    served.deployment.may_go_on.clear()
+    loading = asyncio.ensure_future(served.load("dates-2", replicas=2, share=100))
+    await until(lambda: served.deployment.gateway.num_serving == 2)
+
+    refused = await failure_of(served.public.generation.Generate(generate("a", model_version="2")))
+    assert refused.reason == "MODEL_VERSION_NOT_FOUND"
+    assert await served.answer() == "1"
+
+    served.deployment.may_go_on.set()
     await loading
     assert await served.answer() == "2"
 
