@@ -21,7 +21,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from PIL import Image
 from tokenizers import decoders, models, pre_tokenizers
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RequestLimits
 from engine.errors import ConfigError, OutOfDeviceMemory, PackageError
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
@@ -30,11 +30,12 @@ from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.one_pass.warm_up import warm_up_one_pass
 from engine.package.files import hash_file
-from engine.package.manifest import FORMAT_VERSION
+from engine.package.manifest import FORMAT_VERSION, GenerationContract
 from engine.package.package import load_package, seal
 from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
+from engine.slots.device_room import DeviceRoom, Fit, fit
 from engine.text.tokenizer import Tokenizer
 from tests import fake_gpu
 from tests.engine.fake_device_session import write_draw_graphs
@@ -310,6 +311,32 @@ def test_a_gpu_without_room_says_what_would_fit_when_a_package_is_loaded(
     monkeypatch.setattr("engine.slots.runner.DeviceCacheMemory", full)
     with pytest.raises(OutOfDeviceMemory, match=r"^others were sooner; the GPU has no room for"):
         load_engine(package, CONFIG)
+
+
+def test_an_engine_on_a_gpu_takes_what_its_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its share of the memory, of which weights are a part, and calls of their shapes."""
+    rooms: list[DeviceRoom] = []
+
+    def note(config: EngineConfig, contract: GenerationContract, room: DeviceRoom) -> Fit:
+        rooms.append(room)
+        return fit(config, contract, room)
+
+    fake_gpu.put_in(monkeypatch)
+    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+    monkeypatch.setattr("engine.slots.device_room.fit", note)
+    package = load_package(_generating_package(tmp_path, cross=True, target="cuda"))
+    limits = RequestLimits(max_num_outputs=2, max_best_of=2, max_beam_width=3)
+    shape = replace(CONFIG, max_num_seqs=4, decode_buckets=(2, 4), max_num_batched_tokens=300)
+
+    engine = load_engine(package, replace(shape, gpu_memory_utilization=0.3, limits=limits))
+
+    (room,) = rooms
+    graphs = [(tmp_path / f"{name}.onnx").stat().st_size for name in ("decoder", "encoder")]
+    assert (room.utilization, room.weights) == (0.3, sum(graphs))
+    runner = engine._steps._core._runner.model
+    assert (runner.buckets, runner.widest_group, runner.most_tokens) == ((2, 4), 3, 300)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
