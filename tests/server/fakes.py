@@ -180,6 +180,7 @@ class FakeGenerator(_Lifecycle):
         self.scored: list[ScoreRequest] = []
         self.scale = 1.0  # of scores
         self.num_discarded = 0  # tokens of every answer
+        self.own_seed = 0  # by which it draws where a request says none
         self.aborted: list[str] = []
         self.release = asyncio.Event()
         self.admit = asyncio.Event()
@@ -220,7 +221,7 @@ class FakeGenerator(_Lifecycle):
                 request.request_id,
                 Usage(len(words), len(text), discarded_tokens=self.num_discarded),
                 TIMING,
-                seed=request.params.seed or 0,
+                seed=request.params.seed or self.own_seed,
                 prompt_logprobs=_logprobs([1] * (len(words) - 1), request.params.prompt_logprobs),
                 source_ids=(4, 9) if request.params.alignment else (),
             )

@@ -505,11 +505,18 @@ async def test_the_first_difference_is_told_and_the_answer_is_that_of_its_versio
 
 async def test_what_cannot_be_repeated_or_names_a_version_is_not_compared(served: Served) -> None:
     await served.load("dates-2")
-    ask = served.public.generation.Generate
+    engines = [served.deployment.engines[package][0] for package in ("dates-1", "dates-2")]
 
-    await ask(generate("a", decoding={"sampling": {}}))
-    await ask(generate("a", model_version="1"))
-    await ask(generate("a", decoding={"sampling": {"seed": 0}}))
+    async def ask(own_seed: int, **fields: Any) -> None:
+        for engine in engines:
+            engine.own_seed = own_seed
+        await served.public.generation.Generate(generate("a", **fields))
+        await until(lambda: served.deployment.gateway._comparisons._running is None)
+
+    await ask(5, decoding={"sampling": {}})
+    await ask(5)  # the package draws
+    await ask(0, model_version="1")
+    await ask(0, decoding={"sampling": {"seed": 0}})
     found = await comparison(served, until_there_are=1)
 
     assert (found.equal, found.different) == (1, 0)
