@@ -13,6 +13,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2
 
 from engine.errors import EngineFailure, QueueFull
+from engine.requests.events import Timing, Usage
 from server.api import WAITED_KEY
 from server.config import GatewayConfig
 from server.gateway.call_outcomes import CallOutcomes
@@ -22,6 +23,8 @@ from server.status import call_status
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.telemetry.logs import REQUESTS, fields_of
 from server.telemetry.trace_context import trace_id_in, traceparent_in
+from server.worker.call_record import CallRecord
+from server.worker.request_log import request_fields
 from tests.conftest import FakeClock
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
@@ -130,6 +133,24 @@ async def test_a_stream_has_a_line_with_the_time_of_its_tokens(stubs: Stubs, lin
     line = await lines.only()
     assert (line["request_id"], line["method"]) == ("r-2", "GenerateStream")
     assert (line["output_tokens"], line["finish"], line["tpot"]) == (4, "stop", 0.01)
+
+
+def test_of_several_inputs_the_longest_times_are_told() -> None:
+    record = CallRecord("Generate", 0.0)
+    for seconds in (0.1, 0.3, 0.2):
+        timing = Timing(
+            queue=seconds,
+            prefill=0.1,
+            decode=2 * seconds,
+            time_to_first_token=seconds + 0.1,
+            steps=3,
+            mean_batch_size=1.0,
+        )
+        record.answered(Usage(input_tokens=1, output_tokens=3), timing)
+
+    fields = request_fields(record)
+
+    assert (fields["queue"], fields["ttft"], fields["tpot"]) == (0.3, 0.4, 0.3)
 
 
 async def test_a_line_tells_how_long_the_gateway_has_had_its_request(
