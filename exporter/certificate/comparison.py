@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,8 @@ def exported_graphs() -> Iterator[None]:
 class Comparison:
     """Counts what was compared; every method raises CertificateError at the first difference."""
 
+    _counts: ClassVar[tuple[str, ...]] = ("tokens_compared", "tokens_equal", "tokens_undecided")
+
     def __init__(self, *, needs_equal_bits: bool = True) -> None:
         """Without `needs_equal_bits` a row in a batch is as near to itself alone as the tolerance.
 
@@ -73,17 +75,17 @@ class Comparison:
         """Positions with logits, whether the eager model decides there or not."""
         return self.tokens_compared + self.tokens_undecided
 
-    def logits(
-        self,
-        exported: Floats,
-        eager: Floats,
-        place: Callable[[int], str],
-        *,
-        counts: bool = True,
-    ) -> None:
+    @contextmanager
+    def copies(self) -> Iterator[None]:
+        """Within, rows are compared as everywhere, but do not count: they are copies of others."""
+        counted = {name: getattr(self, name) for name in self._counts}
+        yield
+        vars(self).update(counted)
+
+    def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare logits [N, V]: each within the tolerance, and the same best entry in each row.
 
-        `place(i)` tells where row i comes from. Copies of rows that are counted do not count.
+        `place(i)` tells where row i comes from.
         """
         diff, growth = _differences(exported, eager), _growth(eager)
         allowed = TOLERANCE * growth
@@ -99,28 +101,20 @@ class Comparison:
                 f"{place(i)}: the exported model's best entry is {got[i]}, the eager model's "
                 f"{expected[i]}; largest logit difference {diff[i]:.3g}, allowed {allowed[i]:g}"
             )
-        if counts:
-            self._count_tokens(decided, decided)
+        self._count_tokens(decided, decided)
 
     def _count_tokens(self, decided: NDArray[np.bool_], equal: NDArray[np.bool_]) -> None:
         self.tokens_compared += int(decided.sum())
         self.tokens_equal += int((decided & equal).sum())
         self.tokens_undecided += int((~decided).sum())
 
-    def step(
-        self,
-        exported: StepLogits,
-        eager: Floats,
-        place: Callable[[int], str],
-        *,
-        counts: bool = True,
-    ) -> None:
+    def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare all that tokens are chosen from: logits, and the likeliest tokens of each row.
 
         Those must be the graph's own largest logits to the bit, with their log-probabilities in the
         eager model's distribution, within twice the tolerance: a logit's, and that of the total.
         """
-        self.logits(exported.all_logits, eager, place, counts=counts)
+        self.logits(exported.all_logits, eager, place)
         _check_top(exported, place)
         theirs = np.take_along_axis(_log_softmax(eager), exported.top_ids, axis=1)
         allowed = 2 * TOLERANCE * _growth(eager)
@@ -206,6 +200,8 @@ class Comparison:
 class LossyComparison(Comparison):
     """Counts how much a format loses; only what is not a number is refused at once."""
 
+    _counts = (*Comparison._counts, "_num_logits", "_sum_of_diffs", "_sum_of_squares")
+
     def __init__(self) -> None:
         super().__init__()
         self._num_logits = 0
@@ -223,24 +219,12 @@ class LossyComparison(Comparison):
         """Return the spread of the eager model's logits within a position."""
         return math.sqrt(self._sum_of_squares / max(1, self._num_logits))
 
-    def logits(
-        self,
-        exported: Floats,
-        eager: Floats,
-        place: Callable[[int], str],
-        *,
-        counts: bool = True,
-    ) -> None:
-        """Compare logits [N, V]; of the best entry in each row, count whether it is the same.
-
-        The largest difference is noted of rows that do not count too.
-        """
+    def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
+        """Compare logits [N, V]; of the best entry in each row, count whether it is the same."""
         _refuse_no_number(exported, place)
         diff = np.abs(exported - eager)
         self.max_abs_logit_diff = max(self.max_abs_logit_diff, float(diff.max()))
         self.max_abs_logit = max(self.max_abs_logit, float(_sizes(eager).max()))
-        if not counts:
-            return
         self._num_logits += diff.size
         self._sum_of_diffs += float(diff.sum())
         written = np.where(eager > NEVER, eager, np.nan)
@@ -248,16 +232,9 @@ class LossyComparison(Comparison):
         decided = _lead(eager) > UNDECIDED * _growth(eager)
         self._count_tokens(decided, exported.argmax(-1) == eager.argmax(-1))
 
-    def step(
-        self,
-        exported: StepLogits,
-        eager: Floats,
-        place: Callable[[int], str],
-        *,
-        counts: bool = True,
-    ) -> None:
+    def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare logits; the likeliest tokens must be those of the graph's own logits."""
-        self.logits(exported.all_logits, eager, place, counts=counts)
+        self.logits(exported.all_logits, eager, place)
         _check_top(exported, place)
 
     def values(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:

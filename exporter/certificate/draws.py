@@ -123,7 +123,7 @@ def _plain(
 def _check(step: StepLogits, asked: _Asked) -> None:
     """Raise CertificateError unless every row has the token that the sampler draws for it."""
     if step.drawn is None:
-        raise CertificateError("the graph for draws has drawn nothing")
+        raise CertificateError("a graph for draws has drawn nothing")
     drawn = list(zip(step.drawn.ids.tolist(), step.drawn.logprobs.tolist(), strict=True))
     likeliest = zip(step.top_ids[:, 0].tolist(), step.top_logprobs[:, 0].tolist(), strict=True)
     wanted = {row: iter([token]) for row, token in enumerate(likeliest)}

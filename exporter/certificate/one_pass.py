@@ -175,16 +175,20 @@ class _Certifier:
         rows = list(range(len(items)))
         alone = Output.joined([self._run([items[i]]) for i in rows])
         self._compare(alone, expected, lambda i: f"{what} {i}, alone")
-        once = [(members, True) for members in _batches(rows)]
-        repeated = [([i % len(rows) for i in range(size)], False) for size in sizes]
-        for members, counts in (*once, *repeated):
+
+        def check_batch(members: Sequence[int]) -> None:
             self._check_batch(
                 self._run([items[i] for i in members]),
                 alone.rows(members),
                 expected.rows(members),
                 _place_in_batch(what, members),
-                counts=counts,
             )
+
+        for members in _batches(rows):
+            check_batch(members)
+        with self.comparison.copies():
+            for size in sizes:
+                check_batch([i % len(rows) for i in range(size)])
         return expected
 
     def check_half(self) -> None:
@@ -209,27 +213,19 @@ class _Certifier:
         return replace(_output_of(self._pair.model, given), rounded=rounded)
 
     def _check_batch(
-        self,
-        found: Output,
-        alone: Output,
-        expected: Output,
-        place: Callable[[int], str],
-        *,
-        counts: bool,
+        self, found: Output, alone: Output, expected: Output, place: Callable[[int], str]
     ) -> None:
         """Hold a batch against its rows alone, and where they may differ, against eager ones."""
         equal = True
         for name, part in found.items:
             equal &= self.comparison.bits(part, alone.parts[name], place)
         if not equal:
-            self._compare(found, expected, place, counts=counts)
+            self._compare(found, expected, place)
 
     def _run(self, items: Sequence[EncodedItem], lengths: Sequence[int] = ()) -> Output:
         return Output(predict(self._pair.graph, items, lengths))
 
-    def _compare(
-        self, ours: Output, theirs: Output, place: Callable[[int], str], *, counts: bool = True
-    ) -> None:
+    def _compare(self, ours: Output, theirs: Output, place: Callable[[int], str]) -> None:
         places: dict[str, list[str]] = {}
         if LOGITS in theirs.parts:
             logits, eager = ours.parts[LOGITS], theirs.parts[LOGITS]
@@ -238,7 +234,7 @@ class _Certifier:
             def place_of_logits(i: int) -> str:
                 return place(i // per_row) + (f", token {i % per_row}" if per_row > 1 else "")
 
-            self.comparison.logits(_flat(logits), _flat(eager), place_of_logits, counts=counts)
+            self.comparison.logits(_flat(logits), _flat(eager), place_of_logits)
             places[LOGITS] = [place_of_logits(i) for i in range(len(logits) * per_row)]
         if EMBEDDING in theirs.parts:
             vectors = ours.parts[EMBEDDING]

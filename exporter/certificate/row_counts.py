@@ -50,8 +50,8 @@ def certify_row_counts(sides: Sides) -> tuple[int, list[int]]:
         step = _decode(sides, rows[counted])
         names = [f"{one.case}, row {i + 1} of {num_rows}" for i, one in enumerate(rows[counted])]
         solo, theirs = part_of(alone, counted), eager.part(counted)
-        # Of each case the row alone counts: copies of a few would decide what a format loses.
-        sides.compare_rows(step, solo, theirs, names.__getitem__, counts=False)
+        with sides.comparison.copies():  # of a few, which would decide what a format loses
+            sides.compare_rows(step, solo, theirs, names.__getitem__)
     return count, tried
 
 

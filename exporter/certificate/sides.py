@@ -154,11 +154,9 @@ class Sides:
             found |= zip(members, map(Eager, exact, rounded), strict=True)
         return [found[i] for i in range(len(cases))]
 
-    def compare(
-        self, seen: StepLogits, eager: Eager, case: Case, how: str, *, counts: bool = True
-    ) -> None:
+    def compare(self, seen: StepLogits, eager: Eager, case: Case, how: str) -> None:
         """Hold what a case gave against the eager model."""
-        self._compare(seen, eager, step_of(case, how), counts=counts)
+        self._compare(seen, eager, step_of(case, how))
 
     def compare_bits(
         self, seen: StepLogits, alone: StepLogits, eager: Eager, first: int, case: Case, how: str
@@ -173,22 +171,14 @@ class Sides:
         )
 
     def compare_rows(
-        self,
-        seen: StepLogits,
-        alone: StepLogits,
-        eager: Eager,
-        place: Callable[[int], str],
-        *,
-        counts: bool = True,
+        self, seen: StepLogits, alone: StepLogits, eager: Eager, place: Callable[[int], str]
     ) -> None:
         """Do as `compare_bits` with rows of any cases; `place(i)` tells where row i comes from."""
         if not self.comparison.step_bits(seen, alone, place):
-            self._compare(seen, eager, place, counts=counts)
+            self._compare(seen, eager, place)
 
-    def _compare(
-        self, seen: StepLogits, eager: Eager, place: Callable[[int], str], *, counts: bool = True
-    ) -> None:
-        self.comparison.step(seen, eager.exact, place, counts=counts)
+    def _compare(self, seen: StepLogits, eager: Eager, place: Callable[[int], str]) -> None:
+        self.comparison.step(seen, eager.exact, place)
         if self._half and eager.rounded is not None:
             self._half.found.case(seen.all_logits, eager.exact, eager.rounded, place)
 

@@ -45,8 +45,8 @@ def _check(sides: Sides, found: StepLogits, alone: StepLogits, source: Tokens, w
     case, how = _case(sides, source), f"encoded as {which} in one step"
     if not sides.comparison.step_bits(found, alone, lambda _: f"{case}, {how}"):
         (eager,) = sides.eager([case], [(int(found.top_ids[0, 0]),)])
-        # A source comes in many groups, and would count in each of them.
-        sides.compare(found, eager, case, how, counts=False)
+        with sides.comparison.copies():  # a source comes in many groups
+            sides.compare(found, eager, case, how)
 
 
 def _groups(count: int, most: int, others: Iterable[int]) -> Iterator[list[int]]:
