@@ -31,6 +31,7 @@
     │   └── OutOfDeviceMemory     ... has not the memory that is wanted
     ├── ConfigError               a setting has an impossible value
     ├── PackageError              an exported package is wrong, damaged or too new
+    │   └── PackageUnreachable    ... nobody answers where it is: may be asked again
     ├── CheckpointError           a checkpoint is wrong or incomplete
     └── CertificateError          the exported model is not equal to the eager model
 

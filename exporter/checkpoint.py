@@ -187,7 +187,7 @@ def _write(
 
 
 def write_files(directory: Path, files: Mapping[str, Content]) -> None:
-    """Write the files of a checkpoint; what it does not have of one that was there goes."""
+    """Write the files of a checkpoint, and remove those of an earlier one that it does not have."""
     with writing_to(directory):
         write_directory(directory, files)
         for name in (SAMPLES_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME):

@@ -74,7 +74,7 @@ class SampledColumns(NamedTuple):
 
 
 class GraphDraws(NamedTuple):
-    """What the graph for draws is told, an entry a draw."""
+    """What a graph for draws is told, an entry a draw."""
 
     rows: NDArray[np.intp]  # that decode
     how: Truncations

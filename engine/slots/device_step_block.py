@@ -139,7 +139,7 @@ class DeviceStepBlock:
         return partial(self._receive, self._number, sent, known)
 
     def _send_rows(self, rows: Sequence[int]) -> dict[int, Floats]:
-        """Queue copies of whole rows; return where they come."""
+        """Queue copies of whole rows; return where they will be."""
         self._sent_rows.reverse()
         pinned = self._sent_rows[0]
         if pinned is None:

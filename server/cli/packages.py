@@ -230,7 +230,7 @@ def verify(
         gpu_memory_utilization=gpu_memory_utilization,
         decode_buckets=decode_buckets,
     )
-    config.device_for(manifest.target)
+    config.device_for(manifest.target)  # refuses one for another target, and without a GPU
     verify_device_with_progress(package, checkpoint, config)
 
 

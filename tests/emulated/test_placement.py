@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 # it has, so that one more is seen.
 MOST_LAUNCHES = {("gpt2", 50_257): 131, ("llama", 128_256): 153}
 
-MOST_OF_DRAWS = (24, 69, 402)  # likewise
+LAUNCHES_OF_DRAWS = (24, 69, 402)
 
 # Of what reads 8 texts or pictures, with two layers in half precision: likewise.
 MOST_LAUNCHES_OF_READERS = {
@@ -91,7 +91,7 @@ def test_draws_are_computed_on_the_device_in_few_launches(
 
     found = on_device("look_at_graph.py", *paths)
 
-    assert tuple(found[path]["launches"] for path in paths) == MOST_OF_DRAWS
+    assert tuple(found[path]["launches"] for path in paths) == LAUNCHES_OF_DRAWS
 
 
 @pytest.mark.parametrize(("name", "vocab_size"), MOST_LAUNCHES)

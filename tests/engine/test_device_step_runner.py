@@ -206,9 +206,16 @@ def test_many_that_the_host_draws_for_are_in_every_step(tmp_path: Path) -> None:
     _, core = on_device(tmp_path)
     decoding(core, GREEDY, PENALISED, PENALISED)
 
-    for _ in range(4):
+    num_before = nums_generated(core)
+    for num_steps in range(1, 5):
         core.step()
         assert core._under_way == deque()
+        assert nums_generated(core) == [num + num_steps for num in num_before]
+
+
+def nums_generated(core: EngineCore) -> list[int]:
+    requests = core.scheduler._running.values()
+    return [one.num_generated for request in requests for one in request.sequences]
 
 
 def test_a_sequence_that_begins_behind_an_encoder_lets_no_step_wait(tmp_path: Path) -> None:

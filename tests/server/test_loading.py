@@ -511,6 +511,7 @@ async def test_what_cannot_be_repeated_or_names_a_version_is_not_compared(served
         for engine in engines:
             engine.own_seed = own_seed
         await served.public.generation.Generate(generate("a", **fields))
+        await asyncio.sleep(0.02)  # a comparison begins behind the answer
         await until(lambda: served.deployment.gateway._comparisons._running is None)
 
     await ask(5, decoding={"sampling": {}})

@@ -1,0 +1,33 @@
+"""The models that a demonstration trains go to CUDA in float16, as they do in float32.
+
+Random weights lose the same everywhere, trained ones much at a few positions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exporter.export import export_package
+from exporter.tasks import TASKS, build_task
+from exporter.training.trainer import train_task
+
+READMES = [Path(name, "README.md") for name in ("engine", "exporter", "loadtest", "server")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TASKS)
+def test_a_trained_model_is_as_near_in_float16_as_the_eager_model(
+    name: str, tmp_path: Path
+) -> None:
+    task = build_task(name, files=READMES if name == "text" else ())
+    train_task(task, tmp_path / name, progress=False)
+
+    manifest = export_package(
+        tmp_path / name, tmp_path / "package", target="cuda", precision="fp16"
+    )
+
+    found = manifest.certificate.half
+    assert found is not None and found.positions > 100
+    assert found.tokens_equal == found.tokens_decided > found.positions / 2
