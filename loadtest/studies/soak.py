@@ -41,6 +41,7 @@ from loadtest.work.ask import texts
 
 _NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # of the time, of a third of it, of the blocks
 _NUM_TRIES = 3  # to find a rate: each is far nearer than the one before
+_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds: no less of a processor's time can be told
 
 Seconds = dict[str, float]  # of processor time, by the name of a process
 
@@ -137,7 +138,8 @@ class _Served:
         _ask(config, seed=4, watch=uses)
         uses.end()
         (_, before), (_, after) = uses.seen
-        return sum(_spent(before, after).values()) / self._seconds / self._cores
+        spent = max(_TICK, sum(_spent(before, after).values()))
+        return spent / self._seconds / self._cores
 
 
 def measure_soak(

@@ -125,6 +125,7 @@ class FakeCuda:
         self._allocate(found, num_bytes, self.pinned)
 
     def _fake_cudaFreeHost(self, address: int) -> None:
+        self._run()
         del self.pinned[address]
 
     def _fake_cudaStreamCreateWithFlags(self, stream: Any, flags: int) -> None:

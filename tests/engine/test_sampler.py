@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
@@ -69,6 +69,7 @@ def our_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     return found
 
 
+@example(seed=391, vocab=700, temperature=2.8125, top_k=1, top_p=0.01, min_p=0.0, typical_p=1.0)
 @given(
     seed=st.integers(0, 10_000),
     vocab=st.sampled_from([3, 40, 700, 3000]),
@@ -102,7 +103,9 @@ def test_what_may_be_drawn_and_how_often_is_what_transformers_draws_from(
     # At the very edge of top_p one token, or several of hardly any probability in all, may fall
     # on either side of a rounding error.
     differs = (ours > 0) != (theirs > 0)
-    assert differs.sum() <= 1 or (ours + theirs)[differs].sum() < 1e-4
+    is_little = differs.sum() <= 1 or (ours + theirs)[differs].sum() < 1e-4
+    # Two logits may be the same once they are divided: theirs looks for the largest ones then.
+    assert is_little or np.ptp((logits / np.float32(temperature))[differs]) == 0
     if not differs.any():
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
