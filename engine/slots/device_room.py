@@ -30,7 +30,7 @@ from engine.wording import size_of
 
 _WORKSPACES = 10**9  # what CUDA, the workspaces of kernels and captured calls take
 _LOGIT = 16  # bytes: a logit, in the graph's type and its log-probability, and room to sort them
-_DRAW = 24  # bytes: its score and exponential, its weight, and that weight where it may be drawn
+_DRAW = 104  # bytes: what the graphs for draws, each with memory of its own, take on a CPU
 _SMALL = 8192  # bytes of a row: its ids and lengths, and 128 of the largest logits
 
 

@@ -124,7 +124,7 @@ def load_for_cpu(
         contract,
         directory / "decoder.onnx",
         encoder,
-        draws if draws[0].exists() else (),
+        draws if all(path.exists() for path in draws) else (),
         num_slots=num_slots,
         num_threads=num_threads,
         buckets=buckets,

@@ -12,6 +12,7 @@ added up and counted by CumSum, which there takes a thread a number, and many by
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -25,10 +26,13 @@ from exporter.operators.domain import OPSET
 BLOCK = 512  # of tokens whose weights are added up
 
 # Scores of which the lowest weighs nothing in float32, and all are below the highest. Halved so
-# often, what lies between them is one number, or as good as one so near to the largest score.
-_LOWEST, _HIGHEST, _NUM_HALVINGS = -110, 1, 32
+# often, what lies between them is one number, or as good as one so near to the largest score: of
+# flat rows there is less to be halved, and what they have in it lies close.
+_LOWEST, _HIGHEST, _NUM_HALVINGS = -110, 2.0**-20, 32
+_MARGIN = 0.01  # of a score, for what rounds on the way to the lowest
 
-_DOUBLE, _INT = onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
+_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+_INT = onnx.TensorProto.INT64
 
 _WEIGHTS = f"""
     largest = Gather<axis = 1>(top_logits, first)
@@ -124,7 +128,8 @@ class _AllTokens:
     def nucleus(self) -> str:
         """Find the likeliest tokens that weigh top_p of all, of equals at the border the first.
 
-        Those whose score is not below `high` weigh too little, those not below `low` enough.
+        Those whose score is not below `high` weigh too little, those not below `low` enough: what
+        is not at the share's end or above weighs less than the rest of all, were it every token.
         """
         halvings = "".join(_halving(number) for number in range(_NUM_HALVINGS))
         last = _NUM_HALVINGS
@@ -133,6 +138,11 @@ class _AllTokens:
     all_needed = Mul(all_total, top_p)
     all_id_blocks = Add(block_starts, places)
     all_ids = Reshape(all_id_blocks, whole_row)
+    rest = Sub(all_total, all_needed)
+    some_rest = Max(rest, least_rest)
+    rest_score = Log(some_rest)
+    token_score = Sub(rest_score, of_all_tokens)
+    low_0 = Cast<to = {_FLOAT}>(token_score)
     {halvings}
     are_above = GreaterOrEqual(all_scores, high_{last})
     weights_above = Where(are_above, all_weights, none)
@@ -179,7 +189,8 @@ class _AllTokens:
             "nothing_further": ("int64", (Scope.NOTHING,)),
             "untempered": ("float", (1,)),
             "half": ("float", (0.5,)),
-            "low_0": ("float[1, 1]", (_LOWEST,)),
+            "least_rest": ("double", (self.vocab_size * math.exp(_LOWEST),)),
+            "of_all_tokens": ("double", (math.log(self.vocab_size) + _MARGIN,)),
             "high_0": ("float[1, 1]", (_HIGHEST,)),
         }
 

@@ -81,7 +81,7 @@ def test_a_row_is_that_of_the_cache_and_of_the_source_and_its_logits() -> None:
     longer = GPT2.model_copy(update={"cross_cache": GPT2.cache})
 
     assert row_bytes(GPT2.cache) == 37_748_736
-    assert needs.row - row_bytes(GPT2.cache) == 50257 * (16 + 24) + 8192
+    assert needs.row - row_bytes(GPT2.cache) == 50257 * (16 + 104) + 8192
     assert RoomNeeds.of(longer, 1024).row - needs.row == row_bytes(GPT2.cache)
     assert RoomNeeds.of(GPT2, 2048).beside - needs.beside == 1024 * 16 * 50257
     assert needs.beside == GB + row_bytes(GPT2.cache) + 1024 * 16 * 50257
