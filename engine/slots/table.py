@@ -108,35 +108,23 @@ class SlotTable:
         self._ops.append(RowOp("copy", self._rows[parent], self._rows[child], start))
 
     def decode(self, sequences: Collection[Sequence]) -> list[Sequence]:
-        """Make these the decoding ones, and no others; return them in the order of their rows."""
+        """Make these the decoding ones, and no others; return them in the order of their rows.
+
+        Only those change places that have to: many may pause in every second step.
+        """
         self._fill_holes()
-        for sequence in sequences:
-            if self._rows[sequence] >= self.num_decoding:
-                self.promote(sequence)
-        if len(sequences) < self.num_decoding:
+        self.num_decoding = count = len(sequences)
+        behind = [sequence for sequence in sequences if self._rows[sequence] >= count]
+        if behind:
             wanted = set(sequences)
-            for sequence in [one for one in reversed(self.decoding) if one not in wanted]:
-                self._demote(sequence)
+            others = [row for row in range(count) if self._owners[row] not in wanted]
+            for sequence, row in zip(behind, others, strict=True):
+                self._exchange(sequence, row)
         return self.decoding
-
-    def promote(self, sequence: Sequence) -> None:
-        """Make a sequence one of the decoding ones."""
-        self._fill_holes()
-        row, first_other = self._rows[sequence], self.num_decoding
-        assert row >= first_other
-        self.num_decoding += 1
-        self._exchange(sequence, first_other)
-
-    def _demote(self, sequence: Sequence) -> None:
-        """Let a sequence that decodes pause; it keeps what it has."""
-        self.num_decoding -= 1
-        self._exchange(sequence, self.num_decoding)
 
     def _exchange(self, sequence: Sequence, target: int) -> None:
         """Take a sequence to another row, and what is there to its own."""
         row, other = self._rows[sequence], self._owners[target]
-        if row == target:
-            return
         if other is None:
             self._owners[row] = None
             self._ops.append(RowOp("move", row, target))

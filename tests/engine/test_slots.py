@@ -77,9 +77,17 @@ class SlotMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def promote(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.filling))
-        self.table.promote(sequence)
+        self.table.decode([*self.decoding, sequence])
         self.filling.remove(sequence)
         self.decoding.add(sequence)
+
+    @precondition(lambda self: self.decoding)
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.decoding, key=lambda one: one.index)))
+        self.decoding.remove(sequence)
+        self.table.decode(self.decoding)
+        self.filling.append(sequence)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -164,3 +172,24 @@ class SlotMachine(RuleBasedStateMachine):
 
 TestSlots = SlotMachine.TestCase
 TestSlots.settings = settings(max_examples=200, stateful_step_count=40)
+
+
+def test_who_pauses_in_every_second_step_lets_one_row_be_exchanged_for_one_that_joins() -> None:
+    table = SlotTable(8)
+    pausing, others = (
+        [Sequence(REQUEST, i, [1]) for i in indices] for indices in ((0, 1, 2), (3, 4))
+    )
+    for sequence in (*pausing, *others):
+        table.take(sequence)
+    for _ in range(2):
+        table.decode([*pausing, *others])
+        table.decode(others)
+    table.take_ops()
+
+    others.append(joining := Sequence(REQUEST, 5, [1]))
+    table.take(joining)
+    for _ in range(2):
+        table.decode([*pausing, *others])
+        assert table.decode(others)[-1] is joining
+
+    assert [op.kind for op in table.take_ops()] == ["swap"]
