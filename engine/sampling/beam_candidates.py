@@ -53,6 +53,14 @@ def num_columns(params: SamplingParams) -> int:
     return min(params.beam_width * (2 + len(params.stop_token_ids)), MAX_COLUMNS)
 
 
+def reads_rows(draw: BeamDraw) -> bool:
+    """Say whether a search may look at whole rows of logits, beside the likeliest tokens."""
+    return draw.beams[0].params.logprobs is not None or any(
+        beam.banned or not is_free(beam) or draw.num_candidates > num_columns(beam.params)
+        for beam in draw.beams
+    )
+
+
 def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
     """Say whether the likeliest tokens of the rows, and their scores, are all there is to it."""
     return draw.beams[0].params.logprobs is None and all(

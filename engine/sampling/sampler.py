@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from engine.requests.events import PositionLogprobs
 from engine.requests.request import SamplingParams
+from engine.sampling import beam_candidates
 from engine.sampling.beam_candidates import best_candidates
 from engine.sampling.draws import BeamDraw, Choice, Draw, Sampled, ScoreDraw
 from engine.sampling.logit_controls import adjusted, is_controlled, is_free
@@ -49,7 +50,7 @@ def num_top(params: SamplingParams) -> int:
 def reads_rows(draw: Draw | BeamDraw) -> bool:
     """Say whether a draw may look at its whole row of logits, beside the likeliest tokens."""
     if isinstance(draw, BeamDraw):
-        return True
+        return beam_candidates.reads_rows(draw)
     if draw.banned or not is_free(draw):
         return True
     params = draw.params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
 from engine.sampling.lazy_rows import LazyRows
 from engine.sampling.logits import StepLogits
-from engine.sampling.sampler import Sampler, num_top
+from engine.sampling.sampler import Sampler, num_top, reads_rows
 from engine.sampling.top_k import step_logits
 
 VOCAB = 60
@@ -112,6 +113,39 @@ def test_what_reads_whole_rows_fetches_its_own(name: str) -> None:
 
     assert found == Sampler().sample(step_logits(rows.logits, k_of(asked)), [asked])
     assert rows.seen == [[1, 2]] if isinstance(asked, BeamDraw) else [[1]]
+    assert reads_rows(asked)
+
+
+def test_beams_that_read_no_rows_say_so_and_all_others_that_they_may() -> None:
+    rng, said = np.random.default_rng(2), Counter[bool]()
+    for _ in range(300):
+        rows, asked = Fetches(), random_beams(rng)
+
+        found = Sampler().sample(rows.step(k_of(asked)), [asked])
+
+        assert found == Sampler().sample(step_logits(rows.logits, k_of(asked)), [asked])
+        assert reads_rows(asked) or not rows.seen, asked
+        said[reads_rows(asked)] += 1
+    assert said[False] > 50 and said[True] > 50
+
+
+def random_beams(rng: np.random.Generator) -> BeamDraw:
+    def happens() -> bool:
+        return bool(rng.random() < 0.2)
+
+    found = beams(
+        rng.permutation(NUM_ROWS)[: rng.integers(1, 4)].tolist(),
+        logprobs=2 if happens() else None,
+        stop_token_ids=(3, 4) if happens() else (),
+        renormalize=happens(),
+        controls=CONTROLS if happens() else LogitControls(),
+    )
+    members = found.beams
+    if happens():
+        members = tuple(one._replace(banned=tuple(rng.integers(0, VOCAB, 2))) for one in members)
+    if happens():
+        members = tuple(one._replace(forced=7) for one in members)
+    return found._replace(beams=members, num_candidates=int(rng.integers(1, 9)))
 
 
 def test_all_draws_of_a_step_fetch_together() -> None:
