@@ -59,7 +59,7 @@ class SampledColumns(NamedTuple):
         vocab_size: int,
     ) -> SampledColumns:
         """Return the columns of these draws, all of which are plain."""
-        widths = [min(num_columns(one) or 1, vocab_size) for one in params]
+        widths = [first_columns(one, vocab_size) for one in params]
         of_all = [i for i, one in enumerate(params) if one.top_k == 0 and one.top_p < 1]
         scopes = [_scope(one, vocab_size) for one in params]
         return cls(
@@ -139,6 +139,11 @@ def num_columns(params: SamplingParams) -> int | None:
         return params.top_k
     is_cut = params.top_p < 1 or params.min_p > 0
     return _NUM_TOP_OF_NUCLEUS if is_cut and not is_controlled(params) else None
+
+
+def first_columns(params: SamplingParams, vocab_size: int) -> int:
+    """Return with how many of the likeliest tokens a plain draw begins."""
+    return min(num_columns(params) or 1, vocab_size)
 
 
 def needs_row_sum(params: SamplingParams) -> bool:

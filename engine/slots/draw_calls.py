@@ -18,7 +18,7 @@ from engine.package.graph_io import (
     TOPS,
     UNIFORM,
 )
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import GraphDraws, Reach
 from engine.sampling.truncation import SMALLEST_NORMAL
 from engine.session import NOT_CAPTURED, Binding, Session
 from engine.slots.graph_call import GraphCall
@@ -28,7 +28,7 @@ from engine.slots.step_block import StepBlock
 class _Shape(NamedTuple):
     """All that a binding of a call depends on."""
 
-    reach: int
+    reach: Reach
     num_rows: int
     num_top: int
 

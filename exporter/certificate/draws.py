@@ -6,7 +6,7 @@ rows, with as many of the likeliest tokens as calls have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import cycle, islice, product
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from engine.sampling.plain import (
     PlainDraws,
     Reach,
     SampledColumns,
-    num_columns,
+    first_columns,
 )
 from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.sampler import Sampler
@@ -34,17 +34,29 @@ from exporter.samples import SEED
 NUM_DRAWS = 256  # of each graph
 
 _MOST_ROWS = 8  # that attend to one source, of an encoder-decoder
-_NUM_TOPS = (128, 1, 256, 16)
+# Of a decode call; no draw begins with more of them than its call has.
+_NUM_TOPS: Mapping[Reach, tuple[int, ...]] = {
+    Reach.COLUMNS: (128, 1, 256, 16),
+    Reach.ROW: (128, 1, 256, 16),
+    Reach.NUCLEUS: (128, 256),
+}
 # Two exponentials of a number may differ in their last bit. Where a draw hangs on it, either is
 # right: both limits, and the number, are moved by so much.
 _ROUNDING = 1e-6
 
 
-class _Asked(NamedTuple):
-    """Draws of some rows."""
+class AskedDraws(NamedTuple):
+    """Draws of some rows of a decode call."""
 
     params: list[SamplingParams]
     draws: GraphDraws
+
+
+class _Draw(NamedTuple):
+    """How a token is drawn, and the number that says which."""
+
+    params: SamplingParams
+    uniform: float
 
 
 def certify_draws(runner: Runner, contract: GenerationContract) -> int:
@@ -55,11 +67,11 @@ def certify_draws(runner: Runner, contract: GenerationContract) -> int:
     number = 0
     for reach in Reach:
         num_steps = -(-NUM_DRAWS // max(1, num_rows - 1))
-        for num_top in islice(cycle(_NUM_TOPS), num_steps):
+        for num_top in islice(cycle(_NUM_TOPS[reach]), num_steps):
             batch = _batch(rng, contract, num_rows, num_top)
             vocab_size = contract.vocab_size
-            asked = _asked(rng, num_rows, min(num_top, vocab_size), vocab_size, reach)
-            _check(run_step(runner, batch, asked.draws), asked)
+            asked = ask_draws(rng, num_rows, min(num_top, vocab_size), vocab_size, reach)
+            check_draws(run_step(runner, batch, asked.draws), asked)
             number += len(asked.params)
     return number
 
@@ -76,16 +88,16 @@ def _batch(
     )
 
 
-def _asked(
+def ask_draws(
     rng: np.random.Generator, num_rows: int, num_top: int, vocab_size: int, reach: Reach
-) -> _Asked:
+) -> AskedDraws:
     """Return draws of every kind in all rows but one, if there are others."""
     rows = np.delete(np.arange(num_rows), rng.integers(num_rows)) if num_rows > 1 else np.arange(1)
     params = [_params(rng, num_top, vocab_size, reach) for _ in rows]
     uniform = rng.random(len(rows)).tolist()
     draws = _plain(rows.tolist(), params, uniform, vocab_size).for_graph(RandomStream())
     assert draws is not None
-    return _Asked(params, draws._replace(reach=reach))
+    return AskedDraws(params, draws._replace(reach=reach))
 
 
 def _params(
@@ -104,7 +116,7 @@ def _params(
         top_p=choose(1.0, 0.95, 0.5, 0.1) if is_cut or reach is Reach.NUCLEUS else 1.0,
         min_p=choose(0.0, 0.0, 0.02, 0.3, 0.9),
     )
-    if min(num_columns(params) or 1, vocab_size) > num_top:  # that takes more of them
+    if first_columns(params, vocab_size) > num_top:
         return replace(params, top_p=1.0, min_p=0.0)
     return params
 
@@ -120,35 +132,35 @@ def _plain(
     return PlainDraws(np.array(rows), sampled, [0] * len(rows))
 
 
-def _check(step: StepLogits, asked: _Asked) -> None:
+def check_draws(step: StepLogits, asked: AskedDraws) -> None:
     """Raise CertificateError unless every row has the token that the sampler draws for it."""
     if step.drawn is None:
         raise CertificateError("a graph for draws has drawn nothing")
-    drawn = list(zip(step.drawn.ids.tolist(), step.drawn.logprobs.tolist(), strict=True))
+    drawn = zip(step.drawn.ids.tolist(), step.drawn.logprobs.tolist(), strict=True)
     likeliest = zip(step.top_ids[:, 0].tolist(), step.top_logprobs[:, 0].tolist(), strict=True)
-    wanted = {row: iter([token]) for row, token in enumerate(likeliest)}
-    rows, uniform = asked.draws.rows.tolist(), asked.draws.uniform.tolist()
-    for row, params, number in zip(rows, asked.params, uniform, strict=True):
-        wanted[row] = _drawn_by_sampler(step, row, params, number)
-    for row, allowed in wanted.items():
-        token = next(allowed)
-        if drawn[row] != token and drawn[row] not in allowed:
-            (token_id, logprob), graph = drawn[row], DRAW_GRAPHS[asked.draws.reach]
+    numbers = map(_Draw, asked.params, asked.draws.uniform.tolist())
+    draws = dict(zip(asked.draws.rows.tolist(), numbers, strict=True))
+    for row, (found, wanted) in enumerate(zip(drawn, likeliest, strict=True)):
+        near: Iterator[_Draw] = iter(())
+        if row in draws:
+            wanted, near = _drawn_by_sampler(step, row, draws[row]), _moved(draws[row])
+        if found != wanted and all(found != _drawn_by_sampler(step, row, one) for one in near):
             raise CertificateError(
-                f"{graph}: the graph draws {token_id} with log-probability {logprob:.6g}, "
-                f"the sampler {token[0]} with {token[1]:.6g}"
+                f"{DRAW_GRAPHS[asked.draws.reach]}: the graph draws {found[0]} with "
+                f"log-probability {found[1]:.6g}, the sampler {wanted[0]} with {wanted[1]:.6g}"
             )
 
 
-def _drawn_by_sampler(
-    step: StepLogits, row: int, params: SamplingParams, number: float
-) -> Iterator[tuple[int, float]]:
-    """Yield what the sampler draws, then what it does where its numbers are a little off."""
-    vocab_size = step.logits.shape[1]
+def _drawn_by_sampler(step: StepLogits, row: int, draw: _Draw) -> tuple[int, float]:
+    plain = _plain([row], [draw.params], [draw.uniform], step.logits.shape[1])
+    found = Sampler().choose(step._replace(drawn=None), plain)
+    return found.token_ids[0], found.logprobs[0]
+
+
+def _moved(draw: _Draw) -> Iterator[_Draw]:
+    """Yield a draw with its numbers a little off."""
+    params = draw.params
     for by, limits_by in product((0.0, -_ROUNDING, _ROUNDING), repeat=2):
         top_p = params.top_p if params.top_p == 1 else params.top_p * (1 - limits_by)
         moved = replace(params, top_p=top_p, min_p=params.min_p * (1 + limits_by))
-        uniform = min(max(number + by, 0.0), 1 - 2.0**-53)
-        plain = _plain([row], [moved], [uniform], vocab_size)
-        found = Sampler().choose(step._replace(drawn=None), plain)
-        yield found.token_ids[0], found.logprobs[0]
+        yield _Draw(moved, min(max(draw.uniform + by, 0.0), 1 - 2.0**-53))

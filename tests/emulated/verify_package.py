@@ -62,7 +62,7 @@ def verify(path: str, checkpoint: str) -> dict[str, Any]:
     certify_device.Comparison = certify_device.LossyComparison = AllIsTaken  # type: ignore
     certify_device.HalfComparison = HalfIsTaken  # type: ignore
     Sides._check_ids = lambda *_: None  # type: ignore
-    certify_draws._check = lambda *_: None
+    certify_draws.check_draws = lambda *_: None
     again = [verify_on_device(path, checkpoint, CONFIG).summary() for _ in range(2)]
     return {"refusal": refusal, "before": before, "after": device_of(path), "again": again}
 
@@ -70,8 +70,8 @@ def verify(path: str, checkpoint: str) -> dict[str, Any]:
 found = {}
 for path, checkpoint in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
     comparisons = vars(certify_device).copy()
-    checks = Sides._check_ids, certify_draws._check
+    checks = Sides._check_ids, certify_draws.check_draws
     found[path] = verify(path, checkpoint)
     vars(certify_device).update(comparisons)
-    Sides._check_ids, certify_draws._check = checks  # type: ignore
+    Sides._check_ids, certify_draws.check_draws = checks  # type: ignore
 print(json.dumps(found))

@@ -21,6 +21,7 @@ from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
 from engine.session import create_session
 from engine.slots.runner import SlotModelRunner
+from exporter.certificate import draws
 from exporter.certificate.draws import NUM_DRAWS, certify_draws
 from exporter.certificate.execution import load_for_cpu
 from exporter.graphs.draw_graph import BLOCK, draw_graphs
@@ -269,6 +270,21 @@ def test_a_certificate_draws_tokens_of_a_decode_call(tmp_path: Path, has_encoder
     loaded, model = runner(tmp_path, has_encoder=has_encoder)
 
     assert certify_draws(loaded, model.contract) >= NUM_DRAWS * len(Reach)
+
+
+def test_most_draws_of_the_largest_graph_are_of_a_share_of_all_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    loaded, model = runner(tmp_path, has_encoder=False)
+    asked: list[SamplingParams] = []
+    monkeypatch.setattr(draws, "check_draws", lambda step, these: asked.extend(these.params))
+
+    certify_draws(loaded, model.contract)
+
+    of_share = [one for one in asked if one.top_k == 0 and one.top_p < 1]
+    assert 2 * len(of_share) > NUM_DRAWS
+    assert sum(one.min_p > 0 for one in of_share) > NUM_DRAWS / 8
 
 
 def test_a_package_with_some_of_them_is_verified_as_it_is_served(tmp_path: Path) -> None:
