@@ -22,6 +22,7 @@ _MEMORY = 8 * 2**30  # bytes; what is not asked for is not taken
 _OPENED = (
     "engine.device.device",
     "exporter.verify_device",
+    "loadtest.gpu_check.draws",
     "loadtest.gpu_check.pieces",
     "loadtest.gpu_check.probes",
     "loadtest.gpu_check.steps",
@@ -30,6 +31,7 @@ _LOADED = (
     "engine.session",
     "engine.slots.generation_sessions",
     "exporter.certificate.execution",
+    "loadtest.gpu_check.draws",
     "loadtest.gpu_check.pieces",
     "loadtest.gpu_check.probes",
     "loadtest.gpu_check.steps",

@@ -85,6 +85,7 @@ def _speed() -> Iterator[Part]:
             arguments = {"shape": shape, "weights": weights}
             yield _part(f"steps.{shape}.{weights}", "steps:time_steps", arguments)
     yield _part("pieces.likeliest", "pieces:time_top")
+    yield _part("pieces.draws", "draws:time_draws")
     for model in ("gpt2", "llama"):
         for name, (arguments, environment) in _VARIANTS.items():
             given = {"model": model, "precision": "fp16", **arguments}

@@ -1,7 +1,7 @@
 """The check of a GPU runs through where kernels compute nothing, and says that nothing is right.
 
-Every run tries a part of most kinds, the cheapest: a certificate, rows, steps, whole requests
-(`speed`) and a variant. All parts together, as the command runs them, are long.
+Every run tries a part of most kinds, the cheapest: a certificate, rows, draws, steps, whole
+requests (`speed`) and a variant. All parts together, as the command runs them, are long.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.package.graph_io import DRAW_GRAPHS
 from loadtest.gpu_check.catalogue import make_parts
 from loadtest.gpu_check.part import Settings, Status
 from loadtest.gpu_check.shapes import build
@@ -29,6 +30,7 @@ _ALL_SECONDS, _PART_SECONDS = 7200, 1800  # on processors that may have much els
 _ENDS: dict[str, Status] = {
     "packages": "passed",  # graphs are certified by the kernels of the CPU
     "pieces.row-copies": "passed",  # copies are real there
+    "pieces.draws": "failed",
     "rows.": "failed",
     "certificate.": "failed",
     "": "measured",
@@ -42,6 +44,7 @@ _COLUMNS: dict[str, list[set[str]]] = {  # of each table of a part
     ],
     "variant": [{"eager", "captured"}],
 }
+_DRAWS = "pieces.draws"
 _OF_LOADING = {"load_seconds", "bytes_of_session", "bytes_of_rows", "bytes_after_work"}
 
 
@@ -78,6 +81,13 @@ def test_what_computes_nothing_is_refused_of_a_format_that_may_lose_anything(run
     assert "a kernel computes something else here" in parts[name]["summary"]
 
 
+def test_draws_are_timed_and_fail_because_nothing_is_computed(run: Run) -> None:
+    seen, parts = run(_DRAWS)
+
+    assert (seen["code"], parts[_DRAWS]["status"]) == (1, "failed"), seen["results"]
+    assert_draws_are_timed(parts[_DRAWS])
+
+
 @pytest.mark.parametrize("name", _MEASURED)
 def test_every_kind_of_measurement_runs_through(name: str, run: Run) -> None:
     seen, parts = run(name)
@@ -104,12 +114,21 @@ def test_every_part_that_there_is_reaches_its_end(run: Run, tmp_path: Path) -> N
             assert part["found"] == {"error": "CertificateError"}, name
         elif name.startswith("rows."):
             assert "NOTHING computed" in part["summary"], name
+        elif name == _DRAWS:
+            assert_draws_are_timed(part)
         elif part["status"] == "measured" and name != "machine":
             assert_tables_are_whole(name, part)
 
 
 def end_of(name: str) -> Status:
     return next(end for beginning, end in _ENDS.items() if name.startswith(beginning))
+
+
+def assert_draws_are_timed(part: dict[str, Any]) -> None:
+    (rows,) = part["found"]["tables"].values()
+    assert len(rows) == 2 * len(DRAW_GRAPHS)
+    assert all(row["eager"] > 0 and row["captured"] > 0 for row in rows)
+    assert "captured: draw_nucleus.onnx: the graph draws" in str(part["found"]["wrong"])
 
 
 def assert_tables_are_whole(name: str, part: dict[str, Any]) -> None:

@@ -6,16 +6,21 @@ On the emulated device everything fails that can, for nothing is computed there.
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import Precision
+from engine.sampling.plain import GraphDraws
 from engine.session import NOT_CAPTURED
+from engine.slots.draw_calls import DrawCalls
+from engine.slots.graph_call import GraphCall
 from engine.slots.memory import DeviceCacheMemory
-from loadtest.gpu_check import pieces, probes
+from loadtest.gpu_check import draws, pieces, probes
 from loadtest.gpu_check.device_decoder import DeviceDecoder, Floats
 from loadtest.gpu_check.part import Outcome, Settings
 from tests import fake_gpu
@@ -103,3 +108,27 @@ def test_rows_that_do_not_arrive_as_they_were_fail(
 
     wrong = pieces.copy_rows(settings)
     assert not wrong.passed and wrong.summary == "rows did not arrive as they were"
+
+
+def test_draws_are_timed_and_those_of_other_numbers_fail(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = draws.time_draws(settings)
+
+    assert right.passed, right.summary
+    (rows,) = right.found["tables"].values()
+    assert [(row["rows"], row["graph"]) for row in rows] == list(product((2, 4), DRAW_GRAPHS))
+    assert all(row["eager"] > 0 and row["captured"] > 0 for row in rows)
+
+    plan = DrawCalls.plan
+
+    def turned(calls: DrawCalls, asked: GraphDraws, *size: int) -> GraphCall:
+        is_turned = calls._graph_ids is not None
+        return plan(calls, asked._replace(uniform=1 - asked.uniform) if is_turned else asked, *size)
+
+    monkeypatch.setattr(DrawCalls, "plan", turned)
+
+    wrong = draws.time_draws(settings)
+    assert not wrong.passed
+    assert "; captured: " in wrong.summary and "the sampler" in wrong.summary
+    assert not any(one.startswith("eager") for one in wrong.found["wrong"])
