@@ -21,7 +21,7 @@ from engine.package.manifest import FORMAT_VERSION, Manifest
 from engine.wording import listed, problems_of, shortened
 
 MANIFEST_NAME = "manifest.json"
-SIGNATURE_NAME = "manifest.json.sig"  # it may stand beside it, and is of its bytes
+SIGNATURE_NAME = "model.sig"  # it may be there, of the manifest and every file
 _DIGEST = "digest"  # the key of the manifest's own
 MAX_MANIFEST_BYTES = 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -13,7 +13,7 @@ from server.cli.options import examples, existing_directory, existing_file
 @click.command(
     short_help="Sign a package.",
     epilog=examples(
-        "openssl genpkey -algorithm ed25519 -out key.pem",
+        "openssl ecparam -genkey -noout -name prime256v1 -out key.pem",
         "openssl pkey -in key.pem -pubout -out key.pub",
         "tokenweir sign packages/dates --key key.pem",
         "tokenweir serve packages/dates --require-signature key.pub",
@@ -25,14 +25,15 @@ from server.cli.options import examples, existing_directory, existing_file
     type=existing_file,
     required=True,
     metavar="PEM",
-    help="Private key (Ed25519), without a password.",
+    help="Private key (P-256, P-384 or P-521), without a password.",
 )
 @needs("serve")
 def sign(package: Path, key: Path) -> None:
-    """Sign the manifest of PACKAGE, which has the hash of every file.
+    """Sign PACKAGE: its manifest, and every file by its hash.
 
-    The signature is beside it, manifest.json.sig. What changes the manifest, such as `tokenweir
-    verify --device cuda`, comes before.
+    The signature is model.sig in the package, in the format of OpenSSF's model-signing, whose
+    `model_signing verify key` checks it too. What changes the manifest, such as `tokenweir verify
+    --device cuda`, comes before.
     """
     from server.packages.signature import sign as sign_package
 

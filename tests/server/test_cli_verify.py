@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from server.cli.app import run
 from server.packages.signature import sign
 from tests.engine.test_package import write_package
-from tests.server.test_packages import make_key
+from tests.server.signing import make_key
 
 
 @pytest.fixture

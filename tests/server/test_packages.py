@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import socket
 import stat
-import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,16 +14,14 @@ import fsspec
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, PackageError, PackageUnreachable
+from engine.errors import PackageError, PackageUnreachable
 from server.cli.app import run
 from server.cli.exit_codes import UNAVAILABLE, code_of
 from server.config import ServeConfig
 from server.packages.cache import default_cache
 from server.packages.pinned import PinnedPackage, manifest_at, pin
 from server.packages.remote import RemotePackage
-from server.packages.signature import sign
 from server.ray.replica import _load_engines
-from server.ray.serving import serve_models
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.test_package import FILES, write_package
 
@@ -49,14 +45,6 @@ def remote(package: Path) -> Iterator[Path]:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def make_key(path: Path) -> tuple[Path, Path]:
-    """Return a private key, and its public one."""
-    public = path.with_suffix(".pub")
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", path], check=True)
-    subprocess.run(["openssl", "pkey", "-in", path, "-pubout", "-out", public], check=True)
-    return path, public
 
 
 def refusal(pinned: PinnedPackage, cache: Path) -> str:
@@ -293,75 +281,6 @@ def test_a_package_comes_from_a_web_server_and_from_a_mounted_folder(
 
     assert web.manifest == folder.manifest
     assert folder.path.parent == cache / "other"
-
-
-def test_a_signed_package_is_served_and_openssl_knows_its_signature(
-    package: Path, remote: Path, tmp_path: Path
-) -> None:
-    key, public = make_key(tmp_path / "key.pem")
-
-    assert run(["sign", str(package), "--key", str(key)]) == 0
-
-    signature = package / "manifest.json.sig"
-    upload("manifest.json.sig", signature.read_bytes())
-    for address in (package, URL):
-        assert pin(address, public)[1].name == "dates"
-    command = "openssl pkeyutl -verify -rawin -pubin -inkey".split()
-    command += [str(public), "-in", str(package / "manifest.json"), "-sigfile", str(signature)]
-    assert subprocess.run(command, capture_output=True).returncode == 0
-
-
-@pytest.mark.parametrize("is_local", [True, False])
-def test_what_the_key_has_not_signed_is_refused(
-    package: Path, remote: Path, tmp_path: Path, is_local: bool
-) -> None:
-    key, public = make_key(tmp_path / "key.pem")
-    _, other_public = make_key(tmp_path / "other.pem")
-    address: Path | str = package if is_local else URL
-
-    with pytest.raises(PackageError, match=r"has no signature .*tokenweir sign"):
-        pin(address, public)
-
-    upload("manifest.json.sig", sign(package, key).read_bytes())
-    with pytest.raises(PackageError, match="not the signature of its manifest by the required"):
-        pin(address, other_public)
-
-    write_package(package, lambda manifest: manifest.update(version="2"))
-    upload("manifest.json", (package / "manifest.json").read_bytes())
-    with pytest.raises(PackageError, match="the package was changed since"):
-        pin(address, public)
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 63, b"x" * 64, b"x" * 65])
-def test_what_is_no_signature_is_refused(package: Path, tmp_path: Path, content: bytes) -> None:
-    _, public = make_key(tmp_path / "key.pem")
-    (package / "manifest.json.sig").write_bytes(content)
-
-    with pytest.raises(PackageError, match="signature"):
-        pin(package, public)
-
-
-def test_keys_that_cannot_be_used_are_refused_with_how_to_make_one(
-    package: Path, tmp_path: Path
-) -> None:
-    key, public = make_key(tmp_path / "key.pem")
-
-    for wrong in (public, package / "config.json"):
-        with pytest.raises(ConfigError, match="openssl genpkey"):
-            sign(package, wrong)
-    for wrong in (key, package / "config.json"):
-        with pytest.raises(ConfigError, match="openssl pkey"):
-            pin(package, wrong)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        pin(package, tmp_path / "nowhere")
-
-
-def test_an_unsigned_package_is_refused_before_ray_starts(package: Path, tmp_path: Path) -> None:
-    _, public = make_key(tmp_path / "key.pem")
-    config = ServeConfig(packages={"dates": package}, port=0)
-
-    with pytest.raises(PackageError, match="has no signature"):
-        serve_models(replace(config, require_signature=public), announce=lambda service: None)
 
 
 def test_serve_takes_addresses_and_keeps_them_as_they_are(

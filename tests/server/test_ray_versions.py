@@ -21,7 +21,7 @@ from server.ray.roster import RosterAddress
 from server.ray.versions import RayDeployment
 from tests.engine.test_package import write_package
 from tests.server.calls import until
-from tests.server.test_packages import make_key
+from tests.server.signing import make_key
 
 CONFIG = ServeConfig(packages={"dates": Path("one")}, min_replicas=2, max_replicas=3)
 GROUP = Group("1", {"iso": LoadedPackage("s3://two", "dates", "2", b"\x02")}, replicas=1)
