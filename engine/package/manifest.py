@@ -255,9 +255,9 @@ class HalfPrecision(_Model):
     logit_std: Annotated[float, Field(gt=0)]  # of the eager model's logits, within a position
     rms_diff: Annotated[float, Field(ge=0)]
     eager_rms_diff: Annotated[float, Field(ge=0)]
-    # Of the two, over all cases, or over the worst of each if that is larger.
+    # Of the two, over all cases or over one; of one, the most that random roundings lose counts.
     max_case_ratio: Annotated[float, Field(ge=0, le=MAX_CASE_RATIO)]
-    # Of the worst position of each.
+    # Likewise of one position.
     max_position_ratio: Annotated[float, Field(ge=0, le=MAX_POSITION_RATIO)]
 
 

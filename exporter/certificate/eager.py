@@ -6,12 +6,14 @@ No code of it knows of a cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from exporter.certificate.comparison import Floats
 from exporter.certificate.generation_cases import Case
+from exporter.certificate.random_rounding import RandomRounding, Rounded
 from exporter.models.attention import record_probabilities
 from exporter.models.protocol import generator
 from exporter.samples import Tokens
@@ -40,6 +42,24 @@ def eager_logits(
             case.allowed(_array(ours.decoder.logits(hidden[row, first:][: case.num_logits])))
             for row, (case, first) in enumerate(zip(cases, firsts, strict=True))
         ]
+
+
+def rounded_logits(
+    model: nn.Module, cases: Sequence[Case], tokens: Sequence[Tokens]
+) -> list[Rounded]:
+    """Do as `eager_logits` with a model in half precision, which can be rounded at random, too."""
+    return [
+        Rounded(logits, partial(_at_random, model, case, chosen))
+        for logits, case, chosen in zip(
+            eager_logits(model, cases, tokens), cases, tokens, strict=True
+        )
+    ]
+
+
+def _at_random(model: nn.Module, case: Case, tokens: Tokens, seed: int) -> Floats:
+    with RandomRounding(next(model.parameters()).dtype, seed):
+        (logits,) = eager_logits(model, [case], [tokens])
+    return logits
 
 
 def alike(cases: Sequence[Case]) -> Iterator[list[int]]:

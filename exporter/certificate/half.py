@@ -24,11 +24,12 @@ from engine.package.manifest import (
     Precision,
 )
 from exporter.certificate.cases import BATCH_SIZES, Progress
-from exporter.certificate.comparison import Comparison, Floats, exported_graphs
+from exporter.certificate.comparison import Comparison, exported_graphs
 from exporter.certificate.driver import generate, predict
 from exporter.certificate.execution import OnCpu
 from exporter.certificate.generation import affordable_cases
 from exporter.certificate.half_comparison import Half, HalfComparison
+from exporter.certificate.one_pass import flat, rounded_output
 from exporter.certificate.one_pass_cases import (
     draw_images,
     eager_inputs,
@@ -105,25 +106,17 @@ def _certify_batches(model: nn.Module, batches: Sequence[_Batch], directory: Pat
         graph = OnCpu().load_session(directory)
     for batch in batches:
         outputs = predict(graph, batch.items)
-        name, hold = (LOGITS, found.case) if LOGITS in outputs else (EMBEDDING, found.vectors)
-        given = outputs[name]
-        exact, rounded = (_eager(m, batch.eager_inputs, name) for m in (model, half))
-        per_row = given.size // (given.shape[-1] * len(given))
-        ours, theirs, theirs_half = (
-            array.reshape(-1, array.shape[-1]) for array in (given, exact, rounded)
-        )
-        hold(ours, theirs, theirs_half, _place(batch.what, per_row))
+        name, hold = (LOGITS, found.case) if LOGITS in outputs else (EMBEDDING, found.values)
+        exact = getattr(run_eager(model, batch.eager_inputs), name).numpy()
+        rounded = rounded_output(half, batch.eager_inputs).to_hold(name)
+        per_row = exact.size // (exact.shape[-1] * len(exact))
+        hold(flat(outputs[name]), flat(exact), rounded, _place(batch.what, per_row))
     return found.result()
 
 
 def half_of(model: nn.Module, precision: Precision) -> nn.Module:
     """Return a copy of a model in half precision."""
     return copy.deepcopy(model).eval().to(DTYPES[precision])
-
-
-def _eager(model: nn.Module, given: tuple[Tensor | None, ...], name: str) -> Floats:
-    values: Floats = getattr(run_eager(model, given), name).double().numpy()
-    return values
 
 
 def _place(what: str, per_row: int) -> Callable[[int], str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import cycle
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ from exporter.certificate.one_pass_cases import (
     run_eager,
     text_items,
 )
+from exporter.certificate.random_rounding import RandomRounding, Rounded
 from exporter.samples import SEED, Tokens
 
 _PATCH = 16**2  # pixels, as most models have them
@@ -56,16 +58,27 @@ class Output:
     # logits [B, C], or [B, S, C] of a labeller; embedding [B, D]; a model may lack one
     parts: Mapping[str, Floats]
     rounded: Output | None = None  # of the eager model in half precision, to measure by
+    again: Callable[[int], Output] | None = None  # of that: rounded at random, by a seed
 
     def rows(self, members: Sequence[int] | slice) -> Output:
         """Return some of the rows."""
-        rounded = self.rounded.rows(members) if self.rounded else None
-        return Output({name: part[members] for name, part in self.parts.items()}, rounded)
+        again = self.again
+        return Output(
+            {name: part[members] for name, part in self.parts.items()},
+            self.rounded.rows(members) if self.rounded else None,
+            again and (lambda seed: again(seed).rows(members)),
+        )
 
     def cut(self, length: int) -> Output:
         """Return the logits of the first tokens only, where every token has some."""
         parts = {name: part[:, :length] if part.ndim > 2 else part for name, part in self.items}
         return Output(parts, self.rounded)
+
+    def to_hold(self, name: str) -> Rounded:
+        """Return a part of what the eager model gives in half precision, positions by numbers."""
+        again = self.again
+        assert again is not None, "it can be rounded again"
+        return Rounded(flat(self.parts[name]), lambda seed: flat(again(seed).parts[name]))
 
     @property
     def items(self) -> list[tuple[str, Floats]]:
@@ -79,8 +92,7 @@ class Output:
             name: np.concatenate([output.parts[name] for output in outputs])
             for name in outputs[0].parts
         }
-        rounded = [output.rounded for output in outputs if output.rounded]
-        return cls(parts, cls.joined(rounded) if rounded else None)
+        return cls(parts)
 
 
 @dataclass(frozen=True)
@@ -197,20 +209,20 @@ class _Certifier:
         if self._pair.half is None:
             return
         found = self._pair.half.found
-        names = list(rows[0].ours.parts)
-        of_vectors = found.values if LOGITS in names else found.vectors
-        for name, hold in ((LOGITS, found.case), (EMBEDDING, of_vectors)):
-            if name in names:
+        for name, hold in ((LOGITS, found.case), (EMBEDDING, found.values)):
+            if name in rows[0].ours.parts:
                 places = [place for part in rows for place in part.places[name]]
-                ours, exact, rounded = (
-                    np.concatenate([_flat(getattr(part, side).parts[name]) for part in rows])
-                    for side in ("ours", "exact", "rounded")
+                ours, exact = (
+                    np.concatenate([flat(output.parts[name]) for output in side])
+                    for side in zip(*((part.ours, part.exact) for part in rows), strict=True)
                 )
+                rounded = Rounded.joined([part.rounded.to_hold(name) for part in rows])
                 hold(ours, exact, rounded, places.__getitem__)
 
     def _eager(self, given: EagerInputs) -> Output:
-        rounded = _output_of(self._pair.half.model, given) if self._pair.half else None
-        return replace(_output_of(self._pair.model, given), rounded=rounded)
+        exact = _output_of(self._pair.model, given)
+        half = self._pair.half
+        return replace(exact, rounded=rounded_output(half.model, given)) if half else exact
 
     def _check_batch(
         self, found: Output, alone: Output, expected: Output, place: Callable[[int], str]
@@ -234,7 +246,7 @@ class _Certifier:
             def place_of_logits(i: int) -> str:
                 return place(i // per_row) + (f", token {i % per_row}" if per_row > 1 else "")
 
-            self.comparison.logits(_flat(logits), _flat(eager), place_of_logits)
+            self.comparison.logits(flat(logits), flat(eager), place_of_logits)
             places[LOGITS] = [place_of_logits(i) for i in range(len(logits) * per_row)]
         if EMBEDDING in theirs.parts:
             vectors = ours.parts[EMBEDDING]
@@ -253,7 +265,8 @@ class _RowsInHalf(NamedTuple):
     places: dict[str, list[str]]  # of logits and of embeddings
 
 
-def _flat(array: Floats) -> Floats:
+def flat(array: Floats) -> Floats:
+    """Return numbers of all positions, [N, V]."""
     return array.reshape(-1, array.shape[-1])
 
 
@@ -261,6 +274,17 @@ def _output_of(model: nn.Module, given: EagerInputs) -> Output:
     output = run_eager(model, given)._asdict()
     parts = {name: part for name, part in output.items() if part is not None}
     return Output({name: _array(part) for name, part in parts.items()})
+
+
+def rounded_output(model: nn.Module, given: EagerInputs) -> Output:
+    """Return what a model in half precision gives, and can give again rounded at random."""
+
+    @lru_cache(maxsize=1)
+    def again(seed: int) -> Output:
+        with RandomRounding(next(model.parameters()).dtype, seed):
+            return _output_of(model, given)
+
+    return replace(_output_of(model, given), again=again)
 
 
 def _array(values: torch.Tensor) -> Floats:

@@ -27,10 +27,11 @@ from exporter.certificate.driver import (
     generate,
     part_of,
 )
-from exporter.certificate.eager import alike, eager_logits
+from exporter.certificate.eager import alike, eager_logits, rounded_logits
 from exporter.certificate.execution import Execution, OnCpu, load_for_cpu
 from exporter.certificate.generation_cases import Case, random_case
 from exporter.certificate.half_comparison import Half
+from exporter.certificate.random_rounding import Rounded
 from exporter.samples import SEED, Tokens
 
 MOST_TOP = max(NUM_TOPS)
@@ -44,19 +45,19 @@ class Eager(NamedTuple):
     """What the eager model gives for a case: in float64 and, to measure by, in half precision."""
 
     exact: Floats  # [num_logits, vocab_size]
-    rounded: Floats | None = None
+    rounded: Rounded | None = None
 
     def part(self, positions: slice) -> Eager:
         """Return some of the positions."""
-        rounded = None if self.rounded is None else self.rounded[positions]
+        rounded = self.rounded.part(positions) if self.rounded else None
         return Eager(self.exact[positions], rounded)
 
     @classmethod
     def joined(cls, parts: Sequence[Eager]) -> Eager:
         """Return the positions of several cases as one."""
-        rounded = [part.rounded for part in parts if part.rounded is not None]
+        rounded = [part.rounded for part in parts if part.rounded]
         exact = np.concatenate([part.exact for part in parts])
-        return cls(exact, np.concatenate(rounded) if rounded else None)
+        return cls(exact, Rounded.joined(rounded) if rounded else None)
 
 
 class Sides:
@@ -150,7 +151,7 @@ class Sides:
         for members in alike(cases):
             part = [cases[i] for i in members], [tokens[i] for i in members]
             exact = eager_logits(self.model, *part)
-            rounded = eager_logits(self._half.model, *part) if self._half else [None] * len(exact)
+            rounded = rounded_logits(self._half.model, *part) if self._half else [None] * len(exact)
             found |= zip(members, map(Eager, exact, rounded), strict=True)
         return [found[i] for i in range(len(cases))]
 
@@ -179,7 +180,7 @@ class Sides:
 
     def _compare(self, seen: StepLogits, eager: Eager, place: Callable[[int], str]) -> None:
         self.comparison.step(seen, eager.exact, place)
-        if self._half and eager.rounded is not None:
+        if self._half and eager.rounded:
             self._half.found.case(seen.all_logits, eager.exact, eager.rounded, place)
 
 

@@ -40,6 +40,9 @@ class AllIsTaken(Comparison):
 
 
 class HalfIsTaken(HalfComparison):
+    def case(self, *_: Any) -> None:
+        pass
+
     def values(self, *_: Any) -> None:
         pass
 

@@ -23,6 +23,7 @@ from engine.package.manifest import PackageFormat
 from engine.package.package import load_package
 from engine.text.tokenizer import Tokenizer
 from exporter.certificate.half_comparison import HalfComparison
+from exporter.certificate.random_rounding import Rounded
 from exporter.models import ImageConfig, TransformerConfig
 from tests.parity.conftest import CONFIGS, SHAPE, VOCAB_SIZE
 from tests.parity.uncertified import write_uncertified
@@ -125,5 +126,5 @@ async def test_one_pass_packages_for_cuda_answer_as_the_eager_model(
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
         else:
             comparison = HalfComparison()
-            comparison.case(ours, theirs, of_half, lambda i: f"row {i}")
+            comparison.case(ours, theirs, Rounded(of_half, {}.__getitem__), str)
             comparison.result()

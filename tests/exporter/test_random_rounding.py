@@ -1,0 +1,92 @@
+"""Models in half precision whose every result is rounded up or down at random."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporter.certificate.random_rounding import RandomRounding
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def thirds(dtype: torch.dtype) -> Tensor:
+    """Return what lies between two numbers of a type, of both signs and many sizes."""
+    sizes = torch.tensor([1.0, -1.0, 100.0, -0.125]).to(dtype).repeat(20_000)
+    with RandomRounding(dtype, 0):
+        return sizes / 3
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_number_becomes_one_of_its_two_neighbours_and_is_right_in_the_mean(
+    dtype: torch.dtype,
+) -> None:
+    found = thirds(dtype).reshape(-1, 4)
+    for column, third in zip(found.T, (1 / 3, -1 / 3, 100 / 3, -0.125 / 3), strict=True):
+        third = float(torch.tensor(3 * third).to(dtype)) / 3
+        nearest = torch.tensor(third).to(dtype)
+        neighbours = {
+            float(torch.nextafter(nearest, torch.tensor(way * math.inf, dtype=dtype)))
+            for way in (-1, 1)
+        }
+        values = set(column.tolist())
+        assert len(values) == 2
+        assert values < {float(nearest), *neighbours}
+        assert min(values) < third < max(values)
+        assert float(column.double().mean()) == pytest.approx(third, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_the_type_holds_stays(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([0.0, 1.0, -2.5, 1024.0, math.inf, -math.inf, 2.0**-14]).to(dtype)
+    with RandomRounding(dtype, 0):
+        found = [numbers * 1, numbers.reshape(7, 1).T[0] + 0, torch.cat([numbers, numbers])[:7]]
+        assert all(torch.equal(one, numbers) for one in found)
+        assert (numbers * math.nan).isnan().all()
+
+
+def test_only_results_of_the_type_are_rounded() -> None:
+    numbers = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16)
+    with RandomRounding(torch.float16, 0):
+        wide = numbers.float() / 3
+        total = (numbers / 1).sum(dtype=torch.float32) / 7
+        written = numbers.clone()
+        written[1:] = 5.0
+        written.add_(1.0)
+        ids = numbers.argmax()
+        both = numbers * wide
+    assert torch.equal(wide, numbers.float() / 3)
+    assert float(total) == pytest.approx(6 / 7, rel=1e-6)
+    assert written.tolist() == [2.0, 6.0, 6.0]
+    assert (written.dtype, ids.item()) == (torch.float16, 2)
+    assert torch.equal(both, numbers * wide)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_model_loses_about_as_much_and_other_numbers_by_seed(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    half = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True).to(dtype)
+    given = torch.randn(4, 20, 64).to(dtype)
+    exact = deepcopy(half).double()(given.double())
+
+    def loss(found: Tensor) -> float:
+        assert found.dtype == dtype
+        return float((found.double() - exact).square().mean().sqrt().detach())
+
+    nearest = half(given)
+    first, again, other = (run(half, given, seed) for seed in (1, 1, 2))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    for random in (first, other):
+        assert 1.0 < loss(random) / loss(nearest) < 2.0
+
+
+def run(model: nn.Module, given: Tensor, seed: int) -> Tensor:
+    with RandomRounding(given.dtype, seed):
+        found: Tensor = model(given)
+    return found
