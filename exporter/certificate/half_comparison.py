@@ -69,8 +69,9 @@ class _Case:
     theirs: list[_Lost] = field(default_factory=list)  # by rounding
 
     def lose(self, rounded: Floats) -> None:
-        """Add what one rounding costs the eager model."""
-        self.theirs.append(_lost(rounded, self.eager))
+        """Add what one rounding costs the eager model; one that ends in no numbers adds nothing."""
+        is_finite = np.isfinite(rounded).all()
+        self.theirs.append(_lost(rounded, self.eager) if is_finite else self.theirs[0])
 
     @property
     def most(self) -> _Lost:
@@ -178,12 +179,13 @@ class HalfComparison:
         rounded: Rounded,
         place: Callable[[int], str],
     ) -> None:
-        if not np.isfinite(exported).all():
-            bad = int((~np.isfinite(exported)).any(axis=1).argmax())
-            raise CertificateError(
-                f"{place(bad)}: the exported model gives what is not a finite number in "
-                f"{self._type}; export with --precision fp32, or bf16"
-            )
+        for side, numbers in (("exported", exported), ("eager", rounded.nearest)):
+            if not np.isfinite(numbers).all():
+                bad = int((~np.isfinite(numbers)).any(axis=1).argmax())
+                raise CertificateError(
+                    f"{place(bad)}: the {side} model gives what is not a finite number in "
+                    f"{self._type}; export with --precision fp32, or bf16"
+                )
         case = _Case(ids, exported, eager, rounded.at_random, place, _lost(exported, eager))
         case.lose(rounded.nearest)
         self._sums.setdefault(kind, _Sums()).add(case)

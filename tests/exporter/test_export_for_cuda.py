@@ -291,6 +291,20 @@ def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore
         found.result()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_eager_model_that_gives_no_numbers_excuses_nothing(bad: float) -> None:
+    rng = np.random.default_rng(0)
+    eager = rng.normal(0, 1, (6, 500))
+    near, far = (rounded(rng, eager, size) for size in (1e-3, 1e-1))
+    wrong = rounded(rng, eager, 1e-3)
+    wrong[2, 7] = bad
+
+    with pytest.raises(CertificateError, match="^2: the eager model gives what is not a finite"):
+        judge(HalfComparison(), (far, eager, Rounded(wrong, lambda _: wrong)))
+    with pytest.raises(CertificateError, match="times as far"):
+        judge(HalfComparison(), (far, eager, Rounded(near, lambda _: wrong)))
+
+
 @pytest.mark.parametrize(("times", "is_taken"), [(2.5, True), (3.5, False)])
 def test_one_position_may_be_three_times_as_far_among_many_that_are_near(
     times: float, is_taken: bool
