@@ -23,6 +23,7 @@ from server.setting_checks import (
 
 MEBIBYTE = 1 << 20
 MOST_REQUEST_BYTES = 64 * MEBIBYTE
+_ALL = frozenset(("0.0.0.0", "::"))  # addresses of this machine
 
 # Settings that follow from others, and from which: whoever serves sets those.
 FOLLOWING: Mapping[str, str] = MappingProxyType(
@@ -313,11 +314,12 @@ class ServeConfig:
 
     def _check_ports(self) -> None:
         """Refuse two services on one port."""
+        is_shared = self.metrics.host == self.host or _ALL & {self.metrics.host, self.host}
         ports = {
             "port": self.port,
             "http_port": self.http_port,
             "admin_port": self.gateway.doors.admin_port,
-            "metrics.port": self.metrics.port if self.metrics.host == self.host else None,
+            "metrics.port": self.metrics.port if is_shared else None,
         }
         names: dict[int, str] = {}
         for name, port in ports.items():

@@ -149,7 +149,11 @@ def main(
         )
     log = Path(tempfile.mkdtemp(prefix="chaos-")) / "serve.log"
     server = Server(package, replicas, log, with_ray=not no_ray)
-    outcome = run(server, plan)
+    try:
+        outcome = run(server, plan)
+    except KeyboardInterrupt:
+        shutil.rmtree(log.parent)
+        raise
     num_gone_on = server.num_said(_GONE_ON)
     click.echo(table(outcome.harmed, outcome.load.tally, num_gone_on))
     if out is not None:

@@ -9,7 +9,6 @@ import hashlib
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,7 @@ class RemotePackage:
 
     def small_file(self, name: str, max_bytes: int) -> bytes:
         """Return all of a file; PackageError if it is missing or larger than that."""
-        with self._reading(name) as file:
-            content = b"".join(_chunks(file, max_bytes + 1))
+        content = b"".join(self._read(name, max_bytes + 1))
         if len(content) > max_bytes:
             raise PackageError(f"{self._url}/{name} has more than {max_bytes:,} bytes")
         return content
@@ -63,8 +61,8 @@ class RemotePackage:
         """Write a file to a path; PackageError, and no file, if it is not the one expected."""
         size, digest = 0, hashlib.sha256()
         try:
-            with target.open("xb") as copied, self._reading(name) as file:
-                for chunk in _chunks(file, expected.size + 1):
+            with target.open("xb") as copied:
+                for chunk in self._read(name, expected.size + 1):
                     copied.write(chunk)
                     digest.update(chunk)
                     size += len(chunk)
@@ -87,33 +85,27 @@ class RemotePackage:
             f"{self._url}/{name} was cut off or is wrong: {problem}; upload it again"
         )
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[Any]:
+    def _read(self, name: str, most: int) -> Iterator[bytes]:
+        """Return what a file holds, but not more than so many bytes of it."""
         try:
             with self._files.open(f"{self._path}/{name}", "rb") as file:
-                yield file
-        except PackageError:
-            raise
-        except ImportError as error:
-            raise PackageError(f"{self._url} cannot be read: {_to_install(error)}") from error
+                while most > 0 and (chunk := file.read(min(_CHUNK, most))):
+                    most -= len(chunk)
+                    yield chunk
         except Exception as error:
-            if (cause := _network_error(error)) is not None:
-                told = f"{self._url} does not answer: {_told(cause)}"
-                raise PackageUnreachable(told) from error
-            if not isinstance(error, FileNotFoundError):
-                told = f"{self._url}/{name} cannot be read: {_told(error)}"
-                raise PackageError(told) from error
-            raise PackageError(
+            raise self._failure(name, error) from error
+
+    def _failure(self, name: str, error: Exception) -> PackageError:
+        if isinstance(error, ImportError):
+            return PackageError(f"{self._url} cannot be read: {_to_install(error)}")
+        if (cause := _network_error(error)) is not None:
+            return PackageUnreachable(f"{self._url} does not answer: {_told(cause)}")
+        if isinstance(error, FileNotFoundError):
+            return PackageError(
                 f"{self._url}/{name} is missing; a package is a directory with its "
                 f"{MANIFEST_NAME} and all files that this names"
-            ) from error
-
-
-def _chunks(file: Any, most: int) -> Iterator[bytes]:
-    """Return what a file holds, but not more than so many bytes of it."""
-    while most > 0 and (chunk := file.read(min(_CHUNK, most))):
-        most -= len(chunk)
-        yield chunk
+            )
+        return PackageError(f"{self._url}/{name} cannot be read: {_told(error)}")
 
 
 def _network_error(error: BaseException | None) -> OSError | None:

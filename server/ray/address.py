@@ -8,3 +8,11 @@ import os
 def joins_cluster() -> bool:
     """Say whether the environment names a cluster to join."""
     return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def not_joined(address: str, error: Exception) -> str:
+    """Return what to do about a cluster that does not answer; Ray names no token in its error."""
+    return (
+        f"the Ray cluster at {address} does not answer: {error}; see whether it runs there, and if "
+        "it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
+    )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from server.identity.peers import Peers
+from server.ray.address import not_joined
 from server.ray.claim import NAMESPACE
 from server.ray.roster import RosterAddress
 
@@ -73,7 +74,7 @@ def published_at(ray_address: str, name: str) -> Publication | None:
         client = GcsClient(address=ray_address)
         return _read(client.internal_kv_get(_key(name), NAMESPACE.encode(), timeout=_TIMEOUT))
     except (ray.exceptions.RayError, RuntimeError) as error:
-        raise OSError(f"the Ray cluster at {ray_address} does not answer: {error}") from error
+        raise OSError(not_joined(ray_address, error)) from error
 
 
 def _read(data: bytes | None) -> Publication | None:

@@ -30,7 +30,9 @@ class CallSpans:
             return
         set_status(span, record.status)
         if record.parts:
-            slowest = max((part.timing for part in record.parts), key=lambda t: t.queue + t.decode)
+            slowest = max(
+                (part.timing for part in record.parts), key=lambda t: t.queue + t.prefill + t.decode
+            )
             end = record.arrived
             for name in ("queue", "prefill", "decode"):
                 start, end = end, end + getattr(slowest, name)

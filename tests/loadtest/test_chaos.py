@@ -230,6 +230,21 @@ def test_a_worker_that_ray_would_wait_for_is_not_stopped(tmp_path: Path) -> None
     assert "for which Ray waits for ever; leave out --serving" in refused.output
 
 
+def test_a_run_that_is_interrupted_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(server: Server, plan: Plan) -> Outcome:
+        assert [*tmp_path.glob("chaos-*")]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("loadtest.chaos.__main__.run", interrupted)
+
+    assert CliRunner().invoke(main, [str(tmp_path), "--no-ray"]).exit_code == 1
+
+    assert not [*tmp_path.iterdir()]
+
+
 async def test_what_was_found_is_told_of_a_run_that_breaks_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

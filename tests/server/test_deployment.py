@@ -104,6 +104,20 @@ async def test_gpus_that_ray_does_not_find_are_missed_before_workers_wait_for_th
             pass
 
 
+async def test_a_cluster_that_is_not_joined_may_ask_for_a_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(**options: object) -> None:
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr("ray.init", refused)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+
+    with pytest.raises(ConfigError, match=r"at 10\.0\.0\.1:6379 .*Failed.* RAY_AUTH_TOKEN"):
+        async with running_ray(CONFIG):
+            pass
+
+
 def test_two_distributions_of_onnxruntime_are_refused_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -230,3 +230,14 @@ def test_two_services_on_one_port_are_refused(other: str):
         ServeConfig(packages={"m": Path("x")}, metrics=MetricsConfig(7), **ports)
     elsewhere = MetricsConfig(7, "127.0.0.2")
     assert ServeConfig(packages={"m": Path("x")}, metrics=elsewhere, **ports)
+
+
+@pytest.mark.parametrize(
+    ("host", "of_metrics"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("::", "::1")]
+)
+def test_all_addresses_of_a_machine_are_each_of_them(host: str, of_metrics: str):
+    doors = GatewayConfig(doors=DoorsConfig(insecure=True))
+    metrics = MetricsConfig(7, of_metrics)
+
+    with pytest.raises(ConfigError, match="port and metrics.port are both 7"):
+        ServeConfig(packages={"m": Path("x")}, host=host, port=7, gateway=doors, metrics=metrics)

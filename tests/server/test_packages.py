@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import stat
 import threading
 from collections.abc import Iterator
 from functools import partial
+from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import PackageError, PackageUnreachable
+from engine.package.files import FileEntry
 from server.cli.app import run
 from server.cli.exit_codes import UNAVAILABLE, code_of
 from server.config import ServeConfig
@@ -241,6 +244,24 @@ def test_a_cache_that_cannot_be_made_is_named(remote: Path, tmp_path: Path) -> N
 
     with pytest.raises(PackageError, match=r"cannot be kept in .*file/cache"):
         pin(URL, key=None)[0].load(tmp_path / "file/cache")
+
+
+def test_a_disk_that_takes_no_more_is_not_the_fault_of_the_address(
+    remote: Path, tmp_path: Path
+) -> None:
+    content = bytes(1 << 20)
+    upload("weights", content)
+    whole = FileEntry(sha256=sha256(content).hexdigest(), size=len(content))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # bytes of a file
+
+    try:
+        with pytest.raises(OSError, match="too large"):
+            RemotePackage(URL).copy("weights", whole, tmp_path / "weights")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert not (tmp_path / "weights").exists()
 
 
 @pytest.mark.parametrize(

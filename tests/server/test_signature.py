@@ -172,10 +172,13 @@ def test_what_is_not_signed_is_refused_before_its_graphs_are_fetched(
     sign(package, key)
     bucket(package)
     read: list[str] = []
-    reading = RemotePackage._reading
+    reading = RemotePackage.small_file
     monkeypatch.setattr(
-        RemotePackage, "_reading", lambda self, name: read.append(name) or reading(self, name)
+        RemotePackage,
+        "small_file",
+        lambda self, name, most: read.append(name) or reading(self, name, most),
     )
+    monkeypatch.setattr(RemotePackage, "copy", lambda *_: pytest.fail("a graph was fetched"))
 
     with pytest.raises(PackageError, match="not by the required key"):
         pin(URL, other_public)

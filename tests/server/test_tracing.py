@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -16,9 +17,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from engine.errors import ConfigError
+from engine.requests.events import Timing, Usage
 from server.config import GatewayConfig, TracingConfig
 from server.gateway.gateway import Gateway
 from server.telemetry.tracing import Tracing, make_tracing
+from server.worker.call_record import CallRecord
 from server.worker.call_spans import CallSpans
 from tests.server.calls import generate, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
@@ -82,6 +85,25 @@ async def test_who_calls_decides_whether_a_call_is_traced_else_the_ratio(
     flags: str, ratio: float, count: int
 ) -> None:
     assert len(await _spans_of("a", flags=flags, sample_ratio=ratio)) == count
+
+
+@pytest.mark.parametrize("slowest", ["queue", "prefill", "decode"])
+def test_of_several_inputs_the_parts_are_those_of_the_slowest(slowest: str) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter, {}, 1.0)
+    record = CallRecord("Classify", arrived=100.0, seconds=9.0)
+    part = Timing(1.0, 1.0, 1.0, time_to_first_token=2.0, steps=1, mean_batch_size=1.0)
+    # More of any two parts than the slowest, but not of all.
+    others = {"queue": 1.5, "prefill": 1.5, "decode": 1.5} | {slowest: 0.0}
+    for timing in (part, replace(part, **{slowest: 3.0}), replace(part, **others)):
+        record.answered(Usage(1, 1), timing)
+
+    CallSpans(tracing).observe(record)
+    tracing.close()
+
+    seconds = {s.name: (s.end_time - s.start_time) / 1e9 for s in exporter.get_finished_spans()}
+    assert seconds.pop("Classify") == 9.0
+    assert seconds == {"queue": 1.0, "prefill": 1.0, "decode": 1.0} | {slowest: 3.0}
 
 
 @pytest.fixture
