@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from exporter.certificate.random_rounding import RandomRounding
+from engine.package.graph_io import LOGITS
+from engine.package.manifest import PackageFormat
+from exporter.certificate.eager import eager_logits, rounded_logits
+from exporter.certificate.generation_cases import Case
+from exporter.certificate.one_pass import rounded_output
+from exporter.certificate.one_pass_cases import draw_images
+from exporter.certificate.random_rounding import RandomRounding, Rounded
+from exporter.certificate.subject import subject_of
+from exporter.checkpoint import load_checkpoint
+from tests.exporter.conftest import MakeCheckpoint
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -90,3 +100,45 @@ def run(model: nn.Module, given: Tensor, seed: int) -> Tensor:
     with RandomRounding(given.dtype, seed):
         found: Tensor = model(given)
     return found
+
+
+def test_parts_and_sums_of_what_is_rounded_go_with_what_is_rounded_at_random() -> None:
+    first, second = (
+        Rounded(numbers, lambda seed, numbers=numbers: numbers + 100 * seed)
+        for numbers in (np.arange(12.0).reshape(4, 3), np.arange(6.0).reshape(2, 3))
+    )
+    found = Rounded.joined([first, second]).part(slice(3, 5)).of(np.array([0, 2]))
+
+    assert found.nearest.tolist() == [[9, 11], [0, 2]]
+    assert found.at_random(7).tolist() == [[709, 711], [700, 702]]
+
+
+def test_a_case_among_others_is_rounded_again_by_itself(make_checkpoint: MakeCheckpoint) -> None:
+    model = load_checkpoint(make_checkpoint("encoder-decoder")).model.half()
+    cases = [Case((3, 4, 5), (1,), 4), Case((5, 6, 7, 8), (2, 3), 5)]
+    tokens = [(4, 5, 6, 7), (5, 5, 9, 3, 4)]
+    exact = eager_logits(model.double(), cases, tokens)
+
+    found = rounded_logits(model.half(), cases, tokens)
+
+    for one, other in zip(found, exact, strict=True):
+        again = [one.at_random(seed) for seed in (0, 1)]
+        assert (again[0] != again[1]).any()
+        for logits in (one.nearest, *again):
+            np.testing.assert_allclose(logits, other, atol=2e-2)
+
+
+def test_rows_of_one_pass_are_rounded_again(make_checkpoint: MakeCheckpoint) -> None:
+    checkpoint = load_checkpoint(make_checkpoint("vit"))
+    model = checkpoint.model.half()
+    image = subject_of(checkpoint, PackageFormat.of("cuda", "fp16")).contract.image
+    assert image is not None
+    pixels = torch.from_numpy(draw_images(image)[:3])
+
+    rows = rounded_output(model, (pixels,)).rows([2, 0]).to_hold(LOGITS)
+
+    again = [rows.at_random(seed) for seed in (0, 1)]
+    assert (again[0] != again[1]).any()
+    exact = model.double()(pixels.double()).logits.detach().numpy()[[2, 0]]
+    for logits in (rows.nearest, *again):
+        np.testing.assert_allclose(logits, exact, atol=2e-2)
