@@ -13,6 +13,7 @@ from engine.errors import FieldViolation, MalformedMessage, PermissionDenied
 from server.api import METHODS
 from server.call_server import ServerCall
 from server.gateway.share import Share, stamped
+from server.identity.certified import told_name
 from server.identity.config import DoorsConfig
 from server.identity.quotas import Quotas, Visit
 from server.identity.tls import server_credentials
@@ -41,12 +42,15 @@ class Door:
     def identity(self, call: ServerCall) -> Identity | None:
         """Return who calls, None where nobody is asked; Unauthenticated without a known token.
 
-        Where no tokens are asked for, it is who a certificate is of; none is asked for at a socket
-        of this machine.
+        Where no tokens are asked for, it is who a certificate is of. At the socket of this machine
+        none is asked for: who calls there tells which one he was shown.
         """
         if self._tokens is not None:
             return self._tokens.identity(call.invocation_metadata())
-        name = call.certified_name() if self._asks_certificates else None
+        if not self._asks_certificates:
+            return None
+        is_local = call.peer().startswith(b"unix:")
+        name = told_name(call.invocation_metadata()) if is_local else call.certified_name()
         return None if name is None else Identity(name[:_MAX_ECHO])
 
     def usable_models(self, call: ServerCall) -> frozenset[str] | None:

@@ -29,6 +29,7 @@ from server.http.answers import Form, TextForm, envelope, usage_json
 from server.http.body import parsed
 from server.http.bound import Bound
 from server.http.chat import ChatForm, ChatRequest
+from server.http.connection import CERTIFIED
 from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import HttpError, http_error, refused_arguments
 from server.http.load_history import LoadHistory
@@ -164,7 +165,7 @@ class HttpDoor:
     def caller(self, request: Request) -> AsyncClient:
         """Return a client that calls as who sent the request; HttpError for no token."""
         try:
-            return client_as(self._client, request.headers)
+            return client_as(self._client, request.headers, getattr(request.state, CERTIFIED, None))
         except ValueError as error:
             raise HttpError(
                 401, str(error), kind="authentication_error", code="invalid_api_key"

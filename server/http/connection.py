@@ -14,7 +14,9 @@ from typing import Any, cast
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from server.front_config import HttpConfig
+from server.identity.certified import certified_name
 
+CERTIFIED = "certified"  # in the state of a request: the name on the certificate of its client
 _Parser: Any = AutoHTTPProtocol  # of httptools, where that is installed, or of h11
 _GOODBYE = 1.0  # seconds for the other side to close too
 _FRAMES = 8  # times as long as a body may be what comes on the wire, in chunks of a byte each
@@ -33,12 +35,15 @@ class _Bounded(asyncio.Protocol):
 
     bounds: HttpConfig
     transport: asyncio.Transport
+    app_state: dict[str, Any]  # what every request has as its state
     cycle: Any  # the last request whose head has come, None before the first
     send_400_response: Callable[[str], None]
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0  # of a head, or of what has come behind one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if certificate := transport.get_extra_info("peercert"):
+            self.app_state = {**self.app_state, CERTIFIED: certified_name(certificate)}
         super().connection_made(transport)
         self._wait()
 

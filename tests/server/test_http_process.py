@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import logging
 import os
@@ -34,8 +35,10 @@ from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
 
 
 @asynccontextmanager
-async def gateway_at(path: Path, doors: DoorsConfig) -> AsyncIterator[Gateway]:
-    generator = FakeGenerator()
+async def gateway_at(
+    path: Path, doors: DoorsConfig, generator: FakeGenerator | None = None
+) -> AsyncIterator[Gateway]:
+    generator = generator or FakeGenerator()
     generator.capabilities += OPTIONS
     async with running_worker(generator) as (_, address):
         gateway = Gateway(GatewayConfig(local_socket=path, doors=doors))
@@ -66,6 +69,30 @@ async def test_the_local_socket_asks_for_tokens_but_for_no_certificate(tmp_path:
                 assert (await known.generate("dates", "a b")).text == "a b "
             async with AsyncClient(f"unix:{admin_socket(path)}", token="tw_a") as admin:
                 assert len((await admin.server_info()).replicas) == 1
+
+
+async def test_who_calls_is_who_his_certificate_is_made_out_to_by_http_too(tmp_path: Path):
+    authority, generator = Authority(), FakeGenerator()
+    cert, key = authority.certify().write(tmp_path)
+    (roots := tmp_path / "roots.pem").write_bytes(authority.pem)
+    doors = DoorsConfig(tls_cert=cert, tls_key=key, tls_client_ca=roots)
+    asked = {"model": "dates", "prompt": "a b"}
+    claims = {"tokenweir-certified-bin": base64.b64encode(b"victim").decode()}
+    with private_socket() as path:
+        async with gateway_at(path, doors, generator):
+            config = HttpConfig(port=0).beside("127.0.0.1", 1, doors)
+            async with http_beside(config, path, has_admin=False) as url:
+                for name in ("acme", "shöp"):
+                    context = ssl.create_default_context(cadata=authority.pem.decode())
+                    (tmp_path / name).mkdir()
+                    context.load_cert_chain(*authority.certify(name).write(tmp_path / name))
+                    async with aiohttp.ClientSession(headers=claims) as session:
+                        for _ in range(2):  # on one connection
+                            place = f"{url}/v1/completions"
+                            async with session.post(place, json=asked, ssl=context) as found:
+                                assert found.status == 200
+
+    assert [request.tenant for request in generator.requests] == ["acme"] * 2 + ["shöp"] * 2
 
 
 async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(

@@ -89,6 +89,18 @@ async def test_a_command_shows_its_token_and_certificate(
     assert capsys.readouterr().out == "a b \n" * 2
 
 
+async def test_a_command_that_a_server_hangs_up_on_names_what_it_may_want(
+    served: Served, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cert, key = Authority("a stranger").certify().write(tmp_path)
+    shown = ["--tls-ca", served.files[1], "--tls-cert", str(cert), "--tls-key", str(key)]
+
+    for given, named in ((2, "--tls-cert if it asks"), (6, "a --tls-cert that it trusts")):
+        words = ["models", "--server", served.address, *shown[:given]]
+        assert await asyncio.to_thread(run, words) == 4
+        assert f"or give --server, and {named}" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("never_late")
 @pytest.mark.parametrize("typed", ["{} {}", "{}={}"])
 async def test_a_load_test_does_too_and_writes_no_token(

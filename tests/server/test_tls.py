@@ -19,6 +19,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from engine.errors import ConfigError
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.identity.certified import CERTIFIED_KEY
 from server.identity.config import DoorsConfig
 from tests.server import fakes
 from tests.server.calls import Stubs, generate, stream, until
@@ -126,7 +127,9 @@ async def test_where_certificates_say_who_calls_the_message_does_not(
             async with stubs_with(address, known) as stubs:
                 for priority in (-100, 7):
                     said = pb.Scheduling(tenant="victim", priority=priority)
-                    await stubs.generation.Generate(generate("a", scheduling=said))
+                    request = generate("a", scheduling=said)
+                    claim = ((CERTIFIED_KEY, b"victim"),)  # what servers on this machine may tell
+                    await stubs.generation.Generate(request, metadata=claim)
 
     found = [(request.tenant, request.priority) for request in engine.requests]
     assert found == [("acme", 0), ("acme", 7), ("shop", 0), ("shop", 7)]
