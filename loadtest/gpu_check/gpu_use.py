@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 import statistics
 import threading
+from functools import cache
 from types import TracebackType
 from typing import Self
 
+from engine.device.cuda_runtime import load_functions
+from engine.device.libraries import load_cuda_libraries
 from engine.device.nvml import open_nvml
+from engine.errors import TokenweirError
 
 _SECONDS = 0.1  # between two looks; NVML's own sample is of 1/6 s to 1 s
+_PLACE_BYTES = 32  # of a GPU's place on the bus, "00000000:41:00.0", with room
 
 
 class _Utilization(ctypes.Structure):
@@ -22,14 +27,15 @@ class GpuUse:
 
     NVML reports the percentage of its last sample period in which a kernel was running: of all
     measures the one that needs nothing of the program that is measured. None where there is no
-    NVML, or the time was too short for it.
+    NVML, or the time was too short for it. `index` is the GPU's number among those that this
+    process sees; NVML counts all of the machine.
     """
 
     def __init__(self, index: int = 0) -> None:
         self.busy: float | None = None
         self._seen: list[int] = []
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, args=(index,), daemon=True)
+        self._thread = threading.Thread(target=self._look, args=(_place_of(index),), daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -47,13 +53,26 @@ class GpuUse:
         if settled:
             self.busy = statistics.median(settled) / 100
 
-    def _look(self, index: int) -> None:
+    def _look(self, place: bytes | None) -> None:
         library = open_nvml()
-        if library is None:
+        if library is None or place is None:
             return
         handle, used = ctypes.c_void_p(), _Utilization()
-        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
+        if library.nvmlDeviceGetHandleByPciBusId_v2(place, ctypes.byref(handle)):
             return
         while not self._ended.wait(_SECONDS):
             if library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)) == 0:
                 self._seen.append(used.gpu)
+
+
+@cache
+def _place_of(index: int) -> bytes | None:
+    """Return a GPU's place on the bus, by which NVML finds it; None where there is no CUDA."""
+    try:
+        load_cuda_libraries()
+        functions = load_functions()
+    except TokenweirError:
+        return None
+    place = ctypes.create_string_buffer(_PLACE_BYTES)
+    failed = functions["cudaDeviceGetPCIBusId"](place, _PLACE_BYTES, index)
+    return None if failed else place.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 
@@ -34,6 +35,12 @@ def hang(settings: Settings) -> Outcome:
     print("begun", file=sys.stderr, flush=True)
     threading.Event().wait()
     raise AssertionError("it waits for ever")
+
+
+def crash_beside_a_worker(settings: Settings) -> Outcome:
+    worker = subprocess.Popen(["sleep", "600"])
+    print(worker.pid, file=sys.stderr, flush=True)
+    os.abort()
 
 
 def environment(settings: Settings) -> Outcome:

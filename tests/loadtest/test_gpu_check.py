@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -66,6 +67,24 @@ def test_a_part_that_crashes_or_hangs_does_not_end_the_rest(
     assert right.status == "passed" and right.found == {"device": "cpu"}
     log = (tmp_path / "log.txt").read_text()
     assert log.index("== crash") < log.index("== hang") < log.index("== right")
+
+
+def test_what_a_part_has_started_ends_with_it(settings: Settings, tmp_path: Path) -> None:
+    """Else it would hold the memory of the device that the next part wants."""
+    (result,) = run(settings, tmp_path, part("crash_beside_a_worker"))
+
+    assert result.status == "crashed"
+    pid = re.search(r"^\d+$", (tmp_path / "log.txt").read_text(), re.M)
+    assert pid is not None
+    wait_until_ended(Path("/proc", pid[0], "stat"))
+
+
+def wait_until_ended(stat: Path) -> None:
+    for _ in range(1000):
+        if not stat.exists() or stat.read_text().rpartition(") ")[2].startswith("Z"):
+            return
+        time.sleep(0.01)
+    raise AssertionError("a worker goes on")
 
 
 def test_a_wrong_answer_and_a_refusal_are_failures(settings: Settings, tmp_path: Path) -> None:
@@ -368,7 +387,13 @@ def test_nobody_knows_how_busy_a_gpu_is_where_there_is_none(
 def test_a_gpu_is_as_busy_as_nvml_says_once_what_was_before_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It is the first that CUDA sees, wherever NVML counts it: CUDA_VISIBLE_DEVICES hides some."""
     percents, is_over = [90, 80, 95, 0, 0], threading.Event()
+    places: list[bytes] = []
+
+    def tell_place(text: Any, size: int, index: int) -> int:
+        text.value = b"0000:41:00.0"
+        return index  # no error of the first, the only one that is seen
 
     def tell(handle: object, used: Any) -> int:
         if not percents:
@@ -378,15 +403,21 @@ def test_a_gpu_is_as_busy_as_nvml_says_once_what_was_before_is_over(
         return 0
 
     nvml = SimpleNamespace(
-        nvmlDeviceGetHandleByIndex_v2=lambda index, handle: 0, nvmlDeviceGetUtilizationRates=tell
+        nvmlDeviceGetHandleByPciBusId_v2=lambda place, handle: places.append(place),
+        nvmlDeviceGetUtilizationRates=tell,
     )
     monkeypatch.setattr(gpu_use, "open_nvml", lambda: nvml)
     monkeypatch.setattr(gpu_use, "_SECONDS", 0.001)
+    monkeypatch.setattr(gpu_use, "load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(gpu_use, "load_functions", lambda: {"cudaDeviceGetPCIBusId": tell_place})
+    gpu_use._place_of.cache_clear()
 
     with GpuUse() as use:
         assert is_over.wait(60)
 
+    gpu_use._place_of.cache_clear()
     assert use.busy == 0.9
+    assert places == [b"0000:41:00.0"]
 
 
 def test_parts_are_chosen_by_what_their_names_hold() -> None:

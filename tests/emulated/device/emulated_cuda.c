@@ -20,6 +20,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp*p,int d){memset(p,0,si
 cudaError_t cudaDeviceGetAttribute(int*v,enum cudaDeviceAttr a,int d){switch(a){case cudaDevAttrComputeCapabilityMajor:*v=9;break;case cudaDevAttrComputeCapabilityMinor:*v=0;break;
  case cudaDevAttrMultiProcessorCount:*v=132;break;case cudaDevAttrMaxSharedMemoryPerBlockOptin:*v=232448;break;case cudaDevAttrMaxSharedMemoryPerBlock:*v=49152;break;default:*v=1024;}return 0;}
 cudaError_t cudaDeviceSynchronize(void){return 0;}
+cudaError_t cudaDeviceGetPCIBusId(char*s,int n,int d){snprintf(s,n,"0000:00:00.0");return 0;}
 cudaError_t cudaDriverGetVersion(int*v){*v=13000;return 0;} cudaError_t cudaRuntimeGetVersion(int*v){*v=13000;return 0;}
 cudaError_t cudaEventCreate(cudaEvent_t*e){*e=(cudaEvent_t)A(8);return 0;} cudaError_t cudaEventCreateWithFlags(cudaEvent_t*e,unsigned f){*e=(cudaEvent_t)A(8);return 0;}
 cudaError_t cudaEventDestroy(cudaEvent_t e){return 0;} cudaError_t cudaEventElapsedTime(float*f,cudaEvent_t a,cudaEvent_t b){*f=1;return 0;}
