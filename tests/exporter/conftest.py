@@ -99,8 +99,12 @@ def few_cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     In a test marked long they try as many as ever; those of the certificate itself do so always.
     """
     if request.node.get_closest_marker("long") is None:
-        for module in (cases, generation, one_pass_cases):
-            monkeypatch.setattr(module, "MAX_PER_LENGTH", 2)
+        try_few_cases(monkeypatch)
+
+
+def try_few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cases, generation, one_pass_cases):
+        monkeypatch.setattr(module, "MAX_PER_LENGTH", 2)
 
 
 @pytest.fixture(scope="session")

@@ -52,25 +52,37 @@ async def check_tokens(
     Each search is what a request names, what is given to `generate`; all else is as the source has
     it. Returns the answers, which are equal, and differ from prompt to prompt.
     """
-    torch.manual_seed(1)
-    prompts = [torch.randint(3, PAD, (length,)).tolist() for length in lengths]
+    prompts = draw_prompts(lengths)
     import_checkpoint(directory / "source", directory / "checkpoint", max_len=max_len)
     export_package(directory / "checkpoint", directory / "package")
 
     package = load_package(directory / "package")
     params = [sampling_params(asked, package.manifest.defaults) for asked, _ in searches]
     engine = load_engine(package, EngineConfig(max_num_seqs=4, num_threads=1))
-    assert isinstance(engine, AsyncEngine)
-    await engine.start()
-    try:
-        answers = [await _ask(engine, prompt, one) for one in params for prompt in prompts]
-    finally:
-        await engine.stop()
-    expected = [_of_hugging_face(twin, one, theirs) for _, theirs in searches for one in prompts]
+    answers = await ask_all(engine, params, prompts)
+    expected = [of_hugging_face(twin, one, theirs) for _, theirs in searches for one in prompts]
     assert answers == expected
     differing = len({tuple(answer) for answer in answers})
     assert differing > len(prompts) // 2, "it hardly reads its input"
     return answers
+
+
+def draw_prompts(lengths: Sequence[int]) -> list[list[int]]:
+    """Draw prompts of these lengths, always the same."""
+    torch.manual_seed(1)
+    return [torch.randint(3, PAD, (length,)).tolist() for length in lengths]
+
+
+async def ask_all(
+    engine: object, params: Sequence[SamplingParams], prompts: Sequence[list[int]]
+) -> list[list[int]]:
+    """Start an engine, ask it for each prompt in each way, and stop it."""
+    assert isinstance(engine, AsyncEngine)
+    await engine.start()
+    try:
+        return [await _ask(engine, prompt, one) for one in params for prompt in prompts]
+    finally:
+        await engine.stop()
 
 
 async def _ask(engine: AsyncEngine, prompt: list[int], params: SamplingParams) -> list[int]:
@@ -79,7 +91,8 @@ async def _ask(engine: AsyncEngine, prompt: list[int], params: SamplingParams) -
     return list(answer.token_ids)
 
 
-def _of_hugging_face(model: Any, prompt: list[int], options: Options) -> list[int]:
+def of_hugging_face(model: Any, prompt: list[int], options: Options) -> list[int]:
+    """Return what `generate` writes behind a prompt."""
     ids = torch.tensor([prompt])
     output = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=PAD, **options)
     start = 1 if model.config.is_encoder_decoder else len(prompt)
