@@ -126,6 +126,18 @@ def test_a_change_is_one_call_for_all_layers_and_waits_for_nothing(
     assert fake.calls == calls
 
 
+def test_what_is_written_has_arrived_before_the_memory_that_it_came_from_is_given_back(
+    fake: FakeCuda, allocate: Allocate
+) -> None:
+    memory = allocate(3, SHAPE)
+    fake.calls.clear()
+
+    memory.write(1, numbers_of(1, 4))
+
+    waited, given_back = map(fake.calls.index, ("cudaStreamSynchronize", "cudaFreeHost"))
+    assert fake.calls.index("cudaMemcpy3DAsync") < waited < given_back
+
+
 def test_the_first_rows_of_a_layer_are_neighbours(allocate: Allocate) -> None:
     layers = allocate(3, SHAPE).layers
 

@@ -9,13 +9,14 @@ import pytest
 
 from engine.device.memory import ALIGNMENT, DeviceArray
 from engine.errors import OutOfDeviceMemory
+from engine.sampling.plain import Reach
 from engine.session import NOT_CAPTURED, Binding
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.device_room import RoomNeeds
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.warm_up import warm_up
 from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import FakeDeviceBinding, load_on
+from tests.engine.fake_device_session import FakeDeviceBinding, load_on, write_draw_graphs
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
 from tests.engine.test_model_runner import TinyModel
 from tests.engine.test_steps_under_way import whole_answers
@@ -84,6 +85,22 @@ def test_what_a_decode_call_captures_stays_true_for_any_other_rows(
     assert (len(decoder.captured), decoder.replays) == (1, 3)
 
 
+def test_two_runners_on_the_same_graphs_do_not_repeat_what_the_other_has_captured(
+    tmp_path: Path,
+) -> None:
+    model = TinyModel(4, has_encoder=False)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    on_host = load(model, tmp_path)
+    steps = [NOTHING._replace(decode_ids=(token,)) for token in (4, 5, 6)]
+    wanted = [bits(on_host.run(step), 0) for step in steps]
+
+    beside = runner.beside(num_slots=1)
+    for step, expected in zip(steps, wanted, strict=True):
+        assert [bits(each.run(step), 0) for each in (runner, beside)] == [expected] * 2
+
+    assert (len(decoder.captured), decoder.replays) == (2, 4)
+
+
 def test_sequences_of_one_source_decode_in_the_call_that_is_captured(tmp_path: Path) -> None:
     model = TinyModel(4, has_encoder=True)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
@@ -120,6 +137,18 @@ def test_it_warms_up_and_captures_every_kind_of_decode_call(
     assert lines[0].startswith("captured a decode call of 2 rows with their likeliest token in ")
     assert lines[3].startswith("captured a decode call of 5 rows with their 23 likeliest tokens in")
     assert not runner.cache.lengths.any()
+
+
+def test_it_captures_all_that_draws_behind_a_decode_call(tmp_path: Path) -> None:
+    write_draw_graphs(tmp_path)
+    model = TinyModel(4, has_encoder=False)
+    runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
+    graphs = runner._draw_graphs
+
+    warm_up(runner, model.contract, "package")
+
+    num_captured = [len(graph.captured) for graph in graphs]  # type: ignore[attr-defined]
+    assert num_captured == [len(decoder.captured)] * len(Reach) == [2] * 3
 
 
 @ENCODERS

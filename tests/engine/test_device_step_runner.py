@@ -17,7 +17,7 @@ from engine.errors import DeviceError, EngineFailure
 from engine.factory import core_on_slots
 from engine.generation.core import EngineCore
 from engine.requests.request import LogitControls, SamplingParams
-from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput
+from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokensOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import PrefillChunk
 from engine.slots.runner import SlotModelRunner
@@ -179,6 +179,21 @@ def test_a_token_that_the_host_draws_is_not_fed(
         seen.add(tuple(sorted(step_keys(core))))
 
     assert seen == ahead
+
+
+def test_a_temperature_below_all_numbers_of_a_graph_draws_the_likeliest(tmp_path: Path) -> None:
+    """As a float32 it is 0, by which nothing can be divided."""
+    _, core = on_device(tmp_path, has_draws=True)
+    coldest = replace(SAMPLED, temperature=1e-300)
+
+    core.scheduler.add(request(0, GREEDY))
+    core.scheduler.add(replace(request(0, coldest), key=1))
+    found: dict[int, list[int]] = {0: [], 1: []}
+    for output in step_all(core):
+        if isinstance(output, TokensOutput):
+            found[output.key] += output.token_ids
+
+    assert found[1] == found[0] and len(found[0]) == 12
 
 
 def step_keys(core: EngineCore) -> list[int]:

@@ -130,6 +130,8 @@ def test_much_more_loss_than_the_graphs_had_is_refused_whatever_is_allowed(
     export_package(checkpoint, out, target="cuda", precision="fp16", weights="int4", limits=limits)
     made = load_package(out), load_checkpoint(checkpoint)
     assert shown(made).cases > 10
+    with pytest.raises(CertificateError, match="the largest logit difference"):
+        shown((with_less_loss(made[0]), made[1]))
     run = Session.run
 
     def give_nothing(session: Session, inputs: Any) -> Any:
@@ -139,6 +141,16 @@ def test_much_more_loss_than_the_graphs_had_is_refused_whatever_is_allowed(
 
     with pytest.raises(CertificateError, match="a kernel computes something else here"):
         shown(made)
+
+
+def with_less_loss(package: Package) -> Package:
+    """Return a package that says it may lose nearly nothing, and has lost what it has."""
+    certificate = package.manifest.certificate
+    assert certificate.loss is not None
+    loss = certificate.loss.model_copy(update={"max_logit_loss": 1e-6})
+    certificate = certificate.model_copy(update={"loss": loss})
+    manifest = package.manifest.model_copy(update={"certificate": certificate})
+    return package.model_copy(update={"manifest": manifest})
 
 
 def test_another_process_finds_the_same_outputs(llama: tuple[Package, Checkpoint]) -> None:
@@ -230,6 +242,29 @@ def test_a_row_whose_last_bits_others_change_is_not_claimed_to_be_invariant(
     spoiled(how, 2**-23)
 
     assert not shown(llama).batch_invariant
+
+
+def test_a_digest_is_of_every_bit_that_comes_out(
+    spoiled: Callable[[Spoil, float], None],
+    llama: tuple[Package, Checkpoint],
+    vit: tuple[Package, Checkpoint],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = [find(llama[0], OnCpu((BUCKET,))).digest, find(vit[0], OnCpu()).digest]
+    run = Session.run
+
+    spoiled(by_place, 2**-23)
+    monkeypatch.setattr(
+        Session,
+        "run",
+        lambda session, inputs: {
+            name: np.nextafter(array, np.inf, dtype=array.dtype)
+            for name, array in run(session, inputs).items()
+        },
+    )
+
+    after = [find(llama[0], OnCpu((BUCKET,))).digest, find(vit[0], OnCpu()).digest]
+    assert not set(before) & set(after)
 
 
 def test_with_several_buckets_nothing_is_claimed(llama: tuple[Package, Checkpoint]) -> None:

@@ -99,6 +99,7 @@ def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_tha
     manifest = load_package(tmp_path / "p").manifest
     assert manifest.format == PackageFormat.of("cuda", "fp16", "int8-blocks")
     assert manifest.certificate.dtype == "int8-blocks in fp16"
+    assert manifest.certificate.covered["draws"], "what draws is compared with the sampler"
     assert scales_of(ir.load(tmp_path / "p" / "decoder.onnx")) == {ir.DataType.FLOAT16}
 
 

@@ -14,11 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from engine.package.manifest import Precision
+from engine.package.manifest import PackageFormat, Precision
+from exporter.certificate.twin import twin_graphs
+from exporter.checkpoint import load_checkpoint
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import TransformerConfig, build_model
 from tests.emulated.models import MODELS
+from tests.exporter.conftest import MakeCheckpoint
 
 LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 PLAIN_NORMS = ("LayerNormalization", "RMSNormalization")
@@ -136,3 +139,19 @@ def expected(exported: Exported) -> dict[str, Left]:
         norms, sums = left["decoder.onnx"]
         left["decoder.onnx"] = Left(norms, sums + 1)
     return left
+
+
+def test_a_twin_in_float32_has_the_attention_of_the_package(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
+    """What is proven in float32 is proven of these nodes; a package in float32 has others."""
+    checkpoint, numbers = load_checkpoint(make_checkpoint("gpt")), PackageFormat.of("cuda", "fp32")
+
+    num_attentions = {}
+    for precision in ("fp16", "bf16", "fp32"):
+        form = PackageFormat.of("cuda", precision)
+        with twin_graphs(checkpoint, form, numbers) as directory:
+            twin = kinds(ir.load(directory / "decoder.onnx"))
+        num_attentions[precision] = twin["GroupQueryAttention"], twin["Attention"]
+
+    assert num_attentions == {"fp16": (1, 0), "bf16": (1, 0), "fp32": (0, 1)}

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,9 @@ from engine.errors import CertificateError, ConfigError, DeviceError, PackageErr
 from engine.package import device_certificate
 from engine.package.package import Package, load_package, seal
 from exporter import verification, verify_device
+from exporter.certificate import device_digest
 from exporter.certificate.device_digest import Found, find
-from exporter.certificate.execution import Execution, OnCpu
+from exporter.certificate.execution import Execution, OnCpu, OnDevice
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.verification import verify_package
 from exporter.verify_device import verify_on_device
@@ -93,6 +95,40 @@ def test_what_is_found_becomes_part_of_the_package(package: Path, checkpoint: Pa
         f"{found.certificate.cases} cases compared in decode calls of 6 rows, its outputs found "
         "again by another process; written into it"
     )
+
+
+def test_calls_have_the_rows_that_another_process_found_room_for(
+    package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = OnCpu((ROWS,))
+    monkeypatch.setattr(verify_device, "find_elsewhere", lambda package, _: find(package, there))
+
+    found = verify_on_device(package, checkpoint, replace(CONFIG, max_num_seqs=0))
+
+    assert found.certificate.buckets == (ROWS,)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(max_num_seqs=ROWS, gpu_memory_utilization=0.25),
+        EngineConfig(max_num_seqs=ROWS, decode_buckets=(2, ROWS)),
+    ],
+)
+def test_another_process_runs_a_package_as_this_one(
+    config: EngineConfig, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device: Any = SimpleNamespace(index=3)
+    here = OnDevice(load_package(package), config, device)
+    seen: list[Execution] = []
+    monkeypatch.setattr(device_digest, "open_device", lambda index: SimpleNamespace(index=index))
+    monkeypatch.setattr(
+        device_digest, "find", lambda package, there: seen.append(there) or Found("", ())
+    )
+
+    device_digest.main([str(package), *here.as_options()])
+
+    assert seen == [here]
 
 
 def test_what_is_there_already_is_found_again(package: Path, checkpoint: Path) -> None:

@@ -17,7 +17,10 @@ from engine.generation.async_engine import AsyncEngine
 from engine.package.package import Package, load_package
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
+from engine.slots.runner import SlotModelRunner
 from exporter import verify_device
+from exporter.certificate import device as device_stage
+from exporter.certificate.ahead import certify_ahead
 from exporter.certificate.device_digest import find
 from exporter.verify_device import verify_on_device
 from tests import fake_gpu
@@ -58,6 +61,12 @@ async def test_a_package_is_verified_and_served_on_a_device_and_refused_on_anoth
     package, checkpoint = make_package(family, precision, **options)  # type: ignore[arg-type]
     device = fake_gpu.put_in(monkeypatch)
     monkeypatch.setattr(verify_device, "find_elsewhere", find)
+    went_ahead: list[SlotModelRunner] = []
+    monkeypatch.setattr(
+        device_stage,
+        "certify_ahead",
+        lambda runner, contract: went_ahead.append(runner) or certify_ahead(runner, contract),
+    )
 
     found = verify_on_device(
         package.path, checkpoint.path, EngineConfig(max_num_seqs=ROWS, decode_buckets=buckets)
@@ -65,6 +74,7 @@ async def test_a_package_is_verified_and_served_on_a_device_and_refused_on_anoth
 
     assert (found.gpu, found.buckets) == (NAME, buckets or (ROWS,))
     assert found.batch_invariant == (not buckets)
+    assert len(went_ahead) == 1, "steps that are not waited for are compared, too"
     on_device, offered = await answers(load_package(package.path), AS_SHOWN)
     on_cpu, _ = await answers(load_package(package.path), replace(AS_SHOWN, device="cpu"))
     assert on_device == on_cpu and all(on_device)

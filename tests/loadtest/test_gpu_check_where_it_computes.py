@@ -73,6 +73,35 @@ def test_rows_pass_and_rows_that_depend_on_others_fail(
     assert not wrong.passed and "NOT equal among others" in wrong.summary
 
 
+@pytest.mark.parametrize(("elsewhere", "is_right"), [("one", True), ("another", False)])
+def test_rows_are_those_that_another_process_finds(
+    elsewhere: str, is_right: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = {
+        "_graphs": Path("graphs"),
+        "_load": None,
+        "_against_cpu": {"max_diff": 0.0, "logit_std": 1.0, "tokens_equal": 1, "tokens": 1},
+        "_invariance": {
+            "computes": True,
+            "same_again": True,
+            "same_among_others": True,
+            "digest": "one",
+            "max_diff_by_bucket": {"8": 0.0},
+        },
+        "_times": [],
+    }
+    for name, found in measured.items():
+        monkeypatch.setattr(probes, name, lambda *given, found=found: found)
+    monkeypatch.setattr(
+        probes, "elsewhere", lambda *given, **kw: Outcome("", {"digest": elsewhere})
+    )
+
+    outcome = rows(settings, "llama", "fp16")
+
+    assert outcome.passed == is_right
+    assert ("NOT equal in another process" in outcome.summary) != is_right
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -269,6 +269,7 @@ def test_more_gpus_than_an_engine_uses_are_refused(gpus: float) -> None:
         (0.5, ["cuda"], 0.45),
         (0.34, ["cuda"], 0.45),
         (0.3333333333, ["cuda"], 0.3),
+        (0.33333334, ["cuda"], 0.3),  # of which Ray, too, lets three share a GPU
         (0.5, ["cuda", "cuda", "cuda"], 0.15),
     ],
 )
