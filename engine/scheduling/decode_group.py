@@ -13,23 +13,28 @@ from engine.scheduling.sequence import Sequence
 class DecodeGroup:
     """Sequences in the order in which they decode; it stands as long as the same ones do.
 
-    All of them may be in `num_steps_left` steps, of which who makes a step counts one off.
+    Where some pause in every second step, it and that of the others take turns. All of them may be
+    in `num_steps_left` steps, of which who makes a step counts one off.
     """
 
     def __init__(self, sequences: Many[Sequence], vocab_size: int) -> None:
         self.sequences = tuple(sequences)
         rows = [row for row, one in enumerate(self.sequences) if one.request.draws_plainly]
         self.plain = tuple([self.sequences[row] for row in rows])
-        for i, sequence in enumerate(self.plain):
-            sequence.plain_index = i
         self.begins = any(one.num_generated == 0 for one in self.plain)
         is_all = len(rows) == len(self.sequences)
         self._rows: Rows = slice(len(rows)) if is_all else np.array(rows, np.intp)
         self.others = {} if is_all else self._others()  # their rows
         self.num_top = max([one.request.num_top for one in self.sequences], default=1)
-        self.num_steps_left = min([one.num_steps_left for one in self.sequences], default=0)
+        self.num_steps_left = 0
         self._drawn = [one for one in self.plain if one.draws is not None]  # not greedy
         self._sampled = self._sampled_columns(vocab_size) if self._drawn else None
+
+    def number_sequences(self) -> None:
+        """Begin steps of this group behind those of another."""
+        for i, sequence in enumerate(self.plain):
+            sequence.plain_index = i
+        self.num_steps_left = min([one.num_steps_left for one in self.sequences], default=0)
 
     def plain_draws(self) -> PlainDraws:
         """Return the draws of the plain ones behind what they have computed."""

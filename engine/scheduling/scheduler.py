@@ -82,6 +82,7 @@ class Scheduler:
         self._num_sequences = 0  # of the running requests, that have not ended
         self._decoding: dict[Sequence, None] = {}  # those that compute one token a step
         self._group: DecodeGroup | None = None  # all of them in order; None: they have changed
+        self._groups: dict[bool, DecodeGroup] = {}  # the last of all of them, and of some
         self._prefill = PrefillQueue(self._config, self._cache)
         self._deadlines = Deadlines()
         self._outputs: list[EngineOutput] = []
@@ -168,7 +169,8 @@ class Scheduler:
         plan = self._prefill.plan_step(len(ready))
         if plan.starting:
             self._decoding |= dict.fromkeys(plan.starting)
-            ready, self._group = [*ready, *plan.starting], None
+            ready = [*ready, *plan.starting]
+            self._forget_groups()
         if plan.lacks_room and plan.is_empty and not ready:
             self._make_one_wait()  # nothing else would ever give its room back
         group, fed = self._grouped(ready, is_ahead)
@@ -308,12 +310,20 @@ class Scheduler:
         group = self._group
         if group is not None and len(ready) == len(group.sequences):
             return group, tuple(range(len(ready))) if is_ahead else ()
-        arranged = self._cache.arrange(ready)
+        arranged = tuple(self._cache.arrange(ready))
         fed = [one.plain_index if one.num_drawing else -1 for one in arranged] if is_ahead else ()
-        group = DecodeGroup(arranged, self._contract.vocab_size)
-        is_whole = self._cache.has_room_for_all and len(ready) == len(self._decoding)
-        self._group = group if is_whole else None
+        is_whole = len(arranged) == len(self._decoding)
+        group = self._groups.get(is_whole)
+        if group is None or group.sequences != arranged:
+            group = self._groups[is_whole] = DecodeGroup(arranged, self._contract.vocab_size)
+        group.number_sequences()
+        self._group = group if is_whole and self._cache.has_room_for_all else None
         return group, tuple(fed)
+
+    def _forget_groups(self) -> None:
+        """Forget who decodes together, or how they draw: it has changed."""
+        self._group = None
+        self._groups.clear()
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Make room for the next token of a sequence; False: it has to wait itself."""
@@ -454,7 +464,7 @@ class Scheduler:
     def _first_token(self, request: Request, now: float) -> None:
         """Note the first token, which shows that what it was computed from is finite."""
         request.first_token = now
-        self._group = None  # it may draw plainly from now on
+        self._forget_groups()  # it may draw plainly from now on
         self._cache.share(request)
 
     def _append(
@@ -474,7 +484,8 @@ class Scheduler:
         if found := attention.of(sequence):
             sequence.attention.append(found)
         if sequence not in self._decoding:
-            self._decoding[sequence] = self._group = None
+            self._decoding[sequence] = None
+            self._forget_groups()
         self._look_at(sequence, token.token_id)
 
     def _look_at(self, sequence: Sequence, token_id: int) -> None:
@@ -590,7 +601,7 @@ class Scheduler:
         self._num_sequences -= 1
         if sequence in self._decoding:
             del self._decoding[sequence]
-            self._group = None
+            self._forget_groups()
         self._cache.release(sequence, sound=sound)
 
     def _expire(self, now: float) -> None:

@@ -9,6 +9,7 @@ import random
 from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from engine.errors import DeviceError, EngineFailure
 from engine.factory import core_on_slots
 from engine.generation.core import EngineCore
 from engine.requests.request import LogitControls, SamplingParams
+from engine.scheduling import scheduler
+from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokensOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import PrefillChunk
@@ -215,6 +218,29 @@ def test_a_few_that_the_host_draws_for_hold_nobody_else_back(tmp_path: Path) -> 
         (0, 1, 2, 3),
     }
     assert seen[0] != seen[1] and seen[:2] * 3 == seen
+
+
+def test_who_decodes_together_is_worked_out_once_where_some_pause_in_every_second_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, core = on_device(tmp_path, has_draws=True)
+    long = replace(SAMPLED, max_new_tokens=30)
+    decoding(core, long, replace(PENALISED, max_new_tokens=30), long, long)
+    made: list[DecodeGroup] = []
+
+    def make(*given: Any) -> DecodeGroup:
+        made.append(DecodeGroup(*given))
+        return made[-1]
+
+    monkeypatch.setattr(scheduler, "DecodeGroup", make)
+
+    sizes = []
+    for _ in range(12):
+        core.step()
+        sizes.append(len(step_keys(core)))
+
+    assert Counter(sizes) == {3: 6, 4: 6}
+    assert len(made) <= len({3, 4})
 
 
 def test_many_that_the_host_draws_for_are_in_every_step(tmp_path: Path) -> None:
