@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -51,6 +50,8 @@ _LOCAL_RAY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: every server of Ray on 127.0.0.1
     "RAY_AUTH_MODE": "token",
 }
+
+_DASHBOARD_AGENT, _RUNTIME_ENV_AGENT = "--dashboard_agent_command", "--runtime_env_agent_command"
 
 
 @contextlib.asynccontextmanager
@@ -107,9 +108,10 @@ def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
 def _adapted_processes() -> Iterator[None]:
     """Have ray.init start no process that nobody asks here, and none that stays when all is killed.
 
-    Not started are the autoscaler of nodes, the log monitor and the dashboard. The raylet's agents
-    end with it: by themselves they stay forever. A signal to the process group of the command does
-    not reach Ray, which the drain needs. Where a cluster is joined nothing is started.
+    Not started are the autoscaler of nodes, the log monitor, the dashboard and its agent. The
+    raylet's other agent, which has to start workers, ends with it: by itself it stays forever. A
+    signal to the process group of the command does not reach Ray, which the drain needs. Where a
+    cluster is joined nothing is started.
     """
     from ray._private import parameter, services
 
@@ -118,7 +120,7 @@ def _adapted_processes() -> Iterator[None]:
     popen = services.ConsolePopen
 
     def start_adapted(command: list[str], *args: Any, **options: Any) -> Any:
-        return start([_ended_with_raylet(word) for word in command], *args, **options)
+        return start(_adapted_command(command), *args, **options)
 
     parameter.RayParams = partial(make_parameters, no_monitor=True, include_log_monitor=False)
     services.start_api_server = lambda *_, **__: ("", None)
@@ -131,10 +133,29 @@ def _adapted_processes() -> Iterator[None]:
         parameter.RayParams, services.start_api_server, services.start_ray_process = before
 
 
-def _ended_with_raylet(option: str) -> str:
-    """Return an option of the raylet; if it is the command of an agent, one that ends with it."""
+def _adapted_command(command: list[str]) -> list[str]:
+    """Return the command of a process of Ray; the raylet's, as `_adapted_processes` says."""
+    options = dict(word.split("=", 1) for word in command if "=" in word)
+    if _DASHBOARD_AGENT not in options:
+        return command
+    _tell_of_no_dashboard_agent(options["--session_dir"], options["--node_id"])
     launcher = subprocess.list2cmdline([sys.executable, "-I", end_with_parent.__file__])
-    return re.sub(r"^--\w+_agent_command=", lambda found: f"{found[0]}{launcher} ", option)
+    runtime_env_agent = f"{_RUNTIME_ENV_AGENT}={launcher} {options[_RUNTIME_ENV_AGENT]}"
+    adapted = {_DASHBOARD_AGENT: f"{_DASHBOARD_AGENT}= ", _RUNTIME_ENV_AGENT: runtime_env_agent}
+    return [adapted.get(word.partition("=")[0], word) for word in command]
+
+
+def _tell_of_no_dashboard_agent(session_dir: str, node_id: str) -> None:
+    """Write that nobody listens at its ports, as it does without Ray's extras: the raylet waits."""
+    from ray import _raylet
+
+    ray: Any = _raylet  # it is not described in full
+    for name in (
+        ray.METRICS_AGENT_PORT_NAME,
+        ray.METRICS_EXPORT_PORT_NAME,
+        ray.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    ):
+        ray.persist_port(session_dir, node_id, name, -1)
 
 
 def _reinstall_signal_handler() -> None:

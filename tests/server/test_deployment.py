@@ -17,7 +17,7 @@ from engine.errors import ConfigError, PackageError
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
 from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
-from server.ray.cluster import _ended_with_raylet, running_ray
+from server.ray.cluster import _adapted_command, running_ray
 from server.ray.deployment import _actor_options
 from server.ray.resources import check_gpus, num_threads, resources, shortage
 from server.ray.serving import serve_models
@@ -341,14 +341,30 @@ def test_policy_keeps_to_the_minimum_before_any_metric() -> None:
     assert LiveRequestsPolicy(target=8)(context) == (2, {})
 
 
-def test_agents_of_ray_are_started_to_end_with_it() -> None:
-    agent, other = "--dashboard_agent_command=python agent.py --x=1", "--python_worker_command=a b"
+NODE = 28 * "ab"
 
-    adapted = _ended_with_raylet(agent)
 
-    assert adapted.startswith(f"--dashboard_agent_command={sys.executable} -I /")
-    assert adapted.endswith("/end_with_parent.py python agent.py --x=1")
-    assert _ended_with_raylet(other) == other
+def test_ray_starts_no_dashboard_agent_and_the_other_one_to_end_with_it(tmp_path: Path) -> None:
+    session, others = f"--session_dir={tmp_path}", ["raylet", "--python_worker_command=a b", "--x"]
+    agents = ["--dashboard_agent_command=a.py --x=1", "--runtime_env_agent_command=b.py --y=2"]
+
+    *same, node, said, dashboard, runtime = _adapted_command(
+        [*others, f"--node_id={NODE}", session, *agents]
+    )
+
+    assert [*same, node, said] == [*others, f"--node_id={NODE}", session]
+    assert dashboard.split("=", 1)[1].split() == []
+    assert runtime.startswith(f"--runtime_env_agent_command={sys.executable} -I /")
+    assert runtime.endswith("/end_with_parent.py b.py --y=2")
+    ports = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+    assert ports == dict.fromkeys((f"{name}_{NODE}" for name in names), "-1")
+
+
+def test_processes_of_ray_without_agents_are_started_as_they_are() -> None:
+    command = ["gcs_server", f"--node_id={NODE}", "--session_dir=/none"]
+
+    assert _adapted_command(command) == command
 
 
 def test_a_worker_can_be_imported_without_torch_and_without_ray() -> None:
