@@ -131,12 +131,14 @@ async def behind_worker(num_slots: int, step: str, *, worker: str = "worker") ->
 
 
 @asynccontextmanager
-async def behind_gateway(num_slots: int, step: str, *, worker: str = "worker") -> AsyncIterator[Do]:
-    """Let a client in this process ask a gateway, and that a worker."""
+async def behind_gateway(
+    num_slots: int, step: str, *, worker: str = "worker", gateway: str = "gateway"
+) -> AsyncIterator[Do]:
+    """Let a client in this process ask a gateway, or a proxy, and that a worker."""
     with part(worker, num_slots, step) as asked:
-        with part("gateway", num_slots, asked.address) as gateway:
-            async with _client(gateway.address) as ask:
-                yield _measured(ask, _processes(asked, gateway), asked.full_steps)
+        with part(gateway, num_slots, asked.address) as relaying:
+            async with _client(relaying.address) as ask:
+                yield _measured(ask, _processes(asked, relaying), asked.full_steps)
 
 
 @asynccontextmanager
@@ -162,6 +164,7 @@ def _client_of_doors(folder: Path, address: str) -> AsyncClient:
 SERVED: dict[str, Stage] = {
     "worker": behind_worker,
     "worker-process": partial(behind_worker, worker="worker-process"),
+    "proxy": partial(behind_gateway, gateway="proxy"),
     "gateway": behind_gateway,
     "gateway-process": partial(behind_gateway, worker="worker-process"),
     "doors": behind_doors,

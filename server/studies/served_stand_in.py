@@ -2,9 +2,10 @@
 
 `python -m server.studies.served_stand_in worker 256 gpu`, or `... gateway 256 ADDRESS`; `worker
 16 PACKAGE` serves a package under the same name, `gateway 256 ADDRESS FOLDER` has the doors of
-stand_in_doors. The engine of a `worker-process` has a process for itself. It prints its address and
-the number of that process, then a line of JSON for each that it reads: the stand-in's full steps.
-It ends when there is no more to read.
+stand_in_doors, `proxy 256 ADDRESS` is a BareProxy in place of a gateway. The engine of a
+`worker-process` has a process for itself. It prints its address and the number of that process,
+then a line of JSON for each that it reads: the stand-in's full steps. It ends when there is no more
+to read.
 """
 
 from __future__ import annotations
@@ -64,6 +65,21 @@ async def serve_gateway(num_slots: int, worker: str, folder: str = "") -> None:
     await gateway.close()
 
 
+async def serve_proxy(_num_slots: int, worker: str) -> None:
+    """Run what does nothing but hand calls on."""
+    from grpc import aio
+
+    from server.studies.bare_proxy import BareProxy
+
+    async with aio.insecure_channel(worker) as channel:
+        server = aio.server()
+        server.add_generic_rpc_handlers((BareProxy(channel),))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        await _tell(address, None)
+        await server.stop(None)
+
+
 async def _serve(engine: Engine, made: StandInEngine | None) -> None:
     from server.worker.worker import Worker
 
@@ -85,5 +101,6 @@ if __name__ == "__main__":
         "worker": serve_worker,
         "worker-process": partial(serve_worker, own_process=True),
         "gateway": serve_gateway,
+        "proxy": serve_proxy,
     }
     uvloop.run(serve[what](int(slots), *arguments))

@@ -39,6 +39,9 @@ from loadtest.studies.batching import (
 from loadtest.studies.first_token import first_token_of, measure_first_token
 from loadtest.studies.growth import Model, measure_steps
 from loadtest.studies.idle import ProcessUse, compare, read_tree, total
+from loadtest.studies.joining import Turn as JoiningTurn
+from loadtest.studies.joining import answer
+from loadtest.studies.joining import ratios as joining_ratios
 from loadtest.studies.loading import (
     UnderLoad,
     load_once,
@@ -513,6 +516,25 @@ def test_full_steps_of_another_process_are_counted_and_forgotten(tmp_path: Path)
 
     assert ours.take() == FullSteps(num_tokens=62, busy=0.75, first=1.0, last=2.25)
     assert ours.take() == FullSteps()
+
+
+async def test_a_closed_loop_is_answered_and_timed(make_engine: MakeEngine) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=2))
+    requests = [Arrival(0.0, (7, 8, number), 4) for number in range(6)]
+
+    turn = await answer(engine, requests, num_streams=2)
+
+    assert sum(len(batch.decode_ids) for batch in runner.batches) == 6 * (4 - 1)
+    assert max(len(batch.decode_ids) for batch in runner.batches) <= 2
+    assert turn.wall >= 1e-3 * turn.first_token > 0 and turn.gap > 0 and turn.processor > 0
+
+
+def test_joining_is_compared_turn_by_turn() -> None:
+    one, others = JoiningTurn(1.0, 2.0, 30.0, 4.0), JoiningTurn(2.0, 2.0, 10.0, 8.0)
+
+    found = joining_ratios({"one chunk": [one, one, others], "all": [others, others, others]})
+
+    assert found == {"processor": 0.5, "wall": 1.0, "first_token": 3.0, "gap": 0.5}
 
 
 def test_places_are_compared_turn_by_turn() -> None:
