@@ -18,6 +18,7 @@ from server.status import CallStatus
 from server.telemetry.log_budget import LogBudget
 from server.telemetry.logs import REQUESTS, with_fields
 from server.telemetry.metrics import Counts
+from server.telemetry.trace_context import trace_id_in, traceparent_in
 from server.telemetry.tracing import Tracing, set_status
 
 _OF_NO_WORKER = frozenset({ReplicaLost.reason, ReplicasLost.reason, Starting.reason})
@@ -72,24 +73,24 @@ class CallOutcomes:
         """Count how long a call has waited for its turn."""
         self.counts.observe("gateway_queue_seconds", seconds)
 
-    def failed(self, method: str, request_id: str, share: Share, status: CallStatus) -> None:
+    def failed(self, call: ServerCall, request_id: str, share: Share, status: CallStatus) -> None:
         """Note a call that failed at a worker, or for want of one; a worker logs its own."""
         if (reason := status.reason) in _OF_NO_WORKER:
-            self.refused(method, request_id, share, status, reason)
+            self.refused(call, request_id, share, status, reason)
 
     def refused(
-        self, method: str, request_id: str, share: Share, status: CallStatus, reason: str
+        self, call: ServerCall, request_id: str, share: Share, status: CallStatus, reason: str
     ) -> None:
         """Note a call that the gateway has ended itself; there may be thousands a second."""
         self.counts.count("gateway_refusals", reason)
         failure = {"reason": reason, "error": status.message[:_MAX_CHARS]}
-        self._log(method, request_id, share, status=status.code.name, **failure)
+        self._log(call, request_id, share, status=status.code.name, **failure)
 
-    def given_up(self, method: str, request_id: str, share: Share) -> None:
+    def given_up(self, call: ServerCall, request_id: str, share: Share) -> None:
         """Note a call whose client has gone before any worker had it."""
-        self._log(method, request_id, share, status=_CANCELLED)
+        self._log(call, request_id, share, status=_CANCELLED)
 
-    def _log(self, method: str, request_id: str, share: Share, **end: str) -> None:
+    def _log(self, call: ServerCall, request_id: str, share: Share, **end: str) -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
         with self._lock:
@@ -98,9 +99,11 @@ class CallOutcomes:
             return
         if left_out:
             logger.info("(%s lines like the next are left out)", f"{left_out:,}")
+        if trace_id := trace_id_in(traceparent_in(call.invocation_metadata())):
+            end["trace_id"] = trace_id
         fields = with_fields(
             request_id=request_id,
-            method=method.rpartition("/")[2][:_MAX_CHARS],
+            method=call.method.rpartition("/")[2][:_MAX_CHARS],
             model=share.model[:_MAX_CHARS],
             tenant=share.tenant[:_MAX_CHARS],
             **end,

@@ -340,7 +340,7 @@ class Gateway:
         call.refuse(status)
         if identity is not None:  # whatever its message says
             share = replace(share, tenant=identity.tenant)
-        self._outcomes.refused(call.method, request_id, share, status, error.reason)
+        self._outcomes.refused(call, request_id, share, status, error.reason)
         if not isinstance(error, _OF_THE_CALLER):
             self._rests.want()
 
@@ -371,7 +371,7 @@ class Gateway:
                 answering.code = status.code.name
             except asyncio.CancelledError:
                 if not call.is_relayed and share is not None:
-                    self._outcomes.given_up(call.method, request_id_of(share), share)
+                    self._outcomes.given_up(call, request_id_of(share), share)
                 raise
             else:
                 await call.finish(response)
@@ -396,10 +396,10 @@ class Gateway:
         """Note that a call fails; return how it ends for the client."""
         request_id = request_id_of(share)
         if isinstance(error, CallFailed):
-            self._outcomes.failed(call.method, request_id, share, error.status)
+            self._outcomes.failed(call, request_id, share, error.status)
             return error.status
         status = call_status(error, request_id)
-        self._outcomes.refused(call.method, request_id, share, status, error.reason)
+        self._outcomes.refused(call, request_id, share, status, error.reason)
         return status
 
     async def _response(

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tokenweir.v1 import generation_service_pb2 as pb
@@ -15,6 +16,7 @@ from tokenweir.v1 import prediction_service_pb2
 from engine.errors import EngineFailure, QueueFull
 from engine.requests.events import Timing, Usage
 from server.api import WAITED_KEY
+from server.call_server import ServerCall
 from server.config import GatewayConfig
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
@@ -239,7 +241,8 @@ async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
     try:
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             request = generate("a", request_id="r-6", scheduling=pb.Scheduling(tenant="shop"))
-            await failure_of(stubs.generation.Generate(request))
+            trace = (("traceparent", TRACEPARENT),)
+            await failure_of(stubs.generation.Generate(request, metadata=trace))
     finally:
         await gateway.close()
 
@@ -253,6 +256,7 @@ async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
         "tenant": "shop",
         "status": "UNAVAILABLE",
         "reason": "STARTING",
+        "trace_id": TRACE,
     }
 
 
@@ -278,11 +282,12 @@ def test_refusals_by_the_thousand_are_counted(
     outcomes = CallOutcomes(clock=clock)
     error = QueueFull("full", 1.0)
     status = call_status(error, "r")
+    call = cast(ServerCall, SimpleNamespace(method="/x/Generate", invocation_metadata=tuple))
 
     for _ in range(RECORDS_AT_ONCE + 5000):
-        outcomes.refused("/x/Generate", "r", Share(), status, error.reason)
+        outcomes.refused(call, "r", Share(), status, error.reason)
     clock.now += 1.01 / RECORDS_PER_SECOND
-    outcomes.refused("/x/Generate", "r", Share(), status, error.reason)
+    outcomes.refused(call, "r", Share(), status, error.reason)
 
     told = ["request"] * RECORDS_AT_ONCE + ["(5,000 lines like the next are left out)", "request"]
     assert caplog.messages == told
