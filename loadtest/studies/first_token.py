@@ -1,9 +1,10 @@
-"""How much later than from the engine the first token comes, through a gateway and a worker."""
+"""How much later than from the engine the first token comes: through a worker, and a gateway."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class FirstToken:
     """Time to the first token with so many streams, in milliseconds: medians, of added also p90."""
 
     model: str
+    stage: str
     num_streams: int
     num_requests: int
     client: float
@@ -35,17 +37,26 @@ class FirstToken:
     added_p90: float
 
 
-def measure_first_token(package: Path | None, num_streams: int, num_requests: int) -> FirstToken:
-    """Measure a closed loop on a package that takes dates; on a model that only waits, if None."""
+def measure_first_token(
+    package: Path | None, num_streams: int, num_requests: int, stage: str = "gateway"
+) -> FirstToken:
+    """Measure a closed loop on a package that takes dates; on a model that only waits, if None.
+
+    It is asked of a worker, or in the stages `gateway` and `proxy` of what is before that.
+    """
     argument, name = (_STAND_IN, "stand-in") if package is None else (str(package), package.name)
-    with part("worker", num_streams, argument) as worker:
-        with part("gateway", num_streams, worker.address) as gateway:
-            _closed_loop(gateway.address, num_streams, max(_WARM_UP, num_streams), seed=1)
-            records = _closed_loop(gateway.address, num_streams, num_requests, seed=2)
-    return first_token_of(name, num_streams, records)
+    with ExitStack() as parts:
+        asked = parts.enter_context(part("worker", num_streams, argument))
+        if stage != "worker":
+            asked = parts.enter_context(part(stage, num_streams, asked.address))
+        _closed_loop(asked.address, num_streams, max(_WARM_UP, num_streams), seed=1)
+        records = _closed_loop(asked.address, num_streams, num_requests, seed=2)
+    return first_token_of(name, stage, num_streams, records)
 
 
-def first_token_of(model: str, num_streams: int, records: Sequence[RequestRecord]) -> FirstToken:
+def first_token_of(
+    model: str, stage: str, num_streams: int, records: Sequence[RequestRecord]
+) -> FirstToken:
     """Return what a client waited for first tokens, beside what their engine says of each.
 
     Raises LoadTestError if a request had none.
@@ -60,6 +71,7 @@ def first_token_of(model: str, num_streams: int, records: Sequence[RequestRecord
     added = sorted(client - engine for client, engine in times)
     return FirstToken(
         model,
+        stage,
         num_streams,
         len(times),
         client=statistics.median(client for client, _ in times),

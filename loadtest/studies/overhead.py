@@ -15,8 +15,9 @@ messages have gone before the next one has others: if not, they would be fewer.
 At last the model waits as long as a GPU computes: 0.45 ms for a step of 32 sequences, 1.8 ms for
 256. The study tells how many tokens a second that gives, and how long the model had nothing to do.
 
-Behind a gateway it also tells how much later than from the engine a client has the first token:
-with one stream, and with 16 streams of a `--package` that takes dates.
+Behind a worker, a proxy and a gateway it also tells how much later than from the engine a client
+has the first token: with one stream, and with 16 streams of a `--package` that takes dates. A proxy
+in the place of the gateway does nothing but hand calls on, by grpc.aio.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 _SHORT = 16  # tokens of an output
 _LEAST_REQUESTS = 32  # of a measurement
 _GPU_TOKENS = 1200  # of an output
+_SERVED = ("worker", "proxy", "gateway")
 _FIRST_OF_ONE, _FIRST_OF_MANY, _MANY = 200, 960, 16  # requests, requests, streams
 
 
@@ -184,7 +186,7 @@ def main(
         if n > 1
     ]
     _tell_paced(paced)
-    first = _first_tokens(package) if "gateway" in names else []
+    first = [one for name in names if name in _SERVED for one in _first_tokens(package, name)]
     _tell_first_tokens(first)
     write_result("loadtest.studies.overhead", _document(overheads, paced, first), out)
 
@@ -194,10 +196,10 @@ def _deltas_of(stage: str) -> list[str]:
     return ["joined"] if stage == "core" else list(_DELTAS)
 
 
-def _first_tokens(package: Path | None) -> list[FirstToken]:
-    found = [measure_first_token(None, 1, _FIRST_OF_ONE)]
+def _first_tokens(package: Path | None, stage: str) -> list[FirstToken]:
+    found = [measure_first_token(None, 1, _FIRST_OF_ONE, stage)]
     if package is not None:
-        found.append(measure_first_token(package, _MANY, _FIRST_OF_MANY))
+        found.append(measure_first_token(package, _MANY, _FIRST_OF_MANY, stage))
     return found
 
 
@@ -240,8 +242,9 @@ def _tell_paced(paced: Sequence[Paced]) -> None:
 def _tell_first_tokens(first: Sequence[FirstToken]) -> None:
     for one in first:
         click.echo(
-            f"{one.model}, {one.num_streams} streams: first token {one.added:.1f} ms later than "
-            f"from the engine ({one.added_p90:.1f} at p90): {one.client:.1f} and {one.engine:.1f}"
+            f"{one.stage}, {one.num_streams} streams, {one.model}: first token {one.added:.1f} ms "
+            f"later than from the engine ({one.added_p90:.1f} at p90): {one.client:.1f} and "
+            f"{one.engine:.1f}"
         )
 
 

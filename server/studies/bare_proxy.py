@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -19,16 +20,26 @@ class BareProxy(grpc.GenericRpcHandler):
     def service(
         self, details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Return how a streamed answer is relayed; nothing else is."""
-        method = METHODS.get(details.method)
-        if method is None or not method.server_streaming:
+        """Return how a call is relayed; None: there is no such method."""
+        if (method := METHODS.get(details.method)) is None:
             return None
-        ask: aio.UnaryStreamMultiCallable[bytes, bytes] = self._worker.unary_stream(details.method)
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._stream(details.method))
+        return grpc.unary_unary_rpc_method_handler(self._unary(details.method))
 
-        async def relay(
-            request: bytes, context: aio.ServicerContext[bytes, bytes]
-        ) -> AsyncIterator[bytes]:
+    def _stream(self, path: str) -> Any:
+        ask: aio.UnaryStreamMultiCallable[bytes, bytes] = self._worker.unary_stream(path)
+
+        async def relay(request: bytes, context: Any) -> AsyncIterator[bytes]:
             async for message in ask(request, timeout=context.time_remaining()):
                 yield message
 
-        return grpc.unary_stream_rpc_method_handler(relay)
+        return relay
+
+    def _unary(self, path: str) -> Any:
+        ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._worker.unary_unary(path)
+
+        async def relay(request: bytes, context: Any) -> bytes:
+            return await ask(request, timeout=context.time_remaining())
+
+        return relay

@@ -562,17 +562,19 @@ def test_a_model_that_waits_is_idle_between_its_steps() -> None:
     assert (steps.tokens_per_second, steps.idle) == (20, pytest.approx(0.7))
 
 
-def test_a_first_token_is_later_at_the_client_than_from_the_engine() -> None:
-    first = measure_first_token(None, 2, 8)
+@pytest.mark.parametrize("stage", ["worker", "proxy", "gateway"])
+def test_a_first_token_is_later_at_the_client_than_from_the_engine(stage: str) -> None:
+    first = measure_first_token(None, 2, 8, stage)
 
-    assert (first.model, first.num_streams, first.num_requests) == ("stand-in", 2, 8)
+    assert (first.model, first.stage) == ("stand-in", stage)
+    assert (first.num_streams, first.num_requests) == (2, 8)
     assert 0 < first.engine < first.client
     assert 0 < first.added <= first.added_p90
 
 
 def test_a_request_without_a_token_has_no_time_to_it() -> None:
     with pytest.raises(LoadTestError, match="1 of 1 requests had no token"):
-        first_token_of("dates", 1, [RequestRecord(0, 0, 0.0, 0.0, 1.0, "UNAVAILABLE")])
+        first_token_of("dates", "gateway", 1, [RequestRecord(0, 0, 0.0, 0.0, 1.0, "UNAVAILABLE")])
 
 
 async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
