@@ -239,6 +239,8 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 
 async def _answer_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, TokenweirClientError), "the table of handlers says so"
+    if (known := error.metadata.get("request_id")) is not None:
+        request.state.request_id = known  # the log's: of a stranger the server reads no id
     return _failed(request, http_error(error))
 
 

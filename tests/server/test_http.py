@@ -349,6 +349,8 @@ async def test_bodies_and_open_requests_are_bounded():
         call = asyncio.create_task(caller.post(model="dates", prompt="HOLD"))
         await asyncio.wait_for(generator.seen.wait(), 60)
         assert (await caller.post(model="dates", prompt="a"))[0] == 503
+        async with caller.session.get(f"{caller.url}/health") as found:
+            assert found.status == 200
         generator.release.set()
         assert (await call)[0] == 200
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from server.config import GatewayConfig
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
 from server.gateway.share import Share
+from server.identity.config import DoorsConfig
 from server.status import call_status
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.telemetry.logs import REQUESTS, fields_of
@@ -30,6 +32,8 @@ from server.worker.request_log import request_fields
 from tests.conftest import FakeClock
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
+from tests.server.http_calls import http_server
+from tests.server.test_door import entry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -258,6 +262,23 @@ async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
         "reason": "STARTING",
         "trace_id": TRACE,
     }
+
+
+async def test_an_answer_by_http_has_the_id_of_the_line_of_a_call_that_nobody_reads(
+    lines: Lines, tmp_path: Path
+) -> None:
+    (tokens := tmp_path / "tokens.toml").write_text(entry("tw_a", tenant="a"))
+    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tokens=tokens)))
+    try:
+        async with http_server(f"127.0.0.1:{await gateway.start()}") as caller:
+            body, said = {"model": "dates", "prompt": "a"}, {"x-request-id": "mine"}
+            place = f"{caller.url}/v1/completions"
+            async with caller.session.post(place, json=body, headers=said) as found:
+                assert found.status == 401
+    finally:
+        await gateway.close()
+
+    assert found.headers["x-request-id"] == (await lines.only())["request_id"]
 
 
 async def test_what_is_given_up_before_a_worker_has_it_has_a_line_too(lines: Lines) -> None:

@@ -19,7 +19,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from engine.errors import ConfigError
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
-from server.identity.certified import CERTIFIED_KEY
+from server.identity.certified import CERTIFIED_KEY, certified_name
 from server.identity.config import DoorsConfig
 from tests.server import fakes
 from tests.server.calls import Stubs, generate, stream, until
@@ -133,6 +133,21 @@ async def test_where_certificates_say_who_calls_the_message_does_not(
 
     found = [(request.tenant, request.priority) for request in engine.requests]
     assert found == [("acme", 0), ("acme", 7), ("shop", 0), ("shop", 7)]
+
+
+@pytest.mark.parametrize(
+    ("certificate", "name"),
+    [
+        ({"subject": ((("countryName", "DE"),), (("commonName", "acme"),))}, "acme"),
+        ({"subject": (), "subjectAltName": (("DNS", "shop"), ("DNS", "b"))}, "shop"),
+        ({"subject": ((("commonName", "acme"),),), "subjectAltName": (("DNS", "b"),)}, "acme"),
+        ({"subject": ((("countryName", "DE"),),)}, ""),
+    ],
+)
+def test_a_certificate_is_made_out_to_its_common_name_or_else_its_first_other(
+    certificate: dict[str, Any], name: str
+) -> None:
+    assert certified_name(certificate) == name
 
 
 async def test_a_renewed_certificate_meets_new_connections_and_streams_go_on(

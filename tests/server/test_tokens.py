@@ -113,7 +113,7 @@ def test_without_a_known_token_nobody_is_known(
             r"models \('\[1\]'\) must be a list of models, each a name",
         ),
         (
-            f'[[token]]\nsha256 = "{ACME}"\ntenant = "a"\n[[token]]\nsha256 = "{ACME}"\n'
+            f'[[token]]\nsha256 = "{ACME}"\ntenant = "a"\n[[token]]\nsha256 = "{ACME.upper()}"\n'
             'tenant = "b"\n',
             "token 2, line 4: sha256 stands in an entry before",
         ),
