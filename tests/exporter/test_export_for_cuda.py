@@ -295,15 +295,30 @@ def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_eager_model_that_gives_no_numbers_excuses_nothing(bad: float) -> None:
     rng = np.random.default_rng(0)
-    eager = rng.normal(0, 1, (6, 500))
-    near, far = (rounded(rng, eager, size) for size in (1e-3, 1e-1))
-    wrong = rounded(rng, eager, 1e-3)
+    eager = rng.normal(0, 1, (100, 500))
+    near, far, wrong = (rounded(rng, eager, 1e-3) for _ in range(3))
+    far[2] = rounded(rng, eager[2], 5e-3)
     wrong[2, 7] = bad
 
     with pytest.raises(CertificateError, match="^2: the eager model gives what is not a finite"):
         judge(HalfComparison(), (far, eager, Rounded(wrong, lambda _: wrong)))
     with pytest.raises(CertificateError, match="times as far"):
         judge(HalfComparison(), (far, eager, Rounded(near, lambda _: wrong)))
+
+
+@pytest.mark.parametrize(("times", "is_taken"), [(1.4, True), (1.7, False)])
+def test_one_case_may_be_one_and_a_half_times_as_far_among_many_that_are_near(
+    times: float, is_taken: bool
+) -> None:
+    rng, cases = np.random.default_rng(0), []
+    for number in range(10):
+        eager = rng.normal(0, 1, (16, 200))
+        exported = rounded(rng, eager, 1e-2 * (times if number == 5 else 1))
+        cases.append((exported, eager, eager_in_half(rng, eager, 1e-2)))
+
+    refused = pytest.raises(CertificateError, match="1.[67].* times over the case")
+    with nullcontext() if is_taken else refused:
+        judge(HalfComparison(), *cases)
 
 
 @pytest.mark.parametrize(("times", "is_taken"), [(2.5, True), (3.5, False)])
