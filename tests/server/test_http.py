@@ -416,6 +416,7 @@ async def test_the_format_of_an_answer_is_a_schema(response_format: object, sche
         ({"top_logprobs": 2}, "top_logprobs is for logprobs=true"),
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "name"),
         ({"messages": []}, "messages"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "give max_completion_tokens or max_tokens"),
         ({}, "chat"),  # the model has no template
     ],
 )

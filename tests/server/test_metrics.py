@@ -346,13 +346,14 @@ def test_other_machines_read_by_tls_whose_certificate_may_be_renewed(
 
 
 def test_who_says_nothing_costs_little_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_SECONDS", 600.0)
     page = MetricsPage("127.0.0.1", 0, list, list)
     threads = threading.active_count()
     silent = []
     try:
         for _ in range(100):
             silent.append(socket.create_connection(("127.0.0.1", page.port), timeout=60))
-        assert silent[-1].recv(1) == b""  # closed at once
+        assert silent[-1].recv(1) == b""  # long before that time
         assert threading.active_count() - threads <= 32
 
         monkeypatch.setattr(metrics_server, "_SECONDS", 0.1)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from engine.errors import InvalidRequest, ModelNotFound, ModelVersionNotFound
+from server.gateway.comparisons import _is_chosen
 from server.gateway.traffic import ModelVersion, Traffic
 
 OLD, NEW = ModelVersion("dates", "1"), ModelVersion("dates", "2")
@@ -44,11 +45,23 @@ def test_a_version_gets_about_its_share(share: float) -> None:
 def test_a_request_goes_the_same_way_again_and_stays_there_when_the_share_is_raised() -> None:
     traffic = two_versions(5)
     before = of_new(traffic)
+    assert before
 
-    traffic.set_share(NEW, 25)
+    for share in (25, 60, 100):
+        traffic.set_share(NEW, share)
+        now = of_new(traffic)
+        assert before < now == of_new(traffic)
+        assert (traffic.share(NEW), traffic.share(OLD)) == (share, 100 - share)
+        before = now
 
-    assert before and before < of_new(traffic) == of_new(traffic)
-    assert (traffic.share(NEW), traffic.share(OLD)) == (25, 75)
+
+def test_what_is_compared_is_a_sample_of_the_requests_of_both_versions() -> None:
+    new = of_new(two_versions(20))
+
+    sample = {key for key in IDS if _is_chosen(key, 20)}
+
+    assert abs(len(sample) / len(IDS) - 0.2) < 0.025
+    assert abs(len(sample & new) / len(sample) - 0.2) < 0.06
 
 
 def test_two_models_do_not_send_the_same_requests_to_their_new_versions() -> None:
