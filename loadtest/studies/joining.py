@@ -4,8 +4,8 @@
 
 While sequences decode, a step reads one chunk of prompts at most, unless more requests wait for
 their first token than sequences for their next one. Two engines get the same closed loops in turns:
-one with chunks of as many tokens as a prompt has, the other with chunks that fill a step, so that
-all prompts that wait are read at once. No prompt is cut in either.
+one with chunks as engines have them, the other with chunks that fill a step, so that all prompts
+that wait are read at once. No prompt is longer than a chunk.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile
 from loadtest.studies.heading import write_result
 
 _ONE, _ALL = "one chunk", "all"
+_CHUNK = EngineConfig().prefill_chunk_size
 _IDS = count()
 
 
@@ -60,7 +61,7 @@ async def measure(
     package: Package, num_streams: int, work: TraceWork, num_turns: int
 ) -> dict[str, list[Turn]]:
     """Let both engines answer closed loops in turns; the first turn warms up."""
-    chunks = {_ONE: work.num_prompt_tokens, _ALL: EngineConfig().max_num_batched_tokens}
+    chunks = {_ONE: _CHUNK, _ALL: EngineConfig().max_num_batched_tokens}
     engines = {name: _engine(package, num_streams, size) for name, size in chunks.items()}
     turns: dict[str, list[Turn]] = {name: [] for name in engines}
     for engine in engines.values():
@@ -118,7 +119,7 @@ async def _times(engine: AsyncEngine, request: Arrival) -> list[float]:
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--streams", type=click.IntRange(2), default=32, show_default=True)
 @click.option("--requests", type=click.IntRange(2), default=96, show_default=True)
-@click.option("--prompt-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--prompt-tokens", type=click.IntRange(1, _CHUNK), default=64, show_default=True)
 @click.option("--mean-new-tokens", type=float, default=24.0, show_default=True)
 @click.option("--turns", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
