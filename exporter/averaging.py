@@ -14,6 +14,7 @@ from safetensors import safe_open
 from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import (
     CONFIG_NAME,
+    REPORT_NAME,
     TARGET_TOKENIZER_NAME,
     TOKENIZER_NAME,
     WEIGHTS_NAME,
@@ -26,7 +27,6 @@ from exporter.checkpoint import (
     write_files,
 )
 from exporter.training.state import STATE_NAME
-from exporter.training.trainer import REPORT_NAME
 
 _NOT_COPIED = {WEIGHTS_NAME, STATE_NAME, REPORT_NAME}
 _MAX_FILE_BYTES = 2**28  # of what lies beside the weights

@@ -42,6 +42,7 @@ WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 SAMPLES_NAME = "samples.json"
 TARGET_TOKENIZER_NAME = "target_tokenizer.json"
+REPORT_NAME = "report.json"  # of the run that made it
 _MAX_CONFIG_BYTES = 2**20
 _MAX_SAMPLES_BYTES = 2**20
 _FEW_LAYERS = 128  # built in a second
@@ -190,7 +191,7 @@ def write_files(directory: Path, files: Mapping[str, Content]) -> None:
     """Write the files of a checkpoint, and remove those of an earlier one that it does not have."""
     with writing_to(directory):
         write_directory(directory, files)
-        for name in (SAMPLES_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME):
+        for name in (SAMPLES_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME, REPORT_NAME):
             if name not in files:
                 (directory / name).unlink(missing_ok=True)
 

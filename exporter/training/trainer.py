@@ -34,6 +34,7 @@ from engine.machine import machine_name
 from engine.text.chat_format import CHAT_NAME
 from exporter.checkpoint import (
     CONFIG_NAME,
+    REPORT_NAME,
     SAMPLES_NAME,
     TARGET_TOKENIZER_NAME,
     TOKENIZER_NAME,
@@ -53,7 +54,6 @@ from exporter.training.state import STATE_NAME, RunState, read_state, restore_st
 from exporter.training.task import Recipe, Task
 
 LAST_NAME = "last"
-REPORT_NAME = "report.json"
 SAVE_SECONDS = 600.0  # the state is saved at every validation, and as often as this
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
 MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # what torch can be seeded with

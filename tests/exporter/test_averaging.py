@@ -64,10 +64,12 @@ def test_one_that_is_averaged_may_be_replaced(three: list[Path], tmp_path: Path)
 def test_of_a_checkpoint_that_is_replaced_nothing_stays(three: list[Path], tmp_path: Path) -> None:
     files = TextFiles(load_checkpoint(three[0]).tokenizer, ChatFormat(template="{{ messages }}"))
     save(tmp_path / "mean", 5, text=files)
+    (tmp_path / "mean" / "report.json").write_text("{}")  # how well that one did
 
     average_checkpoints(three, tmp_path / "mean")
 
     assert load_checkpoint(tmp_path / "mean").text == TextFiles()
+    assert not (tmp_path / "mean" / "report.json").exists()
 
 
 def test_a_mean_may_lie_in_one_of_them(three: list[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.json_file import read_bounded
@@ -9,16 +10,28 @@ from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat
 from exporter.huggingface.tokenizers.settings import Settings
 
 TEMPLATE_NAME = "chat_template.jinja"
+_ONE_FOR_BOTH = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+# What a template can name though the original does not, by the class of its tokenizer.
+_UNSAID: Mapping[str, Mapping[str, str]] = {
+    "GPT2Tokenizer": _ONE_FOR_BOTH,
+    "GPTNeoXTokenizer": _ONE_FOR_BOTH,
+    "GemmaTokenizer": {"bos_token": "<bos>", "eos_token": "<eos>"},
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>"},
+    "Qwen2Tokenizer": {"eos_token": "<|endoftext|>"},
+}
 
 
-def read_chat(directory: Path, settings: Settings) -> ChatFormat | None:
-    """Return how a conversation becomes a text; None: the original does not say."""
+def read_chat(directory: Path, settings: Settings, kind: str) -> ChatFormat | None:
+    """Return how a conversation becomes a text; None: the original does not say.
+
+    `kind` is the class of its tokenizer; "" for one that has no tokens of its own.
+    """
     template = _template(directory / TEMPLATE_NAME, settings)
     if template is None:
         return None
     if len(template) > MAX_TEMPLATE_CHARS:
         raise ValueError(f"its chat template has more than {MAX_TEMPLATE_CHARS:,} characters")
-    return ChatFormat(template=template, tokens=settings.named_tokens())
+    return ChatFormat(template=template, tokens=settings.named_tokens(_UNSAID.get(kind, {})))
 
 
 def _template(path: Path, settings: Settings) -> str | None:

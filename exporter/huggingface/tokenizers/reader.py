@@ -71,6 +71,7 @@ _BYTE_LEVEL: Mapping[str, Callable[[Path, Settings, int], Tokenizer]] = {
     "Qwen2Tokenizer": read_qwen2,
     "RobertaTokenizer": read_roberta,
 }
+_ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 _WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer")
 
 
@@ -117,13 +118,14 @@ def read_tokenizer(
         room = max(_source_size(config), config.vocab_size)
         settings, over = read_settings(directory).within(room)
         kind = _class_of(directory, settings, named, model_type)
+        owner = "" if settings.tokenizer_class.removesuffix("Fast") in _ANY_CLASS else kind
         found, target = _read(directory, kind, settings, config)
         translation = Translation.of(kind, settings)
         _set_source(found.tokenizer, translation, settings, languages, is_file=_has_file(directory))
         token = _target_token(found.tokenizer, translation, languages.target)
         checked = _checked(found.tokenizer, _source_size(config))
         checked_target = None if target is None else _checked(target.tokenizer, config.vocab_size)
-        files = TextFiles(checked_target, read_chat(directory, settings))
+        files = TextFiles(checked_target, read_chat(directory, settings, owner))
     except (ValueError, OSError) as error:
         raise CheckpointError(
             f"{directory} has no tokenizer of this model: {error}{about_pointers(directory)}"
@@ -142,7 +144,7 @@ def read_tokenizer(
 def _class_of(directory: Path, settings: Settings, named: str, model_type: str) -> str:
     """Return the name of the class that transformers has for the tokenizer."""
     named = (settings.tokenizer_class or named).removesuffix("Fast")
-    if named in ("", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"):
+    if named in ("", *_ANY_CLASS):
         named = _CLASSES.get(model_type, "")
     if named == "M2M100Tokenizer" and not (directory / VOCABULARY_NAME).is_file():
         return "NllbTokenizer"

@@ -15,6 +15,7 @@ from engine.wording import problems_of
 CONFIG_NAME = "tokenizer_config.json"
 SPECIAL_NAME = "special_tokens_map.json"
 ADDED_NAME = "added_tokens.json"
+_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "cls", "sep", "mask"))
 _MAX_BYTES = 2**24
 
 
@@ -85,10 +86,10 @@ class Settings(BaseModel):
         named = getattr(self, name)
         return default if named is None else named.content if isinstance(named, Token) else named
 
-    def named_tokens(self) -> dict[str, str]:
-        """Return the special tokens that have a name, by it."""
-        names = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-        found = {f"{name}_token": getattr(self, f"{name}_token") for name in names}
+    def named_tokens(self, unsaid: Mapping[str, str]) -> dict[str, str]:
+        """Return the special tokens that have a name, by it; `unsaid`: if nothing is said of it."""
+        said = {name: getattr(self, name) for name in _NAMES if name in self.model_fields_set}
+        found = {**unsaid, **said}
         return {name: text_of(token) for name, token in found.items() if token is not None}
 
     def listed(self) -> dict[str, int | None]:
@@ -140,7 +141,8 @@ def read_settings(directory: Path) -> Settings:
     """Read the settings of a directory; ValueError says which file is wrong, and how."""
     content = {**_read(directory / SPECIAL_NAME), **_read(directory / CONFIG_NAME)}
     added = _read(directory / ADDED_NAME)
-    known = {name: value for name, value in content.items() if value is not None}
+    # A token that is null is not that of its class.
+    known = {name: v for name, v in content.items() if v is not None or name in _NAMES}
     # transformers 5 has a list, or names, of what were additional special tokens.
     extra = known.pop("extra_special_tokens", None)
     if isinstance(extra, list) and "additional_special_tokens" not in known:

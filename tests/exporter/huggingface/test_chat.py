@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 import tokenweir
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer
 
+from engine.requests.request import Chat, ChatMessage
 from engine.text.chat_format import ChatFormat
+from engine.text.chat_template import ChatTemplate
 from exporter.checkpoint import load_checkpoint
 from exporter.export import copied_files, export_package
 from exporter.huggingface import import_checkpoint
+from exporter.huggingface.tokenizers import read_tokenizer
+from exporter.models import TransformerConfig
 from tests.exporter.huggingface.sources import edit_json, save_llama
 
 TEMPLATE = "{% for message in messages %}w3 {{ message.content }} {% endfor %}{{ eos_token }}"
@@ -59,6 +65,44 @@ def test_a_template_of_its_own_file_is_taken_before_that_of_the_settings(tmp_pat
     (source / "chat_template.jinja").unlink()
     import_checkpoint(source, out)
     assert load_checkpoint(out).text.chat is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("gpt2", {}),  # DialoGPT
+        ("gpt2", {"eos_token": None}),
+        ("gpt2", {"tokenizer_class": "GPT2TokenizerFast", "bos_token": "<s>"}),
+        ("gpt_neox", {"tokenizer_class": "GPTNeoXTokenizer"}),
+        ("llama", {"tokenizer_class": "LlamaTokenizer"}),
+        ("llama", {"tokenizer_class": "LlamaTokenizer", "bos_token": None, "eos_token": "<eos>"}),
+        ("llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("qwen2", {}),
+        ("gemma2", {"tokenizer_class": "GemmaTokenizerFast"}),
+    ],
+)
+def test_tokens_that_are_not_named_are_those_of_the_class_of_the_tokenizer(
+    model_type: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    names = ("<unk>", "<s>", "</s>", "<bos>", "<eos>", "<|endoftext|>", "<pad>", "<|padding|>")
+    made = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    said = {**settings, "chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    original = AutoTokenizer.from_pretrained(tmp_path)
+    config = TransformerConfig.model_construct(
+        family="gpt", vocab_size=99, eos_token_id=2, source_vocab_size=None
+    )
+
+    form = read_tokenizer(tmp_path, config, model_type).files.chat
+
+    assert form is not None
+    template = ChatTemplate(form)
+    text = template.render(Chat((ChatMessage("user", "hello"),)))
+    template.close()
+    wanted = original.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert text == wanted
 
 
 @pytest.mark.long

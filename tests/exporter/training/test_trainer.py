@@ -15,13 +15,13 @@ import safetensors.torch
 import torch
 
 from engine.errors import CheckpointError, ConfigError
-from exporter.checkpoint import load_checkpoint
+from exporter.checkpoint import REPORT_NAME, load_checkpoint
 from exporter.tasks.train import train
 from exporter.training import trainer
 from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, read_state
 from exporter.training.task import Task
-from exporter.training.trainer import REPORT_NAME, Run, train_task
+from exporter.training.trainer import Run, train_task
 
 MakeTask = Callable[..., Task]
 
