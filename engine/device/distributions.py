@@ -11,7 +11,10 @@ from pathlib import Path
 from engine.errors import ConfigError
 
 # How a package for CUDA is served without a GPU.
-ON_CPU = "serve with --device cpu, a model in bf16 exported with --precision fp16 before"
+ON_CPU = (
+    "without a GPU, serve with --device cpu, a package in bf16 once it is exported with "
+    "--precision fp16"
+)
 _CPU, _CUDA = "onnxruntime", "onnxruntime-gpu"
 
 
@@ -34,7 +37,7 @@ def check_cuda_distribution() -> None:
     check_distributions()
     if _installed(_CUDA) is None:
         raise ConfigError(
-            f"{_CUDA} is not installed, and {_CPU} knows no CUDA; {ON_CPU}, or type these "
+            f"{_CUDA} is not installed, and {_CPU} knows no CUDA; {ON_CPU}; with one, type these "
             "two lines:\n"
             f"pip uninstall --yes {_CPU}\n"
             "pip install 'tokenweir[gpu]'"

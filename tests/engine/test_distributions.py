@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,9 @@ def test_cuda_without_its_distribution_is_refused_and_names_the_extra(site: Path
     with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed") as caught:
         check_cuda_distribution()
 
-    assert "pip install 'tokenweir[gpu]'" in str(caught.value).splitlines()
+    said, *lines = str(caught.value).splitlines()
+    assert re.search("without a GPU, .* --device cpu, .*; with one, type these two lines:$", said)
+    assert lines == ["pip uninstall --yes onnxruntime", "pip install 'tokenweir[gpu]'"]
 
 
 def test_cuda_with_both_is_refused_for_that(site: Path) -> None:

@@ -703,21 +703,32 @@ def test_a_model_that_misses_its_target_is_written_and_has_an_exit_code_of_its_o
     assert (tmp_path / "out" / "report.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("options", "name", "version"),
-    [((), None, "1"), (("--name", "poems", "--version", "2026-11"), "poems", "2026-11")],
-)
-def test_export_tells_how_far_it_is_and_passes_on_name_and_version(
-    options: tuple[str, ...],
-    name: str | None,
-    version: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told, given = list[Any](), list[Any]()
+UNSAID = {
+    "name": None,
+    "version": "1",
+    "target": "cpu",
+    "precision": "fp32",
+    "weights": None,
+    "kv_cache": None,
+    "text": None,
+}
 
-    def export(*_: Path, progress: Callable[[int, int], None], **named: Any) -> None:
-        given.extend([named["name"], named["version"]])
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"name": "poems", "version": "2026-11"},
+        {"target": "cuda", "precision": "bf16", "weights": "int4", "kv_cache": "int8"},
+    ],
+)
+def test_export_tells_how_far_it_is_and_passes_on_what_it_is_told(
+    said: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, given = list[Any](), dict[str, Any]()
+
+    def export(*_: Path, progress: Callable[[int, int], None], limits: object, **rest: Any) -> None:
+        given.update(rest)
         progress(3, 8)
         raise CertificateError("another model")
 
@@ -729,9 +740,10 @@ def test_export_tells_how_far_it_is_and_passes_on_name_and_version(
     monkeypatch.setattr("exporter.export.export_package", export)
     monkeypatch.setattr("server.cli.progress.show_progress", noted)
 
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in said.items()]
     assert run(["export", str(tmp_path), "--out", str(tmp_path / "package"), *options]) == 1
 
-    assert given == [name, version]
+    assert given == UNSAID | said
     assert told == ["Comparing with PyTorch", (3, 8)]
 
 

@@ -287,7 +287,7 @@ def test_engines_on_one_gpu_divide_its_memory(
         (2, 1, 2, None),
         (4, 0.5, 2, None),
         (2, 0, 0, None),
-        (1, 1, 0, "finds no GPU on this machine; serve with --device cpu, a .* --precision fp16"),
+        (1, 1, 0, "finds no GPU on this machine; .* --device cpu, a .* --precision fp16"),
         (2, 1, 1, "2 replicas want 1 GPUs each, and this machine has 1; .*--replicas"),
         (3, 0.6, 2, "3 replicas want 0.6 GPUs each, and this machine has 2"),
     ],
