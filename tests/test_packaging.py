@@ -87,6 +87,22 @@ def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, last: str) -> 
     assert ".venv/" not in done.stdout
 
 
+def test_make_tries_the_emulated_device_with_the_wheel_that_it_brings() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "test-emulated"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    pip = ".venv/bin/pip install --quiet --no-deps --upgrade --target"
+    brought = [lines.index(f"{pip} .emulated onnxruntime-gpu")]
+    brought += [lines.index(f"{pip} .emulated/headers nvidia-cuda-runtime nvidia-cuda-crt")]
+    assert max(brought) < lines.index(".venv/bin/pytest -m emulated tests/emulated")
+
+
 def test_the_same_peers_are_compared_on_a_gpu() -> None:
     twins = {"onnxruntime-genai": "onnxruntime-genai-cuda"}
 

@@ -31,7 +31,7 @@ from tests import fake_gpu
 from tests.engine.fake_cuda import NAME
 from tests.exporter.conftest import try_few_cases
 from tests.exporter.huggingface.decoders import LLAMA3, OPT_350M, save_decoder
-from tests.exporter.huggingface.encoders import VOCAB_SIZE, save_encoder, save_vision
+from tests.exporter.huggingface.encoders import save_encoder, save_vision, tokenizer
 from tests.exporter.huggingface.greedy import ask_all, draw_prompts, of_hugging_face
 from tests.exporter.huggingface.translation_sources import save as save_translation
 from tests.parity.eager import Eager, greedy_search
@@ -57,6 +57,7 @@ WRITERS: dict[str, Make] = {
     "opt-350m": lambda path: save_decoder(path, "opt", **OPT_350M),
     "phi3": lambda path: save_decoder(path, "phi3"),
 }
+TEXTS = ["sun", "new york is far", "Berlin is far from microsoft."]
 PIXELS = np.random.default_rng(1).integers(0, 256, (8, 8, 3), dtype=np.uint8)
 IMAGES = ViTImageProcessorPil(size={"height": 8, "width": 8})
 
@@ -127,9 +128,7 @@ async def test_an_imported_reader_answers_on_a_device_as_transformers_does(
     name: str, precision: Precision, serve: Callable[[Make, Precision], Any]
 ) -> None:
     twin, package = serve(READERS[name], precision)
-    rng = np.random.default_rng(2)
-    texts = [(2, *rng.integers(4, VOCAB_SIZE, length).tolist(), 3) for length in (1, 3, 7)]
-    items = [png(PIXELS), png(PIXELS[::-1])] if name == "vit" else texts
+    items = [png(PIXELS), png(PIXELS[::-1])] if name == "vit" else TEXTS
     engine = load_engine(package, EngineConfig(max_num_seqs=0))
     assert isinstance(engine, EncoderEngine)
 
@@ -159,7 +158,7 @@ def of_transformers(twin: Any, name: str, item: Any) -> Any:
     if name == "vit":
         picture = Image.open(io.BytesIO(item))
         return twin(IMAGES(picture, return_tensors="pt")["pixel_values"]).logits[0].numpy()
-    output = twin(torch.tensor([item]))
+    output = twin(torch.tensor([tokenizer().encode(item).ids]))
     if name == "distilbert":
         return output.last_hidden_state[0].mean(dim=0).numpy()
     return output.logits[0, 1:-1].numpy() if name == "roberta" else output.logits[0].numpy()
