@@ -893,6 +893,8 @@ async def test_an_engine_that_is_stopped_while_it_tries_its_model_out_never_runs
     engine = unstarted(make_package, byte_tokenizer, None, warm_up)
     starting = asyncio.create_task(engine.start())
     await asyncio.to_thread(begun.wait, 60)
+    started, _ = await asyncio.wait({starting}, timeout=0.1)
+    assert not started and engine.is_warming
     with pytest.raises(Starting):
         await collect(engine, request())
 

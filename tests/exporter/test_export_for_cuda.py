@@ -29,6 +29,7 @@ from exporter.graphs.weights import quantize
 from exporter.models import TransformerConfig, build_model
 from server.cli.app import run
 from tests.exporter.conftest import MakeCheckpoint
+from tests.exporter.test_nodes_for_cuda import WANTS_CUDNN
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 
@@ -84,6 +85,8 @@ def test_a_package_for_cuda_has_the_certificate_of_its_graphs(
     if found.half is not None:
         assert found.half.tokens_equal == found.half.tokens_decided > 0
         assert 0 < found.half.max_case_ratio <= 1.5
+    for graph in map(ir.load, (tmp_path / "p").glob("*.onnx")):
+        assert not {node.op_type for node in graph.graph.all_nodes()} & WANTS_CUDNN
 
 
 def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_that_it_is_told(
