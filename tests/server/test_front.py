@@ -276,6 +276,26 @@ format = "json"
 """
 
 
+@pytest.mark.parametrize(("is_there", "loop"), [(True, "uvloop"), (False, "asyncio")])
+def test_they_run_by_uvloop_where_it_is_installed(
+    is_there: bool, loop: str, monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    serve = Front.run
+
+    async def note(client: object, config: object, announce: object) -> None:
+        found.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    monkeypatch.setattr(Front, "run", lambda front: serve(replace(front, serve=note)))
+    monkeypatch.setattr("server.telemetry.logs.log_to_stderr", lambda config: None)
+    if not is_there:
+        monkeypatch.setattr("server.cli.front.find_spec", lambda name: None)
+
+    assert (run(["http"]), run(["kserve"])) == (0, 0)
+
+    assert found == [loop, loop]
+
+
 @pytest.fixture
 def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Front[Any]]:
     """What was to be served."""
