@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
+import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, EngineFailure
 from engine.requests.events import Timing, Usage
 from server.config import GatewayConfig, TracingConfig
 from server.gateway.gateway import Gateway
@@ -37,14 +40,17 @@ async def _spans_of(
     tracing = Tracing(exporter, {"service.name": "tokenweir"}, sample_ratio)
     spans = CallSpans(tracing)
     metadata = (("traceparent", f"00-{TRACE:032x}-{CLIENT:016x}-{flags}"),) if flags else ()
-    async with running_worker(FakeGenerator(), observers=(spans.observe,)) as (_, address):
+    engine = FakeGenerator()
+    engine.error = EngineFailure("a step failed")  # of what asks for it
+    async with running_worker(engine, observers=(spans.observe,)) as (_, address):
         gateway = Gateway(GatewayConfig(), tracing=tracing)
         port = await gateway.start()
         await gateway.sync([address])
         await until(lambda: gateway.num_serving == 1)
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             call = stubs.generation.Generate(generate(text, request_id="r-1"), metadata=metadata)
-            await call
+            with suppress(grpc.RpcError):
+                await call
         await gateway.close()
     await asyncio.to_thread(tracing.close)
     return {span.name: span for span in exporter.get_finished_spans()}
@@ -69,6 +75,15 @@ async def test_worker_is_within_gateway_and_the_parts_follow_each_other() -> Non
     assert worker.attributes is not None
     assert worker.attributes["tokenweir.request_id"] == "r-1"
     assert worker.attributes["gen_ai.usage.output_tokens"] == 2
+
+
+async def test_a_call_that_fails_is_marked_at_gateway_and_worker() -> None:
+    spans = await _spans_of("FAIL")
+
+    for name in ("tokenweir.v1.GenerationService/Generate", "Generate dates"):
+        span = spans[name]
+        assert span.status.status_code is StatusCode.ERROR
+        assert (span.attributes or {})["rpc.response.status_code"] == "INTERNAL"
 
 
 async def test_a_call_without_a_trace_begins_one() -> None:
