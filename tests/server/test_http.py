@@ -28,7 +28,7 @@ from server.cli.app import run
 from server.config import GatewayConfig
 from server.front_config import HttpConfig
 from server.gateway.gateway import Gateway
-from server.http.answers import Form, TextForm
+from server.http.answers import Form, TextForm, finish_reason
 from server.http.chat import ChatForm
 from server.identity.config import DoorsConfig
 from tests.server.calls import until
@@ -364,6 +364,28 @@ async def test_a_body_that_does_not_come_is_not_waited_for():
     async with http_before(FakeGenerator(), config=config) as caller:
         async with caller.session.post(f"{caller.url}/v1/completions", data=slow()) as found:
             assert found.status == 408
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("eos", "stop"), ("stop", "stop"), ("length", "length"), ("context_full", "length")],
+)
+def test_an_end_has_the_name_that_clients_know(ours: str, theirs: str):
+    assert finish_reason(ours) == theirs
+
+
+def test_every_token_has_its_place_in_the_text():
+    tokens = (TokenLogprob(1, b"ab", -1.0, 1), TokenLogprob(2, "ü".encode(), -math.inf, 2))
+    positions = tuple(PositionLogprobs(token, (tokens[0],)) for token in tokens)
+
+    piece = TextForm().piece(0, "abü", positions, offset=5)
+
+    assert piece["logprobs"] == {
+        "tokens": ["ab", "ü"],
+        "token_logprobs": [-1.0, -9999.0],
+        "top_logprobs": [{"ab": -1.0}, {"ab": -1.0, "ü": -9999.0}],
+        "text_offset": [5, 7],
+    }
 
 
 async def test_a_conversation_is_answered_whole_and_streamed():

@@ -24,7 +24,7 @@ from server.gateway.gateway import Gateway
 from server.gateway.share import Share
 from server.identity.config import DoorsConfig
 from server.status import call_status
-from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
+from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LogBudget
 from server.telemetry.logs import REQUESTS, fields_of
 from server.telemetry.trace_context import trace_id_in, traceparent_in
 from server.worker.call_record import CallRecord
@@ -313,3 +313,10 @@ def test_refusals_by_the_thousand_are_counted(
     told = ["request"] * RECORDS_AT_ONCE + ["(5,000 lines like the next are left out)", "request"]
     assert caplog.messages == told
     assert outcomes.counts.snapshot() == [("gateway_refusals", ("QUEUE_FULL",), 5101)]
+
+
+def test_a_long_pause_saves_no_more_lines_than_may_be_at_once(clock: FakeClock) -> None:
+    budget = LogBudget(clock)
+    clock.now += 3600
+
+    assert sum(budget.take() for _ in range(2 * RECORDS_AT_ONCE)) == RECORDS_AT_ONCE
