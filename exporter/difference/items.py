@@ -19,9 +19,9 @@ from engine.wording import listed
 from exporter.certificate.one_pass_cases import draw_images
 from exporter.difference.lines import rows_of
 from exporter.graphs.contracts import Contract
+from exporter.pictures import SUFFIXES, find_pictures
 from exporter.samples import SEED, random_tokens
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
 _RANDOM_TEXTS = 16
 _RANDOM_LEN = 12
 _NO_LIMITS = RequestLimits()
@@ -72,15 +72,14 @@ def read_images(path: Path, contract: Contract) -> list[Item]:
     """
     encoder = ItemEncoder(contract, None, _NO_LIMITS)
     items, problems = [], []
-    for file in sorted(path.rglob("*")):
-        if file.suffix.lower() in SUFFIXES:
-            where = str(file.relative_to(path))
-            reference = (file.parent.name,) if file.parent.name in contract.labels else None
-            try:
-                (encoded,) = encoder.encode([PredictionItem(file.read_bytes())], where)
-                items.append(Item(where, encoded, reference))
-            except InvalidRequest as error:
-                problems += [f"{where}: {violation.description}" for violation in error.violations]
+    for file in find_pictures(path):
+        where = str(file.relative_to(path))
+        reference = (file.parent.name,) if file.parent.name in contract.labels else None
+        try:
+            (encoded,) = encoder.encode([PredictionItem(file.read_bytes())], where)
+            items.append(Item(where, encoded, reference))
+        except InvalidRequest as error:
+            problems += [f"{where}: {violation.description}" for violation in error.violations]
     _check(path, items, problems, f"has no {', '.join(SUFFIXES)} files; give a folder with some")
     return items
 

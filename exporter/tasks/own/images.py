@@ -14,6 +14,7 @@ from engine.one_pass.image import load_image
 from engine.wording import listed
 from exporter.graphs.contracts import image_contract
 from exporter.models.config import ImageConfig, TransformerConfig
+from exporter.pictures import SUFFIXES, find_pictures
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels
@@ -21,7 +22,6 @@ from exporter.tasks.own.parts import Parts
 from exporter.training.data import Example
 from exporter.training.task import Task
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
 _PIXELS = {"tiny": (32, 4), "base": (224, 16)}  # of an image, of a patch: height and width
 
 
@@ -67,9 +67,8 @@ def find_images(directory: Path) -> list[LabelledImage]:
     found = [
         LabelledImage(path, folder.name)
         for folder in sorted(directory.iterdir())
-        if folder.is_dir()
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in SUFFIXES
+        if folder.is_dir() and not folder.name.startswith(".")
+        for path in find_pictures(folder)
     ]
     if not found:
         raise ConfigError(

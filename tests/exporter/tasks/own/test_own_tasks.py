@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -262,6 +263,15 @@ def test_files_that_are_no_pictures_are_named(pictures: Path) -> None:
     with pytest.raises(ConfigError, match="3 pictures cannot be read") as refused:
         build_own_task("images", OwnData(pictures))
     assert all(str(image.path) in str(refused.value) for image in (learned[0], held_out[0]))
+
+
+def test_hidden_pictures_are_not_of_a_class(pictures: Path) -> None:
+    wanted = find_images(pictures)
+    (pictures / ".ipynb_checkpoints").mkdir()
+    for hidden in (".ipynb_checkpoints/1-checkpoint.png", "dark/._1.png"):
+        shutil.copy(wanted[0].path, pictures / hidden)
+
+    assert find_images(pictures) == wanted
 
 
 def test_a_directory_without_folders_is_refused(tmp_path: Path) -> None:
