@@ -38,7 +38,7 @@ from engine.session import create_session
 from engine.slots.device_room import DeviceRoom, Fit, fit
 from engine.text.tokenizer import Tokenizer
 from tests import fake_gpu
-from tests.engine.fake_device_session import write_draw_graphs
+from tests.engine.fake_device_session import FakeDeviceSession, write_draw_graphs
 
 VOCAB = 258  # bytes, start, end
 START, END = 256, 257
@@ -291,6 +291,18 @@ async def test_a_package_for_a_gpu_is_served_with_and_without_a_graph_for_draws(
     assert engine._steps._core._runner.model.has_draws == has_draws
     (finished,) = (event for event in events if isinstance(event, SequenceFinished))
     assert finished.text == "cde"
+
+
+def test_a_one_pass_package_for_a_gpu_is_loaded_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.put_in(monkeypatch)
+    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+
+    engine = load_engine(load_package(_text_package(tmp_path, target="cuda")), CONFIG)
+
+    assert isinstance(engine, EncoderEngine)
+    assert isinstance(engine._graph, FakeDeviceSession)
 
 
 def test_a_gpu_without_room_says_what_would_fit_when_a_package_is_loaded(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.errors import CertificateError, ConfigError
+from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights
 from engine.package.package import load_package
 from engine.session import create_session
@@ -46,6 +47,11 @@ LLAMA = {
 T5 = {"positions": "relative", "norm": "rms", "attention_bias": False, "attention_scale": 1.0}
 GEMMA = {**LLAMA, "window": 4, "windowed_layers": (0,), "attention_softcap": 2.0}
 ANY_LOSS = LossLimits(1.0, 100.0, 100.0)
+IR_DTYPES: dict[Precision, ir.DataType] = {
+    "fp32": ir.DataType.FLOAT,
+    "fp16": ir.DataType.FLOAT16,
+    "bf16": ir.DataType.BFLOAT16,
+}
 
 
 @pytest.mark.parametrize(
@@ -85,8 +91,12 @@ def test_a_package_for_cuda_has_the_certificate_of_its_graphs(
     if found.half is not None:
         assert found.half.tokens_equal == found.half.tokens_decided > 0
         assert 0 < found.half.max_case_ratio <= 1.5
-    for graph in map(ir.load, (tmp_path / "p").glob("*.onnx")):
-        assert not {node.op_type for node in graph.graph.all_nodes()} & WANTS_CUDNN
+    for path in (tmp_path / "p").glob("*.onnx"):
+        graph = ir.load(path).graph
+        assert not {node.op_type for node in graph.all_nodes()} & WANTS_CUDNN
+        if path.name not in DRAW_GRAPHS:
+            largest = max(graph.initializers.values(), key=lambda value: np.prod(value.shape))
+            assert largest.dtype == IR_DTYPES[precision]
 
 
 def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_that_it_is_told(
