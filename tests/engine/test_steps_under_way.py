@@ -6,7 +6,9 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import EngineFailure
 from engine.generation.core import EngineCore
-from engine.requests.request import Deltas, LogitControls, SamplingParams
+from engine.requests.request import Constraint, Deltas, LogitControls, SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.scheduling.output import (
     EngineOutput,
@@ -179,6 +181,34 @@ def step_all(core: EngineCore) -> list[EngineOutput]:
     raise AssertionError("the engine does not come to an end")
 
 
+class Alternating:
+    """A constraint that allows even tokens and odd ones in turns."""
+
+    error = None
+
+    def __init__(self, vocab_size: int, turn: int = 0) -> None:
+        self._is_even, self._turn = np.arange(vocab_size) % 2 == 0, turn
+
+    def allowed(self) -> np.ndarray:
+        return self._is_even == (self._turn % 2 == 0)
+
+    def advance(self, token_id: int) -> None:
+        assert self.allowed()[token_id]
+        self._turn += 1
+
+    def fork(self) -> Alternating:
+        return Alternating(len(self._is_even), self._turn)
+
+
+CONTROLS = (
+    LogitControls(repetition_penalty=1.5, banned_tokens=(3, 4)),
+    LogitControls(frequency_penalty=0.7, presence_penalty=-0.4),
+    LogitControls(no_repeat_ngram=2, encoder_no_repeat_ngram=2),
+    LogitControls(logit_bias=((5, 3.0), (6, -9.0)), begin_banned_tokens=(5,)),
+    LogitControls(banned_sequences=((1, 2), (7,))),
+)
+
+
 def random_params(draw: random.Random, vocab_size: int = 256) -> SamplingParams:
     share = draw.choice([0, 0, 0.08, 0.24])  # of tokens, one of which comes early or late
     stops = tuple(draw.sample(range(vocab_size), int(share * vocab_size)))
@@ -186,33 +216,60 @@ def random_params(draw: random.Random, vocab_size: int = 256) -> SamplingParams:
         "max_new_tokens": draw.randint(1, 12),
         "stop_token_ids": stops,
         "ignore_eos": draw.random() < 0.5,
+        "min_new_tokens": draw.choice([0, 0, 0, 2]),
     }
+    if draw.random() < 0.2:
+        common["forced_begin"], common["forced_end"] = (9, 8), draw.choice([None, 7])
     kind = draw.randrange(10)
     if kind < 3:
         return SamplingParams(**common)
     if kind == 3:
-        controls = LogitControls(repetition_penalty=1.5, banned_tokens=(3, 4))
-        return SamplingParams(controls=controls, **common)
+        return SamplingParams(controls=draw.choice(CONTROLS), **common)
     if kind == 4:
-        return SamplingParams(logprobs=2, min_new_tokens=1, **common)
+        return SamplingParams(logprobs=2, **common)
     if kind == 5:
-        return SamplingParams("beam", beam_width=3, num_outputs=2, **common)
-    truncation = draw.choice([{"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.1, "top_p": 0.95}, {}])
+        controls = draw.choice([LogitControls(), CONTROLS[0]])
+        is_whole = draw.random() < 0.5
+        beams = {"beam_width": 3, "num_outputs": 2, "renormalize": is_whole, "controls": controls}
+        return SamplingParams("beam", **beams, **common)
+    truncation = draw.choice(
+        [{"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.1, "top_p": 0.95}, {}, {"typical_p": 0.7}]
+        + [{"top_k": 300}, {"top_p": 0.7, "controls": draw.choice(CONTROLS)}]
+    )
     truncation |= draw.choice([{}, {"temperature": 0.6}, {"temperature": 1.5, "min_p": 0.01}])
-    outputs = draw.choice([1, 1, 1, 3])
-    return SamplingParams("sampling", num_outputs=outputs, **truncation, **common)
+    outputs = draw.choice([{}, {}, {"num_outputs": 3}, {"num_outputs": 2, "best_of": 4}])
+    return SamplingParams("sampling", **outputs, **truncation, **common)
+
+
+def random_request(
+    key: int, draw: random.Random, ids: tuple[int, ...], vocab_size: int, **given: Any
+) -> TokenRequest:
+    """Return a request of any kind; a few are constrained, or have what is given scored."""
+    params = random_params(draw, min(vocab_size, 256))
+    kind, has_target = draw.randrange(10), len(given.get("target_ids", ids)) > 0
+    if given.get("target_ids"):  # they take the place of it
+        params = replace(params, forced_begin=())
+    if kind == 0:
+        constraint = Constraint("regex", ("in the place of one",))
+        params = replace(params, constraint=constraint, forced_begin=(), forced_end=None)
+        given["matcher"] = Alternating(vocab_size)
+    elif kind == 1 and has_target:
+        params = SamplingParams(prompt_logprobs=2, max_new_tokens=draw.choice([0, 3]))
+        given["score_from"] = 1
+    return TokenRequest(key, f"r-{key}", ids, params, key, 0.0, **given)
 
 
 def test_a_thousand_random_requests_get_what_they_get_in_lockstep(make_core: Callable) -> None:
-    def random_request(key: int, draw: random.Random) -> TokenRequest:
-        ids = tuple(draw.choices(range(256), k=draw.randint(1, 14)))
+    def any_request(key: int, draw: random.Random) -> TokenRequest:
+        ids = tuple(draw.choices(range(256), k=draw.randint(2, 14)))
         deltas = draw.choice([Deltas(), Deltas(4), Deltas(2, 1e-5, 1e-6), None])
-        return TokenRequest(key, f"r-{key}", ids, random_params(draw), key, 0.0, deltas=deltas)
+        return random_request(key, draw, ids, 258, deltas=deltas)
 
     in_turn, _ = make_core(continuation, config=CONFIG)
-    lockstep, ahead = (told(core, 1000, random_request) for core in (in_turn, feeding(make_core)))
+    lockstep, ahead = (told(core, 1000, any_request) for core in (in_turn, feeding(make_core)))
 
     assert len(lockstep) > 1000
+    assert sum(part == "scores" for _, part in lockstep) > 50
     assert ahead == lockstep
 
 
