@@ -292,6 +292,8 @@ def _toml(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
+        case Path():  # a file's own paths are relative to it
+            return _toml(str(value.absolute()))
         case tuple():
             return f"[{', '.join(map(_toml, value))}]"
         case dict():

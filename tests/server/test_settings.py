@@ -191,6 +191,16 @@ def test_paths_in_any_letters_are_printed_as_they_are_read(tmp_path: Path) -> No
     assert again.config().packages == {"tÿpe 🗓": tmp_path / "päckages/🗓"}
 
 
+def test_a_path_that_was_typed_is_printed_for_a_file_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings()
+    settings.give("gateway.doors.tokens", Path("tokens.toml"), "--tokens")
+
+    assert f'tokens = "{tmp_path / "tokens.toml"}"  # --tokens' in list(settings.lines())
+
+
 def test_every_setting_of_every_section_is_printed() -> None:
     printed: dict[str, set[str]] = {}
     for line in Settings().lines():
