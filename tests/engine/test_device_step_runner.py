@@ -96,8 +96,8 @@ def test_random_requests_of_every_kind_get_what_they_get_in_lockstep(
 
     def any_request(key: int, draw: random.Random) -> TokenRequest:
         prompt = ids(key, 2 + key % ((MAX_SOURCE if has_encoder else 14) - 1))
-        target = ids(key + 1, key % 4) if has_encoder else ()
-        return random_request(key, draw, prompt, vocab_size, target_ids=target)
+        given = {"target_ids": ids(key + 1, key % 4)} if has_encoder else {}
+        return random_request(key, draw, prompt, vocab_size, **given)
 
     lockstep, found = (told(core, count, any_request) for core in (on_host, ahead))
 
