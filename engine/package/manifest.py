@@ -252,7 +252,8 @@ class HalfPrecision(_Model):
     tokens_decided: Count  # where the eager model's lead is far above what the type may turn
     tokens_equal: Count
     max_abs_logit_diff: Annotated[float, Field(ge=0)]
-    logit_std: Annotated[float, Field(gt=0)]  # of the eager model's logits, within a position
+    # Of the eager model's logits, within a position; of a single label the size.
+    logit_std: Annotated[float, Field(gt=0)]
     rms_diff: Annotated[float, Field(ge=0)]
     eager_rms_diff: Annotated[float, Field(ge=0)]
     # Of the two, over all cases or over one; of one, the most that random roundings lose counts.

@@ -162,7 +162,7 @@ def _certify_half(subject: Subject, directory: Path, progress: Progress) -> Half
             model, contract.generation, directory, subject.samples, progress
         )
     if contract.encoding:
-        return certify_half_texts(model, contract.encoding, directory)
+        return certify_half_texts(model, contract.encoding, directory, subject.samples)
     assert contract.image is not None, "a model generates, encodes text, or sees images"
     return certify_half_images(model, contract.image, directory)
 

@@ -33,6 +33,7 @@ from exporter.certificate.one_pass import flat, rounded_output
 from exporter.certificate.one_pass_cases import (
     draw_images,
     eager_inputs,
+    given_texts,
     image_items,
     random_groups,
     run_eager,
@@ -74,11 +75,12 @@ def certify_half_generation(
 
 
 def certify_half_texts(
-    model: nn.Module, contract: EncodingContract, directory: Path
+    model: nn.Module, contract: EncodingContract, directory: Path, samples: Sequence[Tokens]
 ) -> HalfPrecision:
-    """Compare what a one-pass text model in float16 gives, texts of one length together."""
+    """Compare what a one-pass text model in float16 gives, random texts of one length together."""
     batches: list[_Batch] = []
-    for group in random_groups(np.random.default_rng(SEED), contract):
+    groups = random_groups(np.random.default_rng(SEED), contract)
+    for group in groups + [[sample] for sample in given_texts(samples, contract)]:
         what = f"text of {len(group[0].ids)} tokens"
         batches.append(_Batch(what, text_items(group), eager_inputs(group)))
     return _certify_batches(model, batches, directory)
@@ -100,17 +102,18 @@ class _Batch(NamedTuple):
 
 
 def _certify_batches(model: nn.Module, batches: Sequence[_Batch], directory: Path) -> HalfPrecision:
-    """Compare the logits of batches, or where a model has none, its vectors."""
+    """Compare the logits and the vectors of batches, what a model gives of them."""
     found, half = HalfComparison("fp16"), half_of(model, "fp16")
     with exported_graphs():
         graph = OnCpu().load_session(directory)
     for batch in batches:
-        outputs = predict(graph, batch.items)
-        name, hold = (LOGITS, found.case) if LOGITS in outputs else (EMBEDDING, found.values)
-        exact = getattr(run_eager(model, batch.eager_inputs), name).numpy()
-        rounded = rounded_output(half, batch.eager_inputs).to_hold(name)
-        per_row = exact.size // (exact.shape[-1] * len(exact))
-        hold(flat(outputs[name]), flat(exact), rounded, _place(batch.what, per_row))
+        outputs, exact = predict(graph, batch.items), run_eager(model, batch.eager_inputs)
+        rounded = rounded_output(half, batch.eager_inputs)
+        for name, hold in ((LOGITS, found.case), (EMBEDDING, found.values)):
+            if name in outputs:
+                theirs = flat(getattr(exact, name).numpy())
+                place = _place(f"{batch.what}, {name}", len(theirs) // len(batch.items))
+                hold(flat(outputs[name]), theirs, rounded.to_hold(name), place)
     return found.result()
 
 

@@ -74,6 +74,13 @@ class _Case:
         self.theirs.append(_lost(rounded, self.eager) if is_finite else self.theirs[0])
 
     @property
+    def spread(self) -> Floats:
+        """The standard deviation of each position's numbers; of a single one, its size."""
+        one = self.eager.shape[1] == 1
+        found: Floats = np.abs(self.eager[:, 0]) if one else self.eager.std(axis=1)
+        return found
+
+    @property
     def most(self) -> _Lost:
         """The most that a rounding costs the eager model, for each position."""
         squares, largest = (np.max(of_all, axis=0) for of_all in zip(*self.theirs, strict=True))
@@ -98,7 +105,7 @@ class _Sums:
         self.numbers += positions * width
         self.ours += width * float(case.ours.squares.sum())
         self.theirs += width * float(case.theirs[0].squares.sum())
-        self.spread += float(case.eager.std(axis=1).sum())
+        self.spread += float(case.spread.sum())
         self.largest = max(self.largest, float(case.ours.largest.max()))
 
     @property
@@ -136,12 +143,13 @@ class HalfComparison:
         Tokens that an import keeps from being written, by a bias, are to have no more of a chance.
         """
         written = (eager > NEVER).all(axis=0)
-        if (exported[:, ~written] > NEVER).any():
-            bad = int((exported[:, ~written] > NEVER).any(axis=1).argmax())
-            raise CertificateError(f"{place(bad)}: a token that is never written may be written")
-        ids = np.flatnonzero(written)
+        ids, never = np.flatnonzero(written), exported[:, ~written]
         exported, eager = exported[:, ids], eager[:, ids].astype(np.float64)
         self._take("logits", ids, exported, eager, rounded.of(ids), place)
+        may_be = ~(never <= NEVER)  # what is no number may, too
+        if may_be.any():
+            bad = int(may_be.any(axis=1).argmax())
+            raise CertificateError(f"{place(bad)}: a token that is never written may be written")
 
     def values(
         self, exported: Floats, eager: Floats, rounded: Rounded, place: Callable[[int], str]
@@ -211,7 +219,7 @@ class HalfComparison:
 
     def _hold(self, kind: str, cases: Sequence[_Case]) -> _Held:
         """Hold cases against the roundings that there are."""
-        floor = _FLOOR * float(np.concatenate([case.eager.std(axis=1) for case in cases]).mean())
+        floor = _FLOOR * float(np.concatenate([case.spread for case in cases]).mean())
         roundings = zip(*(case.theirs for case in cases), strict=True)
         of_type = max(floor, *(_over_all(cases, losses) for losses in roundings))
         of_all = _over_all(cases, [case.ours for case in cases]) / of_type

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from exporter.certificate.comparison import Floats
 from exporter.certificate.half_comparison import MAX_ROUNDINGS, HalfComparison
 from exporter.certificate.loss import LossLimits
 from exporter.certificate.random_rounding import Rounded
+from exporter.certificate.subject import subject_of
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs.fuse import fuse
@@ -97,6 +100,37 @@ def test_a_package_for_cuda_has_the_certificate_of_its_graphs(
         if path.name not in DRAW_GRAPHS:
             largest = max(graph.initializers.values(), key=lambda value: np.prod(value.shape))
             assert largest.dtype == IR_DTYPES[precision]
+
+
+def test_a_model_of_one_label_goes_to_a_gpu_in_float16(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Within a position its logit has no deviation."""
+    checkpoint = make_checkpoint("bert", labels=("score",))
+
+    export_package(checkpoint, tmp_path / "p", target="cuda", precision="fp16")
+
+    found = load_package(tmp_path / "p").manifest.certificate.half
+    assert found is not None
+    assert found.logit_std > 0
+    assert found.tokens_decided == 0
+    assert 0 < found.max_case_ratio <= 1.5
+
+
+def test_texts_of_its_subject_are_held_in_float16_beside_random_ones(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = load_checkpoint(make_checkpoint("bert"))
+    graphs = build_graphs(checkpoint.model, target=CUDA, precision="fp16")
+    write_graphs(graphs, tmp_path)
+    subject = subject_of(checkpoint, PackageFormat.of("cuda", "fp16"))
+
+    without, beside = (
+        certificates._certify_half(replace(subject, samples=samples), tmp_path, lambda *_: None)
+        for samples in ([], [(3, 4, 5), (6,)])
+    )
+
+    assert beside.positions == without.positions + 2
 
 
 def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_that_it_is_told(
@@ -239,26 +273,46 @@ def test_tokens_that_are_never_written_are_not_in_float16_either(
     assert _step(tmp_path / "p")[:, [4, 7]].max() < -1e29
 
 
+def higher_bias(graph: ir.Graph) -> None:
+    name = next(name for name in graph.initializers if name.endswith("classifier.bias"))
+    value = graph.initializers[name]
+    assert value.const_value is not None
+    value.const_value = ir.tensor(value.const_value.numpy() + np.float16(0.05), name=name)
+
+
+def longer_vector(graph: ir.Graph) -> None:
+    """Of the same logits."""
+    cast = next(value for value in graph.outputs if value.name == "embedding").producer()
+    assert cast is not None and cast.op_type == "Cast"
+    factor = ir.Value(name="factor", const_value=ir.tensor(np.float16([1.02]), name="factor"))
+    graph.register_initializer(factor)
+    product = ir.Node("", "Mul", [cast.inputs[0], factor])
+    graph.insert_before(cast, product)
+    cast.replace_input_with(0, product.outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "place"), [(higher_bias, "images, logits"), (longer_vector, "images, embedding")]
+)
 def test_a_graph_in_float16_that_is_wrong_is_refused(
-    make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spoil: Callable[[ir.Graph], None],
+    place: str,
+    make_checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Its twin in float32 is right."""
     check = certificates._certify_half
 
     def spoiled(subject, directory, progress):  # type: ignore[no-untyped-def]
-        graph = ir.load(directory / "model.onnx")
-        name, value = next(
-            (name, value)
-            for name, value in graph.graph.initializers.items()
-            if name.endswith("classifier.bias")
-        )
-        value.const_value = ir.tensor(value.const_value.numpy() + np.float16(0.05), name=name)
-        write_graphs({"model.onnx": graph}, directory)
+        model = ir.load(directory / "model.onnx")
+        spoil(model.graph)
+        write_graphs({"model.onnx": model}, directory)
         return check(subject, directory, progress)
 
     monkeypatch.setattr(certificates, "_certify_half", spoiled)
 
-    with pytest.raises(CertificateError, match="times as far from float64"):
+    with pytest.raises(CertificateError, match=f"^{place}, row .* times as far from float64"):
         export_package(make_checkpoint("vit"), tmp_path / "p", target="cuda", precision="fp16")
 
     assert not (tmp_path / "p").exists()
@@ -292,6 +346,7 @@ def test_differences_of_the_size_of_the_eager_model_s_own_are_taken() -> None:
         (lambda a: a * 1.01, "over the case"),
         (lambda a: np.where(np.arange(6)[:, None] == 2, np.nan, a), "^2: .* not a finite number"),
         (lambda a: np.where(a > -1e20, a, -1.0), "^0: .* never written"),
+        (lambda a: np.where(a > -1e20, a, np.nan), "^0: .* never written"),
     ],
 )
 def test_larger_differences_are_refused(spoil, message) -> None:  # type: ignore[no-untyped-def]
@@ -432,13 +487,13 @@ def compare_many(rng: np.random.Generator, shape: tuple[int, int], size: float) 
     return found
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (3, 3), (1, 37), (1, 1500)])
+@pytest.mark.parametrize("shape", [(1, 1), (8, 1), (1, 2), (3, 3), (1, 37), (1, 1500)])
 def test_chance_refuses_no_case_of_few_numbers(shape: tuple[int, int]) -> None:
     for seed in range(20):
         compare_many(np.random.default_rng(seed), shape, 0.8e-2).result()
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (3, 3), (1, 37), (1, 1500)])
+@pytest.mark.parametrize("shape", [(8, 1), (1, 2), (3, 3), (1, 37), (1, 1500)])
 def test_twice_the_difference_is_refused_in_cases_of_few_numbers_too(
     shape: tuple[int, int],
 ) -> None:
