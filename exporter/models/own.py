@@ -319,6 +319,8 @@ class _OnePass(nn.Module):
 
 class _Reader(_OnePass):
     def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> EncoderOutput:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones_like(input_ids, dtype=torch.bool)
         return super().forward(input_ids, mask)
 
 

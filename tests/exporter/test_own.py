@@ -57,9 +57,8 @@ class Classes(nn.Module):
         self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.output = nn.Linear(16, 2)
 
-    def forward(self, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        padding = None if mask is None else ~mask
-        hidden = self.layers(self.token(input_ids), src_key_padding_mask=padding)
+    def forward(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.layers(self.token(input_ids), src_key_padding_mask=~mask)
         return self.output(hidden[:, 0])
 
 
@@ -76,7 +75,8 @@ def test_model_with_a_forward_alone_is_certified_verified_and_asked(tmp_path: Pa
     with tokenweir.load(tmp_path / "own") as client:
         found = client.classify("own", "w3 w4 w5", top=0)
         (info,) = client.models()
-    expected = model.eval()(torch.tensor([[3, 4, 5]]))[0].softmax(dim=-1)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    expected = model.eval()(torch.tensor([[3, 4, 5]]), mask)[0].softmax(dim=-1)
     probabilities = {one.label: one.probability for one in found.labels}
     assert probabilities == pytest.approx(
         dict(zip(("good", "bad"), expected.tolist(), strict=True)), abs=1e-5
