@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -10,16 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+import torch
 
 from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
 from engine.package.package import load_package
+from engine.session import create_session
 from exporter import export
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs
+from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs, build_graphs
+from exporter.models import TransformerConfig, build_model
 from exporter.verification import verify_package
 
 MakeCheckpoint = Callable[..., Path]
@@ -214,6 +220,55 @@ def test_a_decoder_layer_of_llama_has_the_nodes_it_needs_and_no_more(
     layer += ["RMSNormalization", "MatMul", "Split", "Sigmoid", "Mul", "Mul", "MatMul", "Add"]
     head = ["RMSNormalization", "Reshape", "Gather", "Gemm", *TOP]
     assert ops == ["Gather", *layer, *layer, *head]
+
+
+@pytest.mark.parametrize("vocab_size", [128 * 1024, 128 * 1024 + 7])
+def test_many_small_numbers_beside_a_likely_token_are_summed_exactly(
+    vocab_size: int, tmp_path: Path
+) -> None:
+    config = TransformerConfig(
+        family="gpt",
+        vocab_size=vocab_size,
+        d_model=8,
+        num_heads=1,
+        d_ff=8,
+        num_decoder_layers=1,
+        max_target_len=4,
+        bos_token_id=1,
+        eos_token_id=2,
+        output_bias=True,
+        tie_output=False,
+    )
+    model = build_model(config).eval()
+    with torch.no_grad():  # the bias is all that counts
+        model.decoder.output.weight.zero_()
+        model.decoder.output.bias.copy_(0.01 * torch.randn(vocab_size))
+        model.decoder.output.bias[vocab_size // 2] = math.log(100 * vocab_size)
+        model.decoder.output.bias[1000:2000] = -math.inf
+    write_graphs(build_graphs(model), tmp_path)
+
+    session = create_session(tmp_path / "decoder.onnx")
+    past = {
+        name: np.zeros((2, *value.shape[1:]), np.float32)  # type: ignore[arg-type]
+        for name, value in session.inputs.items()
+        if name.startswith("past_")
+    }
+    found = session.run(
+        {
+            "input_ids": np.array([[3], [5]]),
+            "position_ids": np.zeros((2, 1), np.int64),
+            "logit_idx": np.arange(2),
+            "num_top": np.array([5]),
+            "seqlens_k": np.zeros(2, np.int32),
+            "total_seq": np.array([1], np.int32),
+            **past,
+        }
+    )
+
+    expected = torch.from_numpy(found["logits"]).double().log_softmax(-1).numpy()
+    expected = np.take_along_axis(expected, found["top_ids"], 1)
+    assert expected[0, 0] == pytest.approx(math.log(0.99), abs=1e-3)
+    np.testing.assert_allclose(found["top_logprobs"], expected, atol=2e-6, rtol=0)
 
 
 @pytest.mark.usefixtures("few_cases")
