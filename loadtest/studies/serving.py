@@ -6,7 +6,8 @@ A server and an engine in this process have the same package and the same thread
 has work at a time. In turns they get a burst of requests: prompts of random tokens, other ones in
 every turn, and a fixed number of greedy tokens behind each. The server streams every answer by
 gRPC to a client that shares the machine with it, and reads messages as the load test does.
-Compared is what stands next to each other.
+Compared is what stands next to each other. What every process takes of the processors says where
+the rest goes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,25 +34,55 @@ from loadtest.benchmark.work import (
     random_prompts,
 )
 from loadtest.studies.heading import write_result
-from loadtest.studies.served import served
+from loadtest.studies.idle import read_tree
+from loadtest.studies.served import Served, served
+
+
+@dataclass(frozen=True)
+class Burst:
+    """One burst of requests."""
+
+    tokens_per_second: float
+    processor_ms: Mapping[str, float]  # a token, by what a process is called
 
 
 @dataclass(frozen=True)
 class Share:
-    """Tokens a second at so many streams, by turn, of the server and of the engine alone."""
+    """Bursts of so many streams, by turn, of the server and of the engine alone."""
 
     num_streams: int
-    served: tuple[float, ...]
-    engine: tuple[float, ...]
+    served: tuple[Burst, ...]
+    engine: tuple[Burst, ...]
+
+    def rates(self) -> dict[str, list[float]]:
+        """Return the tokens a second of every turn."""
+        return {
+            "served": [burst.tokens_per_second for burst in self.served],
+            "engine": [burst.tokens_per_second for burst in self.engine],
+        }
 
     def ratio(self) -> dict[str, float]:
         """Return what is left of the engine's: the median, least and largest of the turns."""
-        left = [one / other for one, other in zip(self.served, self.engine, strict=True)]
+        rates = self.rates()
+        left = [one / other for one, other in zip(rates["served"], rates["engine"], strict=True)]
         return {"median": statistics.median(left), "least": min(left), "most": max(left)}
+
+    def processor_ms(self) -> dict[str, dict[str, float]]:
+        """Return the processor time that a token takes, by process: medians of the turns."""
+        return {"served": _medians(self.served), "engine": _medians(self.engine)}
+
+
+def _medians(bursts: Sequence[Burst]) -> dict[str, float]:
+    names = dict.fromkeys(name for burst in bursts for name in burst.processor_ms)
+    found = {
+        name: statistics.median(burst.processor_ms.get(name, 0.0) for burst in bursts)
+        for name in names
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 class Pair:
-    """A server and an engine, which get the same work."""
+    """A server, whose processes are below `server_pid`, and an engine, which get the same work."""
 
     def __init__(
         self,
@@ -59,25 +90,28 @@ class Pair:
         client: AsyncClient,
         model: str,
         vocab_size: int,
+        server_pid: int,
         tokens_per_message: int = 1,
     ) -> None:
         self._bench, self._client, self._model = bench, client, model
+        self._server_pid = server_pid
         self._vocab_size, self._tokens_per_message = vocab_size, tokens_per_message
         self._number = 0  # of the next burst: no prompt comes twice
 
     async def share(self, work: BenchmarkWork, num_streams: int, turns: int) -> Share:
         """Take so many turns behind one that warms up."""
-        found: dict[bool, list[float]] = {True: [], False: []}
+        found: dict[bool, list[Burst]] = {True: [], False: []}
         for turn in range(turns + 1):
             for at_server in (turn % 2 == 0, turn % 2 == 1):
-                rate = await self._rate(work, num_streams, at_server)
+                burst = await self._burst(work, num_streams, at_server)
                 if turn > 0:
-                    found[at_server].append(rate)
+                    found[at_server].append(burst)
         return Share(num_streams, tuple(found[True]), tuple(found[False]))
 
-    async def _rate(self, work: BenchmarkWork, num_streams: int, at_server: bool) -> float:
+    async def _burst(self, work: BenchmarkWork, num_streams: int, at_server: bool) -> Burst:
         prompts = random_prompts(work, num_streams, self._vocab_size, self._number)
         self._number += 1
+        before = self._processor_seconds()
         started = time.perf_counter()
         if at_server:
             counts = await asyncio.gather(*(self._ask(one, work) for one in prompts))
@@ -86,7 +120,19 @@ class Pair:
                 prompts, lambda index: work.params(index, work.num_new_tokens)
             )
             counts = [len(answer.token_ids) for answer in measured.answers]
-        return sum(counts) / (time.perf_counter() - started)
+        rate = sum(counts) / (time.perf_counter() - started)
+        used = {
+            name: 1000 * (seconds - before.get(name, 0.0)) / sum(counts)
+            for name, seconds in self._processor_seconds().items()
+        }
+        return Burst(rate, used)
+
+    def _processor_seconds(self) -> dict[str, float]:
+        """Return what processes of one name have used; that of the client has the engine too."""
+        used = {"client or engine": time.process_time()}
+        for process in read_tree(self._server_pid).values():
+            used[process.name] = used.get(process.name, 0.0) + process.processor_seconds
+        return used
 
     async def _ask(self, prompt: Prompt, work: BenchmarkWork) -> int:
         count = 0
@@ -103,7 +149,7 @@ class Pair:
 
 async def _measure(
     path: Path,
-    address: str,
+    server: Served,
     work: BenchmarkWork,
     streams: Sequence[int],
     tokens_per_message: int,
@@ -117,9 +163,9 @@ async def _measure(
     bench = EngineBench.load(package, max_num_seqs=max(streams), settings=settings)
     await bench.start()
     try:
-        async with AsyncClient(address, timeout=600) as client:
+        async with AsyncClient(server.address, timeout=600) as client:
             name, vocab_size = package.manifest.name, contract.vocab_size
-            pair = Pair(bench, client, name, vocab_size, tokens_per_message)
+            pair = Pair(bench, client, name, vocab_size, server.pid, tokens_per_message)
             return [await pair.share(work, num_streams, turns) for num_streams in streams]
     finally:
         await bench.stop()
@@ -150,20 +196,29 @@ def main(
     settings = f"[engine]\nmax_num_seqs = {max(counts)}\n"
     with served(package, settings, threads=threads) as server:
         shares = uvloop.run(
-            _measure(package, server.address, work, counts, tokens_per_message, threads, turns)
+            _measure(package, server, work, counts, tokens_per_message, threads, turns)
         )
     content = {
         "work": asdict(work),
         "tokens_per_message": tokens_per_message,
         "threads": threads,
-        "shares": [{**asdict(share), "ratio": share.ratio()} for share in shares],
+        "shares": [
+            {
+                "num_streams": share.num_streams,
+                **share.rates(),
+                "ratio": share.ratio(),
+                "processor_ms_per_token": share.processor_ms(),
+            }
+            for share in shares
+        ],
     }
     write_result("loadtest.studies.serving", content, out)
     for share in shares:
         ratio = share.ratio()
+        served_rate, alone = map(statistics.median, share.rates().values())
         click.echo(
-            f"{share.num_streams} at once: {statistics.median(share.served):.0f} tokens/s served, "
-            f"{statistics.median(share.engine):.0f} by the engine alone: {ratio['median']:.3f} "
+            f"{share.num_streams} at once: {served_rate:.0f} tokens/s served, "
+            f"{alone:.0f} by the engine alone: {ratio['median']:.3f} "
             f"({ratio['least']:.3f} to {ratio['most']:.3f})"
         )
 

@@ -54,7 +54,7 @@ from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
 from loadtest.studies.places import Places, turn_of
 from loadtest.studies.places import Turn as PlaceTurn
-from loadtest.studies.serving import Pair, Share
+from loadtest.studies.serving import Burst, Pair, Share
 from loadtest.studies.sight import Turn as SightTurn
 from loadtest.studies.sight import ratios as sight_ratios
 from loadtest.studies.stand_in import FullSteps, StepLog
@@ -260,7 +260,9 @@ async def test_a_server_and_an_engine_get_work_in_turns_and_no_prompt_twice(
     with scripted_server() as server:
         server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
         async with AsyncClient(server.address) as client:
-            found = await Pair(EngineBench(engine), client, "m", vocab_size).share(work, 2, turns=2)
+            found = await Pair(EngineBench(engine), client, "m", vocab_size, os.getpid()).share(
+                work, 2, turns=2
+            )
 
     asked = [tuple(request.request.inputs[0].tokens.ids) for request in server.requests]
     alone = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks]
@@ -271,9 +273,15 @@ async def test_a_server_and_an_engine_get_work_in_turns_and_no_prompt_twice(
 
 
 def test_what_serving_leaves_is_the_median_of_the_ratios_of_turns() -> None:
-    found = Share(8, served=(90, 99, 40), engine=(100, 100, 50)).ratio()
+    served = tuple(
+        Burst(rate, {"worker": ms, "gateway": 2}) for rate, ms in ((90, 5), (99, 6), (40, 9))
+    )
+    alone = tuple(Burst(rate, {"engine": 4}) for rate in (100, 100, 50))
 
-    assert found == {"median": 0.9, "least": 0.8, "most": 0.99}
+    found = Share(8, served, alone)
+
+    assert found.ratio() == {"median": 0.9, "least": 0.8, "most": 0.99}
+    assert found.processor_ms() == {"served": {"worker": 6, "gateway": 2}, "engine": {"engine": 4}}
 
 
 def test_memory_under_load_is_the_most_of_all_rounds_and_bursts_are_compared_within_one() -> None:
