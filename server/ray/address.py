@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+
+_TIMEOUT = 10.0  # seconds until a host has answered
 
 
 def joins_cluster() -> bool:
@@ -16,3 +19,13 @@ def not_joined(address: str, error: Exception) -> str:
         f"the Ray cluster at {address} does not answer: {error}; see whether it runs there, and if "
         "it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as it has them"
     )
+
+
+def connect_once(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT; Ray would try again for minutes.
+
+    Other forms, as "auto", are Ray's to look up.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT).close()

@@ -17,7 +17,7 @@ from typing import Any
 from engine.errors import ConfigError
 from server.config import ServeConfig
 from server.ray import end_with_parent
-from server.ray.address import joins_cluster, not_joined
+from server.ray.address import connect_once, joins_cluster, not_joined
 from server.ray.beside import beside
 from server.ray.claim import NAMESPACE, claim_name
 from server.ray.resources import check_gpus_of_cluster, num_cores, num_threads
@@ -97,8 +97,10 @@ def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
 
     with directory.marked_environment(), _adapted_processes():
         try:
+            if not local:
+                connect_once(os.environ["RAY_ADDRESS"])
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local)
-        except ConnectionError as error:
+        except OSError as error:
             if local:
                 raise
             raise ConfigError(not_joined(os.environ["RAY_ADDRESS"], error)) from error

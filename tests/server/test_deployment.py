@@ -111,9 +111,24 @@ async def test_a_cluster_that_is_not_joined_may_ask_for_a_token(
         raise ConnectionError("Failed to connect")
 
     monkeypatch.setattr("ray.init", refused)
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
 
-    with pytest.raises(ConfigError, match=r"at 10\.0\.0\.1:6379 .*Failed.* RAY_AUTH_TOKEN"):
+        with pytest.raises(ConfigError, match=rf"at {address} .*Failed.* RAY_AUTH_TOKEN"):
+            async with running_ray(CONFIG):
+                pass
+
+
+async def test_nobody_waits_for_a_cluster_where_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.init", lambda **options: pytest.fail("Ray would try for minutes"))
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+
+    with pytest.raises(ConfigError, match=rf"at {address} does not answer: .*refused"):
         async with running_ray(CONFIG):
             pass
 
