@@ -92,6 +92,7 @@ def verify_package(
         form=manifest.format,
         limits=limits_of(stored.loss) if stored.loss else None,
         text=read_text(text, checkpoint) if text else None,
+        bans=stored.bans,
     )
     package.check_unchanged()
     return Verification(package, checkpoint.path, found, tuple(_judge(package, found)))
@@ -175,6 +176,11 @@ def _judge(package: Package, found: Certificate) -> Iterator[str]:
     loss = manifest.certificate.loss
     if loss and loss.has_text and found.loss and not found.loss.has_text:
         yield "nothing of --text was measured again, for which it is to be given"
+    if manifest.defaults.banned_tokens and not manifest.certificate.bans:
+        yield (
+            "its certificate counts tokens that it bans as likeliest ones, as earlier releases "
+            "did; export it again to count those that it writes"
+        )
     if device:
         yield (
             f"not shown here, but claimed: what it gives on {device.gpu} with driver "

@@ -302,6 +302,11 @@ class Certificate(_Model):
     device: DeviceCertificate | None = None  # None: nothing was computed on a device
 
     @property
+    def bans(self) -> bool:
+        """Whether tokens that the package bans were not chosen, as earlier releases chose them."""
+        return "banned_tokens" in self.covered
+
+    @property
     def shows_invariance(self) -> bool:
         """Whether rows were bit-equal where the package is served, on a device if it has one."""
         return self.batch_invariant if self.device is None else self.device.batch_invariant

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from engine.package.manifest import GenerationContract
-from exporter.certificate.comparison import Floats, exported_graphs
+from exporter.certificate.comparison import exported_graphs
 from exporter.certificate.driver import Asked, generate
 from exporter.certificate.eager import eager_logits
 from exporter.certificate.execution import load_for_cpu
@@ -102,7 +102,8 @@ def _write(
         guessed = guess(asked)
         found = eager_logits(model, asked, guessed)
         for i, tokens, logits in zip(members, guessed, found, strict=True):
-            written[i] = until_end((*written[i], *_agreed(tokens, logits)), ends)
+            agreed = _agreed(tokens, cases[i].likeliest(logits))
+            written[i] = until_end((*written[i], *agreed), ends)
         members = [i for i in members if _is_open(cases[i], written[i], ends)]
     return list(written.values())
 
@@ -113,12 +114,11 @@ def _behind(case: Case, written: Tokens) -> Case:
     return replace(case, prompt=(*case.prompt, *written), num_tokens=left)
 
 
-def _agreed(guessed: Tokens, logits: Floats) -> Tokens:
+def _agreed(guessed: Tokens, likeliest: Tokens) -> Tokens:
     """Return the guessed tokens that are the likeliest, and the likeliest where one is not."""
-    likeliest: list[int] = logits.argmax(axis=-1).tolist()  # [T, V]
     pairs = zip(guessed, likeliest, strict=True)
     equal = next((i for i, (one, other) in enumerate(pairs) if one != other), len(guessed))
-    return tuple(likeliest[: equal + 1])
+    return likeliest[: equal + 1]
 
 
 def _is_open(case: Case, written: Tokens, ends: Collection[int]) -> bool:

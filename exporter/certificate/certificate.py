@@ -48,18 +48,20 @@ def certify(
     form: PackageFormat = _PLAIN,
     limits: LossLimits | None = None,
     text: ScoredText | None = None,
+    bans: bool = True,
 ) -> Certificate:
     """Compare the graphs in `directory` with the checkpoint's eager model.
 
     With `limits` differences are counted, and compared with them in the end; perplexity and chrF
     are measured on `text`; before it rounds, such a format must be equal too. Graphs for CUDA are
     run on the CPU here: those of the same bodies in float32 must be equal to the eager model, those
-    in float16 as near as it is itself in that type.
+    in float16 as near as it is itself in that type. Without `bans` tokens that the package bans
+    count as all others do, which is how packages were certified before.
     Raises CertificateError: without limits, saying where, at the first difference.
     """
     if form.is_lossy:
         certify_unrounded(checkpoint, form)
-    subject = subject_of(checkpoint, form)
+    subject = subject_of(checkpoint, form, bans=bans)
     with _runnable(checkpoint, directory, form) as (runnable, in_it):
         shown = replace(subject, contract=contract_of(checkpoint.config.model, in_it))
         found = _certify(shown, runnable, in_it, progress, limits, text)
@@ -100,7 +102,7 @@ def _certify(
 ) -> Certificate:
     if limits:
         return _certify_loss(subject, directory, in_it, progress, limits, text)
-    comparison = Comparison(needs_equal_bits=target_of(in_it).runs_here)
+    comparison = Comparison(needs_equal_bits=target_of(in_it).runs_here, banned=subject.banned)
     cases, covered = compare_all(subject, directory, comparison, progress)
     return _result(comparison, cases, covered, in_it)
 
@@ -113,7 +115,7 @@ def _certify_loss(
     limits: LossLimits,
     text: ScoredText | None,
 ) -> Certificate:
-    comparison, generation = LossyComparison(), subject.contract.generation
+    comparison, generation = LossyComparison(banned=subject.banned), subject.contract.generation
     cases, covered = compare_all(subject, directory, comparison, progress)
     perplexity = answers = None
     if generation and text and text.pieces:
@@ -158,9 +160,7 @@ def _result(
 def _certify_half(subject: Subject, directory: Path, progress: Progress) -> HalfPrecision:
     model, contract = subject.model, subject.contract
     if contract.generation:
-        return certify_half_generation(
-            model, contract.generation, directory, subject.samples, progress
-        )
+        return certify_half_generation(subject, contract.generation, directory, progress)
     if contract.encoding:
         return certify_half_texts(model, contract.encoding, directory, subject.samples)
     assert contract.image is not None, "a model generates, encodes text, or sees images"

@@ -20,6 +20,7 @@ from engine.errors import CertificateError, DeviceError
 from engine.package.manifest import FULL_SIZE, LOGIT_TOLERANCE
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
+from exporter.samples import Tokens
 
 Floats = NDArray[np.float32]
 
@@ -30,7 +31,8 @@ NEVER = -1e20  # logits below are of tokens that older imports keep from being w
 # which a processor sums decides. Such a position is held to the tolerance, not to the token. It
 # grows as the tolerance does.
 UNDECIDED = 1e-5
-_LEAST = 1e-6  # the shortest length of an embedding that a loss is a share of
+_SHORTEST = 1e-6  # the length of an embedding that a loss is a share of
+_LEAST = float(np.finfo(np.float32).min)  # finite, so that two sides do not differ in it
 
 
 @contextmanager
@@ -48,17 +50,28 @@ def exported_graphs() -> Iterator[None]:
         raise CertificateError(f"the exported graph cannot be run: {reason}") from error
 
 
+def without(banned: Tokens, logits: Floats) -> Floats:
+    """Return logits [N, V] by which no banned token is the likeliest."""
+    if not banned:
+        return logits
+    logits = logits.copy()
+    logits[:, banned] = _LEAST
+    return logits
+
+
 class Comparison:
     """Counts what was compared; every method raises CertificateError at the first difference."""
 
     _counts: ClassVar[tuple[str, ...]] = ("tokens_compared", "tokens_equal", "tokens_undecided")
 
-    def __init__(self, *, needs_equal_bits: bool = True) -> None:
-        """Without `needs_equal_bits` a row in a batch is as near to itself alone as the tolerance.
+    def __init__(self, *, needs_equal_bits: bool = True, banned: Tokens = ()) -> None:
+        """Count the likeliest tokens without the `banned` ones, as the engine writes them.
 
+        Without `needs_equal_bits` a row in a batch is as near to itself alone as the tolerance.
         Graphs for another device are compared so: which bits they give there is shown there.
         """
         self._needs_equal_bits = needs_equal_bits
+        self.banned = banned
         self.tokens_compared = 0
         self.tokens_equal = 0
         self.tokens_undecided = 0
@@ -85,23 +98,20 @@ class Comparison:
     def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare logits [N, V]: each within the tolerance, and the same best entry in each row.
 
-        `place(i)` tells where row i comes from.
+        So must be the best one that is not banned. `place(i)` tells where row i comes from.
         """
         diff, growth = _differences(exported, eager), _growth(eager)
-        allowed = TOLERANCE * growth
         self.max_abs_logit_diff = max(self.max_abs_logit_diff, float(diff.max()))
         self.max_abs_logit = max(self.max_abs_logit, float(_sizes(eager).max()))
-        self.tolerance = max(self.tolerance, float(allowed.max()))
-        decided = _lead(eager) > UNDECIDED * growth
-        got, expected = exported.argmax(-1), eager.argmax(-1)
-        bad = ~(diff < allowed) | (decided & (got != expected))  # a NaN is bad too
-        if bad.any():
-            i = int(bad.argmax())
-            raise CertificateError(
-                f"{place(i)}: the exported model's best entry is {got[i]}, the eager model's "
-                f"{expected[i]}; largest logit difference {diff[i]:.3g}, allowed {allowed[i]:g}"
-            )
+        self.tolerance = max(self.tolerance, TOLERANCE * float(growth.max()))
+        decided = _check_best(exported, eager, diff, growth, place)
+        if self.banned:
+            ours, theirs = self._choosable(exported), self._choosable(eager)
+            decided = _check_best(ours, theirs, diff, growth, place)
         self._count_tokens(decided, decided)
+
+    def _choosable(self, logits: Floats) -> Floats:
+        return without(self.banned, logits)
 
     def _count_tokens(self, decided: NDArray[np.bool_], equal: NDArray[np.bool_]) -> None:
         self.tokens_compared += int(decided.sum())
@@ -202,8 +212,8 @@ class LossyComparison(Comparison):
 
     _counts = (*Comparison._counts, "_num_logits", "_sum_of_diffs", "_sum_of_squares")
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, banned: Tokens = ()) -> None:
+        super().__init__(banned=banned)
         self._num_logits = 0
         self._sum_of_diffs = 0.0
         self._sum_of_squares = 0.0  # of the eager logits, around the mean of their position
@@ -220,7 +230,10 @@ class LossyComparison(Comparison):
         return math.sqrt(self._sum_of_squares / max(1, self._num_logits))
 
     def logits(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
-        """Compare logits [N, V]; of the best entry in each row, count whether it is the same."""
+        """Compare logits [N, V]; of the best entry in each row, count whether it is the same.
+
+        That is the best one that is not banned; of all of them the differences count.
+        """
         _refuse_no_number(exported, place)
         diff = np.abs(exported - eager)
         self.max_abs_logit_diff = max(self.max_abs_logit_diff, float(diff.max()))
@@ -229,8 +242,9 @@ class LossyComparison(Comparison):
         self._sum_of_diffs += float(diff.sum())
         written = np.where(eager > NEVER, eager, np.nan)
         self._sum_of_squares += float(np.nanvar(written, axis=-1).sum()) * eager.shape[-1]
-        decided = _lead(eager) > UNDECIDED * _growth(eager)
-        self._count_tokens(decided, exported.argmax(-1) == eager.argmax(-1))
+        ours, theirs = self._choosable(exported), self._choosable(eager)
+        decided = _lead(theirs) > UNDECIDED * _growth(eager)
+        self._count_tokens(decided, ours.argmax(-1) == theirs.argmax(-1))
 
     def step(self, exported: StepLogits, eager: Floats, place: Callable[[int], str]) -> None:
         """Compare logits; the likeliest tokens must be those of the graph's own logits."""
@@ -242,7 +256,7 @@ class LossyComparison(Comparison):
         _refuse_no_number(exported, place)
         self._vector_differences(exported, eager)
         off = np.linalg.norm(exported - eager, axis=-1)
-        size = np.maximum(np.linalg.norm(eager, axis=-1), _LEAST)
+        size = np.maximum(np.linalg.norm(eager, axis=-1), _SHORTEST)
         self.max_value_loss = max(self.max_value_loss, float((off / size).max()))
 
     def alignment(self, exported: Floats, eager: Floats, place: Callable[[int], str]) -> None:
@@ -268,6 +282,22 @@ class LossyComparison(Comparison):
         if not equal:
             self.alignment(batched, alone, place)
         return equal
+
+
+def _check_best(
+    exported: Floats, eager: Floats, diff: Floats, growth: Floats, place: Callable[[int], str]
+) -> NDArray[np.bool_]:
+    """Return where the eager model decides; refuse another best entry there, and differences."""
+    decided, allowed = _lead(eager) > UNDECIDED * growth, TOLERANCE * growth
+    got, expected = exported.argmax(-1), eager.argmax(-1)
+    bad = ~(diff < allowed) | (decided & (got != expected))  # a NaN is bad too
+    if bad.any():
+        i = int(bad.argmax())
+        raise CertificateError(
+            f"{place(i)}: the exported model's best entry is {got[i]}, the eager model's "
+            f"{expected[i]}; largest logit difference {diff[i]:.3g}, allowed {allowed[i]:g}"
+        )
+    return decided
 
 
 def _are_far(batched: NDArray[np.generic], alone: NDArray[np.generic]) -> NDArray[np.bool_]:

@@ -9,8 +9,6 @@ with.
 
 from __future__ import annotations
 
-from torch import nn
-
 from engine.errors import CertificateError
 from engine.package.device_certificate import DeviceUse
 from engine.package.manifest import DeviceCertificate
@@ -24,7 +22,7 @@ from exporter.certificate.execution import Execution
 from exporter.certificate.half import half_of
 from exporter.certificate.half_comparison import Half, HalfComparison
 from exporter.certificate.loss import check_loss, check_no_more, limits_of
-from exporter.certificate.subject import subject_of
+from exporter.certificate.subject import Subject, subject_of
 from exporter.checkpoint import Checkpoint
 
 
@@ -41,8 +39,9 @@ def certify_device(
     `use` names it in the certificate; `elsewhere` is the digest that another process found. Raises
     CertificateError at the first fault.
     """
-    subject = subject_of(checkpoint, package.manifest.format)
-    held = _Held(package, subject.model)
+    manifest = package.manifest
+    subject = subject_of(checkpoint, manifest.format, bans=manifest.certificate.bans)
+    held = _Held(package, subject)
     cases, _ = compare_all(subject, package.path, held.comparison, progress, execution, held.half)
     held.check_loss()
     if subject.contract.generation:
@@ -61,15 +60,16 @@ def certify_device(
 class _Held:
     """What a package is held to on a device, and how it does."""
 
-    def __init__(self, package: Package, model: nn.Module) -> None:
+    def __init__(self, package: Package, subject: Subject) -> None:
         form, self._loss = package.manifest.format, package.manifest.certificate.loss
-        self._precision = form.precision
-        self.comparison = Comparison(needs_equal_bits=False)
+        self._precision = precision = form.precision
+        self.comparison = Comparison(needs_equal_bits=False, banned=subject.banned)
         self.half: Half | None = None
-        if form.precision != "fp32" or self._loss:
-            self.comparison = LossyComparison()
-        if form.precision != "fp32" and not self._loss:
-            self.half = Half(half_of(model, form.precision), HalfComparison(form.precision))
+        if precision != "fp32" or self._loss:
+            self.comparison = LossyComparison(banned=subject.banned)
+        if precision != "fp32" and not self._loss:
+            found = HalfComparison(precision, subject.banned)
+            self.half = Half(half_of(subject.model, precision), found)
 
     def check_loss(self) -> None:
         """Raise CertificateError if more was lost than may be, or much more than by the graphs."""

@@ -23,7 +23,6 @@ from engine.package.graph_io import LENGTHS
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.plain import GraphDraws
-from engine.sampling.top_k import step_logits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.step_block import Pending
 from exporter.certificate.comparison import exported_graphs
@@ -187,12 +186,11 @@ class Replay:
             return last[0]
         if self._tokens is not None:
             return self._tokens[i][number - bool(last)]
-        return int(self._steps[i][-1].top_ids[-1, 0])
+        return self._cases[i].chosen(self._steps[i][-1])[-1]
 
     def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
         if last > first:
-            found = _copied(part_of(step, slice(first, last)))
-            self._steps[i].append(_allowed(found, self._cases[i]))
+            self._steps[i].append(_copied(part_of(step, slice(first, last))))
 
 
 def run_step(runner: Runner, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
@@ -294,13 +292,6 @@ def _run(runner: Runner, batch: ScheduledBatch, asked: Asked, num_logits: int) -
     aligned = tuple(range(0, num_logits, every)) if every else ()
     step = run_step(runner, batch._replace(num_top=asked.num_top, aligned=aligned))
     return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
-
-
-def _allowed(step: StepLogits, case: Case) -> StepLogits:
-    """Return positions whose likeliest tokens are some that the case allows."""
-    if not case.banned:
-        return step
-    return step_logits(case.allowed(step.all_logits), step.top_ids.shape[1])
 
 
 def _copied(step: StepLogits) -> StepLogits:

@@ -39,7 +39,7 @@ def eager_logits(
         hidden = ours.decoder.hidden_states(target_ids, memory, mask)  # [B, T, d_model]
         firsts = [len(case.prompt) - case.num_prompt_logits for case in cases]
         return [
-            case.allowed(_array(ours.decoder.logits(hidden[row, first:][: case.num_logits])))
+            _array(ours.decoder.logits(hidden[row, first:][: case.num_logits]))
             for row, (case, first) in enumerate(zip(cases, firsts, strict=True))
         ]
 

@@ -54,7 +54,8 @@ def certify_generation(
     first difference that the comparison refuses.
     """
     model, contract = sides.model, sides.contract
-    cases, per_length = affordable_cases(model, contract, samples)
+    banned = sides.comparison.banned
+    cases, per_length = affordable_cases(model, contract, samples, banned)
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases}),
         "batch_sizes": [1, *BATCH_SIZES],
@@ -63,6 +64,8 @@ def certify_generation(
         "steps": max(case.num_tokens for case in cases),
         "top_k": sorted({min(k, contract.vocab_size) for k in NUM_TOPS}),
     }
+    if banned:
+        covered["banned_tokens"] = len(banned)
     if contract.cross_cache:
         sources = [case.source for case in cases]
         covered["source_lengths"] = sorted(set(map(len, sources)))
@@ -85,9 +88,15 @@ def certify_generation(
 
 
 def affordable_cases(
-    model: nn.Module, contract: GenerationContract, samples: Sequence[Tokens]
+    model: nn.Module,
+    contract: GenerationContract,
+    samples: Sequence[Tokens],
+    banned: Tokens = (),
 ) -> tuple[list[Case], int]:
-    """Return cases, shuffled, and how many of them have the same length."""
+    """Return cases, shuffled, and how many of them have the same length.
+
+    No `banned` token follows them.
+    """
     num_parameters = sum(weight.numel() for weight in model.parameters())
 
     def num_tokens(per_length: int) -> int:
@@ -97,7 +106,7 @@ def affordable_cases(
     per_length = affordable_prompts(num_parameters, num_tokens)
     num_cases = len(make_cases(contract, samples, per_length))
     steps = affordable_steps(num_parameters, num_cases)
-    cases = make_cases(contract, samples, per_length, steps)
+    cases = make_cases(contract, samples, per_length, steps, banned)
     np.random.default_rng(SEED).shuffle(cases)
     return cases, per_length
 

@@ -11,11 +11,10 @@ import numpy as np
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from exporter.certificate.cases import MAX_STEPS, spread_lengths
-from exporter.certificate.comparison import Floats
+from exporter.certificate.comparison import Floats, without
 from exporter.samples import SEED, Deck, Tokens, random_tokens
 
 _SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
-_LEAST = float(np.finfo(np.float32).min)  # finite, so that two sides do not differ in it
 
 
 @dataclass(frozen=True)
@@ -49,17 +48,16 @@ class Case:
         """Return how many first tokens another prompt could use: whole chunks, but not all."""
         return (len(self.prompt) - 1) // chunk * chunk
 
-    def allowed(self, logits: Floats) -> Floats:
-        """Return logits [N, vocab_size] by which no banned token is the likeliest."""
-        if not self.banned:
-            return logits
-        logits = logits.copy()
-        logits[:, self.banned] = _LEAST
-        return logits
+    def likeliest(self, logits: Floats) -> Tokens:
+        """Return the likeliest tokens by logits [N, vocab_size], none that is banned."""
+        return tuple(without(self.banned, logits).argmax(axis=-1).tolist())
 
     def chosen(self, seen: StepLogits) -> Tokens:
-        """Return the likeliest tokens that followed the prompt."""
-        return tuple(seen.top_ids[-self.num_tokens :, 0].tolist())
+        """Return the likeliest tokens that followed the prompt, none that is banned."""
+        ids = seen.top_ids[-self.num_tokens :, 0]
+        if self.banned and np.isin(ids, self.banned).any():
+            return self.likeliest(seen.all_logits[-self.num_tokens :])
+        return tuple(ids.tolist())
 
     def __str__(self) -> str:
         source = f"source of {len(self.source)} tokens, " if self.source else ""
@@ -73,6 +71,7 @@ def random_case(
     source_length: int,
     prompt_length: int,
     num_tokens: int,
+    banned: Tokens = (),
 ) -> Case:
     """Return a case of random tokens, with a source if the model reads one: as long as it may be.
 
@@ -84,7 +83,7 @@ def random_case(
         source = random_tokens(rng, contract.prompt_vocab_size, length)
     start = () if contract.decoder_start_token_id is None else (contract.decoder_start_token_id,)
     prompt = (*start, *random_tokens(rng, contract.vocab_size, prompt_length - len(start)))
-    return Case(source, prompt, num_tokens)
+    return Case(source, prompt, num_tokens, banned=banned)
 
 
 def make_cases(
@@ -92,10 +91,12 @@ def make_cases(
     samples: Sequence[Tokens],
     per_length: int,
     num_steps: int = MAX_STEPS,
+    banned: Tokens = (),
 ) -> list[Case]:
     """Return `per_length` random cases of every length that is tried, and the samples.
 
-    Of every second one the logits behind all of the prompt are wanted, as far as memory allows.
+    No `banned` token follows them. Of every second one the logits behind all of the prompt are
+    wanted, as far as memory allows.
     """
     rng = np.random.default_rng(SEED)
     limit, start = contract.cache.max_len, contract.decoder_start_token_id
@@ -103,7 +104,7 @@ def make_cases(
 
     def case(source: Tokens, prompt: Tokens, i: int = 0) -> Case:
         num_tokens = min(num_steps, limit - len(prompt) + 1)
-        return Case(source, prompt, num_tokens, min(len(prompt), most) if i % 2 else 1)
+        return Case(source, prompt, num_tokens, min(len(prompt), most) if i % 2 else 1, banned)
 
     tokens = Deck(rng, contract.vocab_size)
     source_tokens = Deck(rng, contract.prompt_vocab_size)

@@ -40,24 +40,22 @@ from exporter.certificate.one_pass_cases import (
     text_items,
 )
 from exporter.certificate.sides import Sides, chunks_of, step_of
+from exporter.certificate.subject import Subject
 from exporter.graphs.target import DTYPES
 from exporter.samples import SEED, Tokens
 
 
 def certify_half_generation(
-    model: nn.Module,
-    contract: GenerationContract,
-    directory: Path,
-    samples: Sequence[Tokens],
-    progress: Progress,
+    subject: Subject, contract: GenerationContract, directory: Path, progress: Progress
 ) -> HalfPrecision:
     """Compare what a decoder in float16 gives, prompt by prompt alone and in batches of eight.
 
-    `model` is in float64. Raises CertificateError at the first fault.
+    Raises CertificateError at the first fault.
     """
-    half = Half(half_of(model, "fp16"), HalfComparison("fp16"))
-    cases, _ = affordable_cases(model, contract, samples)
-    sides = Sides(model, contract, directory, Comparison(), half=half)
+    model, banned = subject.model, subject.banned
+    half = Half(half_of(model, "fp16"), HalfComparison("fp16", banned))
+    cases, _ = affordable_cases(model, contract, subject.samples, banned)
+    sides = Sides(model, contract, directory, Comparison(banned=banned), half=half)
     size = max(BATCH_SIZES)
     for first in range(0, len(cases), size):
         members = cases[first : first + size]

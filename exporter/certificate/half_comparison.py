@@ -31,6 +31,7 @@ from engine.package.manifest import (
 )
 from exporter.certificate.comparison import NEVER, Floats
 from exporter.certificate.random_rounding import Rounded
+from exporter.samples import Tokens
 
 # Of a standard deviation of the logits, the difference of a single one; random models of 12 and 24
 # layers came to 0.007 and 0.07. Where it is more in the eager model, MAX_POSITION_RATIO times that.
@@ -128,7 +129,9 @@ class HalfComparison:
     Small cases are judged all together, in `result`.
     """
 
-    def __init__(self, precision: Precision = "fp16") -> None:
+    def __init__(self, precision: Precision = "fp16", banned: Tokens = ()) -> None:
+        """Count the likeliest tokens without the `banned` ones."""
+        self._banned = banned
         self._type, self._max_share = _NAMES[precision], MAX_DIFF[precision]
         self._max_case = self._max_position = 0.0
         self._decided = 0
@@ -257,15 +260,23 @@ class HalfComparison:
             )
 
     def _check_tokens(self, case: _Case, floor: float) -> int:
-        """Return how many tokens the type cannot turn: they must be equal."""
-        if case.eager.shape[1] == 1:
+        """Return how many tokens the type cannot turn; they, and those of all, must be equal."""
+        decided = self._check_best(case, case.ids, floor)
+        if self._banned:
+            decided = self._check_best(case, np.setdiff1d(case.ids, self._banned), floor)
+        return decided
+
+    def _check_best(self, case: _Case, ids: NDArray[np.int64], floor: float) -> int:
+        if len(ids) < 2:
             return 0
-        best = np.partition(case.eager, -2, axis=1)[:, -2:]
+        columns = np.searchsorted(case.ids, ids)
+        exported, eager = case.exported[:, columns], case.eager[:, columns]
+        best = np.partition(eager, -2, axis=1)[:, -2:]
         decided = best[:, 1] - best[:, 0] > DECIDED * np.maximum(case.most.largest, floor)
-        wrong = decided & (case.exported.argmax(axis=1) != case.eager.argmax(axis=1))
+        wrong = decided & (exported.argmax(axis=1) != eager.argmax(axis=1))
         if wrong.any():
             i = int(wrong.argmax())
-            ours, theirs = (case.ids[side[i].argmax()] for side in (case.exported, case.eager))
+            ours, theirs = (ids[side[i].argmax()] for side in (exported, eager))
             raise CertificateError(
                 f"{case.place(i)}: the exported model's best entry is {ours}, the eager model's "
                 f"{theirs}, by more than {self._type} can turn"

@@ -69,7 +69,12 @@ def _make_cases(sides: Sides, count: int) -> list[Case]:
     for i in range(count):
         length = max(1, min(_PROMPT_TOKENS[i % len(_PROMPT_TOKENS)], limit - 1))
         case = random_case(
-            rng, contract, source_length=_SOURCE_TOKENS, prompt_length=length, num_tokens=1
+            rng,
+            contract,
+            source_length=_SOURCE_TOKENS,
+            prompt_length=length,
+            num_tokens=1,
+            banned=sides.comparison.banned,
         )
         # Of a prompt that stands alone its own token is decoded, behind a longer one another.
         is_alone = bool(case.pieces(sides.chunk)[1])

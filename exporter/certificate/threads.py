@@ -46,4 +46,5 @@ def _longest_case(sides: Sides) -> Case:
         source_length=contract.cross_cache.max_len if contract.cross_cache else 0,
         prompt_length=prompt_length,
         num_tokens=limit - prompt_length + 1,
+        banned=sides.comparison.banned,
     )

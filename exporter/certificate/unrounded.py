@@ -31,10 +31,12 @@ from exporter.graphs.target import target_of
 def certify_unrounded(checkpoint: Checkpoint, form: PackageFormat) -> None:
     """Raise CertificateError if the graphs of a format differ before they round."""
     plain = PackageFormat(form.target)
-    comparison = Comparison(needs_equal_bits=target_of(form).runs_here)
+    subject = subject_of(checkpoint, plain)
+    needs_equal_bits = target_of(form).runs_here
+    comparison = Comparison(needs_equal_bits=needs_equal_bits, banned=subject.banned)
     try:
         with twin_graphs(checkpoint, form, plain) as directory:
-            _compare(subject_of(checkpoint, plain), directory, comparison)
+            _compare(subject, directory, comparison)
     except CertificateError as error:
         raise CertificateError(f"before anything is rounded: {error}") from error
 
@@ -54,7 +56,7 @@ def _compare(subject: Subject, directory: Path, comparison: Comparison) -> None:
 
 
 def _compare_generation(sides: Sides) -> None:
-    cases = make_cases(sides.contract, (), 1, MIN_STEPS)
+    cases = make_cases(sides.contract, (), 1, MIN_STEPS, sides.comparison.banned)
     longest = max(len(case.prompt) for case in cases)
     for case in cases:
         if sides.chunk + 1 < len(case.prompt) < longest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,7 +158,10 @@ class _Counts:
             started = time.perf_counter()
             logits.append(side.write(cases))
             self._seconds[i] += time.perf_counter() - started
-        chosen = [[tuple(rows.argmax(-1).tolist()) for rows in found] for found in logits]
+        chosen = [
+            [case.likeliest(rows) for case, rows in zip(cases, found, strict=True)]
+            for found in logits
+        ]
         forced = self._sides[1].follow(cases, chosen[0])
         ends = self._contract.eos_token_ids
         for i, line in enumerate(batch):
@@ -166,7 +170,7 @@ class _Counts:
             self._written[1].append(until_end(chosen[1][i], ends))
             begin = line.case.num_prompt_logits - 1
             one, other = (found[i][begin:][: len(tokens)] for found in (logits[0], forced))
-            self._equal += int((one.argmax(-1) == other.argmax(-1)).sum())
+            self._equal += sum(map(eq, line.case.likeliest(one), line.case.likeliest(other)))
             self._largest.append(np.abs(one.astype(np.float64) - other).max(axis=-1))
 
     def _score(self, batch: Sequence[Line]) -> None:

@@ -90,7 +90,7 @@ class Eager:
             so_far = [replace(cases[i], num_tokens=number + 1) for i in writing]
             found = eager_logits(self._model, so_far, [(*chosen[i], 0) for i in writing])
             for i, logits in zip(writing, found, strict=True):
-                chosen[i] = (*chosen[i], int(logits[-1].argmax()))
+                chosen[i] = (*chosen[i], *cases[i].likeliest(logits[-1:]))
         return self.follow(cases, chosen)
 
 

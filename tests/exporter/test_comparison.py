@@ -34,6 +34,32 @@ def test_the_first_difference_is_told_with_both_tokens() -> None:
         Comparison().logits(exported, LOGITS, place)
 
 
+def test_a_format_that_rounds_loses_tokens_that_may_be_written() -> None:
+    eager = np.array([[9.0, 3.0, 2.0], [9.0, 2.0, 3.0]], np.float32)
+    rounded = np.array([[9.0, 3.0, 3.5], [9.0, 2.0, 3.5]], np.float32)
+    counts = LossyComparison(), LossyComparison(banned=(0,)), LossyComparison(banned=(0, 1, 2))
+
+    for comparison in counts:
+        comparison.logits(rounded, eager, place)
+
+    assert [(one.tokens_equal, one.tokens_compared) for one in counts] == [(2, 2), (1, 2), (0, 0)]
+    assert {one.max_abs_logit_diff for one in counts} == {1.5}
+
+
+def test_a_banned_token_excuses_nothing_and_is_itself_compared() -> None:
+    eager = np.array([[9.0, 3.00004, 3.0]], np.float32)
+    second = np.array([[9.0, 3.0, 3.00003]], np.float32)  # within the tolerance
+    of_all = np.array([[3.0, 9.00003, 9.0]], np.float32)
+    Comparison().logits(second, eager, place)
+
+    with pytest.raises(CertificateError, match="best entry is 2, the eager model's 1"):
+        Comparison(banned=(0,)).logits(second, eager, place)
+    with pytest.raises(CertificateError, match="best entry is 2, the eager model's 1"):
+        Comparison(banned=(1,)).logits(of_all[:, [0, 2, 1]], of_all, place)
+    with pytest.raises(CertificateError, match="largest logit difference 0.001"):
+        Comparison(banned=(0,)).logits(eager + np.float32([0.001, 0, 0]), eager, place)
+
+
 def test_the_tolerance_grows_with_logits_above_16() -> None:
     small, large = LOGITS, LOGITS - np.float32(161)  # of up to 160 in the second row
 

@@ -512,6 +512,21 @@ def test_a_token_that_the_type_cannot_turn_must_be_equal() -> None:
         judge(HalfComparison(), (turned, eager, half))
 
 
+def test_a_banned_token_decides_for_none_of_those_that_may_be_written() -> None:
+    eager = np.tile([9.0, 3.0, 1.9, *np.zeros(997)], (2, 1))
+    second = eager.copy()
+    second[0, [1, 2]] = [2.42, 2.48]
+    half = Rounded(eager + 0.2, lambda _: eager + 0.2)
+    judge(HalfComparison(), (second, eager, half))
+
+    with pytest.raises(CertificateError, match="^0: .* best entry is 2, the eager model's 1"):
+        judge(HalfComparison(banned=(0,)), (second, eager, half))
+    with pytest.raises(CertificateError, match="^0: .* best entry is 1, the eager model's 0"):
+        judge(
+            HalfComparison(banned=(0,)), (second[:, 1:], eager[:, 1:], half.of(np.arange(1, 1000)))
+        )
+
+
 def test_a_wrong_token_is_told_by_its_id_where_others_are_never_written() -> None:
     eager = np.tile([3.0, -1e30, 1.0, *np.zeros(997)], (2, 1))
     turned = eager.copy()
