@@ -276,7 +276,13 @@ def _trace_decoder(model: nn.Module, contract: Contract, target: Target) -> Grap
     module = _DecoderGraph(decoder, in_pieces=target.rows_in_pieces)
     shape = decoder_shape(contract.generation)
     graph = _export(module, shape)
-    for value in graph.graph.outputs[1:4]:  # the example's k is not part of the graph
+    top = graph.graph.outputs[1:4]
+    last = top[-1].producer()
+    assert last is not None
+    for value in last.inputs:  # the example's k is not part of the graph
+        if value is not None and value not in top:
+            value.shape = None
+    for value in top:
         assert value.name is not None
         value.shape = ir.Shape(shape.outputs[value.name].shape)
     return {"decoder.onnx": graph}

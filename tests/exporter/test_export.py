@@ -17,12 +17,14 @@ import pytest
 import torch
 
 from engine.errors import CertificateError, CheckpointError, ConfigError, PackageError
+from engine.package.graph_io import check_graphs, decoder_shape
 from engine.package.package import load_package
 from engine.session import create_session
 from exporter import export
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs
+from exporter.graphs.contracts import generation_contract
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import TransformerConfig, build_model
@@ -247,7 +249,10 @@ def test_many_small_numbers_beside_a_likely_token_are_summed_exactly(
         model.decoder.output.bias[1000:2000] = -math.inf
     write_graphs(build_graphs(model), tmp_path)
 
+    contract = generation_contract(config)
+    assert contract is not None
     session = create_session(tmp_path / "decoder.onnx")
+    check_graphs((session, decoder_shape(contract)))
     past = {
         name: np.zeros((2, *value.shape[1:]), np.float32)  # type: ignore[arg-type]
         for name, value in session.inputs.items()
