@@ -65,21 +65,23 @@ def read_texts(path: Path, contract: Contract, tokenizer: Tokenizer) -> list[Ite
 
 
 def read_images(path: Path, contract: Contract) -> list[Item]:
-    """Return the pictures of a directory; the name of the folder that one lies in is its label.
+    """Return the pictures of a directory; the folder of it that one lies in has its label's name.
 
     A folder that has the name of no label says nothing. Raises ConfigError, naming all pictures
     that cannot be read.
     """
     encoder = ItemEncoder(contract, None, _NO_LIMITS)
     items, problems = [], []
-    for file in find_pictures(path):
+    for file, label in find_pictures(path):
         where = str(file.relative_to(path))
-        reference = (file.parent.name,) if file.parent.name in contract.labels else None
+        reference = (label,) if label in contract.labels else None
         try:
             (encoded,) = encoder.encode([PredictionItem(file.read_bytes())], where)
             items.append(Item(where, encoded, reference))
         except InvalidRequest as error:
             problems += [f"{where}: {violation.description}" for violation in error.violations]
+        except OSError as error:
+            problems.append(f"{where}: {error.strerror}")
     _check(path, items, problems, f"has no {', '.join(SUFFIXES)} files; give a folder with some")
     return items
 

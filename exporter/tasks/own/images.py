@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from engine.one_pass.image import load_image
 from engine.wording import listed
 from exporter.graphs.contracts import image_contract
 from exporter.models.config import ImageConfig, TransformerConfig
-from exporter.pictures import SUFFIXES, find_pictures
+from exporter.pictures import SUFFIXES, Picture, class_folders, find_pictures
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels
@@ -23,13 +22,6 @@ from exporter.training.data import Example
 from exporter.training.task import Task
 
 _PIXELS = {"tiny": (32, 4), "base": (224, 16)}  # of an image, of a patch: height and width
-
-
-class LabelledImage(NamedTuple):
-    """A file, and the folder in which it lies."""
-
-    path: Path
-    label: str
 
 
 def images_task(seed: int, data: OwnData) -> Task:
@@ -60,31 +52,30 @@ def images_task(seed: int, data: OwnData) -> Task:
     )
 
 
-def find_images(directory: Path) -> list[LabelledImage]:
+def find_images(directory: Path) -> list[Picture]:
     """Return the pictures of a directory that has a folder for every class."""
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is not a directory; give one with a folder for every class")
-    found = [
-        LabelledImage(path, folder.name)
-        for folder in sorted(directory.iterdir())
-        if folder.is_dir() and not folder.name.startswith(".")
-        for path in find_pictures(folder)
-    ]
+    found = [picture for picture in find_pictures(directory) if picture.label]
     if not found:
         raise ConfigError(
             f"{directory} has no folders with {', '.join(SUFFIXES)} files; put the pictures of a "
             "class into a folder of its name"
         )
+    labels = {picture.label for picture in found}
+    if empty := [folder.name for folder in class_folders(directory) if folder.name not in labels]:
+        raise ConfigError(
+            f"{directory} has folders without {', '.join(SUFFIXES)} files: {listed(empty)}; put "
+            "pictures of the class there, or take them out"
+        )
     return found
 
 
-def _loaded(config: TransformerConfig, parts: Parts[LabelledImage]) -> Parts[Example]:
+def _loaded(config: TransformerConfig, parts: Parts[Picture]) -> Parts[Example]:
     """Return the parts as the model sees them; those of all that cannot be read are one error."""
     examples = iter(load_images(config, [image for part in parts for image in part]))
     return Parts(*([next(examples) for _ in part] for part in parts))
 
 
-def load_images(config: TransformerConfig, images: Sequence[LabelledImage]) -> list[Example]:
+def load_images(config: TransformerConfig, images: Sequence[Picture]) -> list[Example]:
     """Return the pictures as the model sees them; ConfigError names those that cannot be read."""
     numbers = {label: number for number, label in enumerate(config.labels)}
     contract = image_contract(config)

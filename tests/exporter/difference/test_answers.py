@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from PIL import Image
 from engine.errors import ConfigError
 from exporter.checkpoint import load_checkpoint
 from exporter.difference.answers import AnswerDifference, compare_answers
-from exporter.difference.predictors import generates
+from exporter.difference.items import read_images
+from exporter.difference.predictors import generates, open_predictor
 from server.cli.app import run
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.difference.test_difference import changed
@@ -197,6 +199,30 @@ def test_texts_and_pictures_go_to_models_that_take_them(
         compare_answers(images, images, images=pictures)
     with pytest.raises(ConfigError, match=r"has no \.png, \.jpg, \.jpeg files"):
         compare_answers(images, images, images=texts)
+
+
+def test_a_picture_has_its_class_as_in_training_and_hidden_ones_are_left_out(
+    make_checkpoint: MakeCheckpoint, pictures: Path
+) -> None:
+    contract = open_predictor(make_checkpoint("vit")).contract
+    for place in (".thumbnails/1.png", "1/._1.png", "1/2/c.png", "elsewhere/1/d.png", "e.png"):
+        (pictures / place).parent.mkdir(exist_ok=True)
+        shutil.copy(pictures / "1" / "a.png", pictures / place)
+
+    found = read_images(pictures, contract)
+
+    assert {item.where: item.reference for item in found} == {
+        **dict.fromkeys(("1/a.png", "1/b.PNG", "1/2/c.png"), ("1",)),
+        **dict.fromkeys(("elsewhere/c.png", "elsewhere/1/d.png", "e.png")),
+    }
+    (pictures / "1" / "f.gif").write_bytes(b"GIF89a")
+    (pictures / "1" / "a.png").unlink()
+    (pictures / "1" / "a.png").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="1 pictures are not PNG or JPEG"):
+        read_images(pictures, contract)
+    (pictures / "1" / "f.gif").unlink()
+    with pytest.raises(ConfigError, match="1/a.png: No such file"):
+        read_images(pictures, contract)
 
 
 def test_other_models_are_refused(make_checkpoint: MakeCheckpoint) -> None:

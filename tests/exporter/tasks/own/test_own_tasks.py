@@ -274,6 +274,32 @@ def test_hidden_pictures_are_not_of_a_class(pictures: Path) -> None:
     assert find_images(pictures) == wanted
 
 
+def test_a_class_is_the_folder_of_the_directory_at_any_depth(pictures: Path) -> None:
+    (pictures / "dark" / "bright").mkdir()
+    (pictures / "dark" / "1.png").rename(pictures / "dark" / "bright" / "1.png")
+    (pictures / "night").symlink_to(pictures / "dark")
+
+    found = find_images(pictures)
+
+    assert Counter(one.label for one in found) == {"bright": 120, "dark": 120, "night": 120}
+
+
+@pytest.mark.parametrize("folder", ["dark", "other"])
+def test_pictures_of_kinds_that_are_not_read_are_named(folder: str, pictures: Path) -> None:
+    (pictures / folder).mkdir(exist_ok=True)
+    (pictures / folder / "1.WebP").write_bytes(b"RIFF")
+
+    with pytest.raises(ConfigError, match=rf"1 pictures are not PNG or JPEG.*{folder}/1\.WebP"):
+        find_images(pictures)
+
+
+def test_a_folder_without_pictures_is_no_class_and_named(pictures: Path) -> None:
+    (pictures / "empty").mkdir()
+
+    with pytest.raises(ConfigError, match=r"has folders without \.png, .* files: empty; put"):
+        find_images(pictures)
+
+
 def test_a_directory_without_folders_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no folders with .png"):
         find_images(tmp_path)
