@@ -10,14 +10,24 @@ from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat
 from exporter.huggingface.tokenizers.settings import Settings
 
 TEMPLATE_NAME = "chat_template.jinja"
-_ONE_FOR_BOTH = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+_END = "<|endoftext|>"
+_GPT2 = {"bos_token": _END, "eos_token": _END, "unk_token": _END}
+_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # What a template can name though the original does not, by the class of its tokenizer.
 _UNSAID: Mapping[str, Mapping[str, str]] = {
-    "GPT2Tokenizer": _ONE_FOR_BOTH,
-    "GPTNeoXTokenizer": _ONE_FOR_BOTH,
-    "GemmaTokenizer": {"bos_token": "<bos>", "eos_token": "<eos>"},
-    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>"},
-    "Qwen2Tokenizer": {"eos_token": "<|endoftext|>"},
+    "CodeGenTokenizer": _GPT2,
+    "CodeLlamaTokenizer": _LLAMA,
+    "GPT2Tokenizer": _GPT2,
+    "GPTNeoXTokenizer": {**_GPT2, "pad_token": "<|padding|>"},
+    "GemmaTokenizer": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+    "LlamaTokenizer": _LLAMA,
+    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
 }
 
 

@@ -50,6 +50,7 @@ _CLASSES: Mapping[str, str] = {
     "gemma2": "GemmaTokenizer",
     "gemma3_text": "GemmaTokenizer",
     "gpt2": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
     "llama": "LlamaTokenizer",
     "m2m_100": "M2M100Tokenizer",
     "marian": "MarianTokenizer",

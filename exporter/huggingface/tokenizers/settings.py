@@ -49,7 +49,7 @@ class NamedTemplate(BaseModel):
 
 
 class Settings(BaseModel):
-    """`tokenizer_config.json`, with what `special_tokens_map.json` says besides."""
+    """`tokenizer_config.json`, with what `special_tokens_map.json` says where that counts."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -138,9 +138,15 @@ def text_of(token: str | Token) -> str:
 
 
 def read_settings(directory: Path) -> Settings:
-    """Read the settings of a directory; ValueError says which file is wrong, and how."""
-    content = {**_read(directory / SPECIAL_NAME), **_read(directory / CONFIG_NAME)}
-    added = _read(directory / ADDED_NAME)
+    """Read the settings of a directory; ValueError says which file is wrong, and how.
+
+    Settings that list the added tokens by id are all there is to transformers; else the older files
+    count, before what the settings say.
+    """
+    content, added = _read(directory / CONFIG_NAME), {}
+    if "added_tokens_decoder" not in content:
+        content |= _read(directory / SPECIAL_NAME)
+        added = _read(directory / ADDED_NAME)
     # A token that is null is not that of its class.
     known = {name: v for name, v in content.items() if v is not None or name in _NAMES}
     # transformers 5 has a list, or names, of what were additional special tokens.

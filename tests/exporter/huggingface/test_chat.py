@@ -47,7 +47,7 @@ def test_a_template_of_the_settings_is_kept_with_its_tokens(
     import_checkpoint(source, out)
 
     checkpoint = load_checkpoint(out)
-    tokens = {"eos_token": "w9", "bos_token": "w8"}
+    tokens = {"eos_token": "w9", "bos_token": "w8", "unk_token": "<unk>"}
     assert checkpoint.text.chat == ChatFormat(template=TEMPLATE, tokens=tokens)
     assert "chat.json" in copied_files(checkpoint)
 
@@ -73,6 +73,7 @@ def test_a_template_of_its_own_file_is_taken_before_that_of_the_settings(tmp_pat
         ("gpt2", {}),  # DialoGPT
         ("gpt2", {"eos_token": None}),
         ("gpt2", {"tokenizer_class": "GPT2TokenizerFast", "bos_token": "<s>"}),
+        ("gpt_neox", {}),
         ("gpt_neox", {"tokenizer_class": "GPTNeoXTokenizer"}),
         ("llama", {"tokenizer_class": "LlamaTokenizer"}),
         ("llama", {"tokenizer_class": "LlamaTokenizer", "bos_token": None, "eos_token": "<eos>"}),
@@ -84,18 +85,53 @@ def test_a_template_of_its_own_file_is_taken_before_that_of_the_settings(tmp_pat
 def test_tokens_that_are_not_named_are_those_of_the_class_of_the_tokenizer(
     model_type: str, settings: dict[str, object], tmp_path: Path
 ) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+    assert_template_sees_what_transformers_gives(tmp_path, settings)
+
+
+LISTED = {"9": {"content": "<s>", "special": True}}
+
+
+@pytest.mark.parametrize("name", ["GPTNeoXTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("listed", [{}, {"added_tokens_decoder": LISTED}], ids=["", "listed"])
+@pytest.mark.parametrize(
+    ("said", "said_besides"),
+    [
+        ({}, {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}),
+        ({"bos_token": "<bos>", "pad_token": "<pad>"}, {"bos_token": "<s>"}),
+        ({"bos_token": "<bos>"}, {"bos_token": None}),
+        ({"bos_token": None}, {"bos_token": "<s>", "unk_token": "<eos>"}),
+    ],
+)
+def test_tokens_of_two_files_are_those_that_transformers_takes(
+    name: str,
+    listed: dict[str, object],
+    said: dict[str, object],
+    said_besides: dict[str, object],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(said_besides))
+
+    settings = {"tokenizer_class": name, **listed, **said}
+    assert_template_sees_what_transformers_gives(tmp_path, settings)
+
+
+def assert_template_sees_what_transformers_gives(path: Path, settings: dict[str, object]) -> None:
     names = ("<unk>", "<s>", "</s>", "<bos>", "<eos>", "<|endoftext|>", "<pad>", "<|padding|>")
     made = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>"))
-    made.save(str(tmp_path / "tokenizer.json"))
-    said = {**settings, "chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    original = AutoTokenizer.from_pretrained(tmp_path)
+    made.save(str(path / "tokenizer.json"))
+    tokens = "".join(f"{{{{ {name}_token }}}}, " for name in ("bos", "eos", "unk", "pad"))
+    said = {**settings, "chat_template": tokens + "{{ messages[0].content }}"}
+    (path / "tokenizer_config.json").write_text(json.dumps(said))
+    original = AutoTokenizer.from_pretrained(path)
     config = TransformerConfig.model_construct(
         family="gpt", vocab_size=99, eos_token_id=2, source_vocab_size=None
     )
+    model_type = json.loads((path / "config.json").read_text())["model_type"]
 
-    form = read_tokenizer(tmp_path, config, model_type).files.chat
+    form = read_tokenizer(path, config, model_type).files.chat
 
     assert form is not None
     template = ChatTemplate(form)
