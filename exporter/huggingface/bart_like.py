@@ -20,7 +20,9 @@ from exporter.huggingface.family import ACTIVATIONS, Activation, SpecialTokens, 
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 
 SHARED = "model.shared"
-UNUSED = r"model\.shared\.weight"  # where each side has a table of its own
+BODY = "model."
+# The table that both have, where each side has one of its own, and what fairseq left there.
+UNUSED = r"(model\.)?(shared\.weight|(encoder|decoder)\.version)"
 COMPUTED_POSITIONS = rf"{UNUSED}|.*\.embed_positions\.weights?"  # or that nobody has learned
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.bart_like import UNUSED, BartLikeConfig, bart_like, bart_like_weights
+from exporter.huggingface.bart_like import (
+    BODY,
+    UNUSED,
+    BartLikeConfig,
+    bart_like,
+    bart_like_weights,
+)
 from exporter.huggingface.conversion import NameTable
 from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.models.config import PositiveInt, TransformerConfig
@@ -39,5 +45,6 @@ BART = Family(
     to_config=_config,
     weights=weights,
     abilities=WRITES,
+    body=BODY,
     ignored=UNUSED,
 )

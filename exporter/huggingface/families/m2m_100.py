@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import NonNegativeInt
 
 from exporter.huggingface.bart_like import (
+    BODY,
     COMPUTED_POSITIONS,
     BartLikeConfig,
     bart_like,
@@ -41,5 +42,6 @@ M2M_100 = Family(
     to_config=_config,
     weights=bart_like_weights,
     abilities=WRITES,
+    body=BODY,
     ignored=COMPUTED_POSITIONS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exporter.huggingface.bart_like import (
+    BODY,
     COMPUTED_POSITIONS,
     BartLikeConfig,
     bart_like,
@@ -46,5 +47,6 @@ MARIAN = Family(
     to_config=_config,
     weights=bart_like_weights,
     abilities=WRITES,
+    body=BODY,
     ignored=COMPUTED_POSITIONS,
 )

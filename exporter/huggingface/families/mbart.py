@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.bart_like import UNUSED, bart_like
+from exporter.huggingface.bart_like import BODY, UNUSED, bart_like
 from exporter.huggingface.families.bart import BartConfig, weights
 from exporter.huggingface.family import WRITES, Family, SpecialTokens
 from exporter.models.config import TransformerConfig
@@ -43,5 +43,6 @@ MBART = Family(
     to_config=_config,
     weights=weights,
     abilities=WRITES,
+    body=BODY,
     ignored=UNUSED,
 )

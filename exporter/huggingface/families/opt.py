@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from exporter.huggingface.bart_like import layer_weights
+from exporter.huggingface.bart_like import BODY, UNUSED, layer_weights
 from exporter.huggingface.conversion import NameTable, SkipRows, modules
 from exporter.huggingface.decoder import DecoderConfig, decoder_config
 from exporter.huggingface.family import WRITES, Activation, Family, SpecialTokens
@@ -70,5 +70,6 @@ OPT = Family(
     to_config=_config,
     weights=_weights,
     abilities=WRITES,
-    body="model.",
+    body=BODY,
+    ignored=UNUSED,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exporter.huggingface.bart_like import (
+    BODY,
     COMPUTED_POSITIONS,
     BartLikeConfig,
     bart_like,
@@ -35,5 +36,6 @@ PEGASUS = Family(
     to_config=_config,
     weights=bart_like_weights,
     abilities=WRITES,
+    body=BODY,
     ignored=COMPUTED_POSITIONS,
 )

@@ -88,6 +88,30 @@ def test_a_t5_may_have_its_table_under_the_name_of_the_decoder_alone(tmp_path: P
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bart", "mbart", "m2m_100", "pegasus", "marian"])
+@torch.no_grad()
+def test_a_file_of_the_body_alone_is_read_as_that_of_bart_base_is(
+    family: str, tmp_path: Path
+) -> None:
+    twin = save(family, tmp_path / "source")
+    getattr(twin, "final_logits_bias", torch.zeros(1)).zero_()  # which the body has not
+    path = tmp_path / "source" / "model.safetensors"
+    weights = {f"{side}.version": torch.tensor([3.0]) for side in ("encoder", "decoder")}
+    for name, weight in safetensors.torch.load_file(path).items():
+        if name != "final_logits_bias":
+            weights[name.removeprefix("model.")] = weight
+    safetensors.torch.save_file(weights, path)
+    edit_json(tmp_path / "source" / "config.json", architectures=[type(twin.model).__name__])
+    source_ids = torch.randint(4, VOCAB_SIZE, (3, S))
+    target_ids = torch.randint(4, VOCAB_SIZE, (3, T))
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+    logits = load_checkpoint(tmp_path / "checkpoint").model(source_ids, target_ids, MASK)
+
+    expected = twin(source_ids, MASK.long(), target_ids).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
 def test_an_mbart_that_does_not_say_what_outputs_begin_behind_is_imported(tmp_path: Path) -> None:
     save("mbart", tmp_path / "source", decoder_start_token_id=None)
 
