@@ -54,11 +54,16 @@ DISABLED_ON_CUDA = ["GatherSliceToSplitFusion"]
 
 
 def create_session(
-    path: str | os.PathLike[str], *, num_threads: int = 0, device: CudaDevice | None = None
+    path: str | os.PathLike[str],
+    *,
+    num_threads: int = 0,
+    device: CudaDevice | None = None,
+    profile: Path | None = None,
 ) -> Session:
     """Load a graph for the CPU, or with its weights onto a device.
 
-    `num_threads` are those of the CPU; 0 means one per core that this process may use. Raises
+    `num_threads` are those of the CPU; 0 means one per core that this process may use. On a CPU,
+    `profile` is how a file begins that says when each kernel ran, see `end_profile`. Raises
     PackageError if onnxruntime does not take the graph, or would run a node of it on the CPU beside
     the device; DeviceError if it cannot use the device, OutOfDeviceMemory if there is no room.
     """
@@ -67,7 +72,8 @@ def create_session(
         return Session(_create_on(device, path), path, device=device)
     try:
         weights = MappedWeights.of(path)
-        return Session(_create_on_cpu(path, num_threads or num_cores(), weights), path, weights)
+        session = _create_on_cpu(path, num_threads or num_cores(), weights, profile)
+        return Session(session, path, weights)
     except Exception as error:  # onnxruntime has a dozen of its own, without a common base
         raise _not_loaded(path, error) from error
 
@@ -109,6 +115,13 @@ class Session:
     def bind(self) -> Binding:
         """Return an empty binding of this graph."""
         return Binding(self._session, self._weights, self._device, self._on_device)
+
+    def end_profile(self) -> tuple[Path, int]:
+        """Return onnxruntime's file of what ran when, and the `time.time_ns` that it counts from.
+
+        The session is one that was created with a profile, and writes nothing from then on.
+        """
+        return Path(self._session.end_profiling()), self._session.get_profiling_start_time_ns()
 
 
 class Binding:
@@ -206,9 +219,11 @@ class Binding:
 
 
 def _create_on_cpu(
-    path: Path, num_threads: int, weights: MappedWeights | None
+    path: Path, num_threads: int, weights: MappedWeights | None, profile: Path | None
 ) -> ort.InferenceSession:
     options = _options()
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, os.fspath(profile)
     options.intra_op_num_threads = num_threads
     # Else the threads of the graph that ran before spin on the cores that this one needs: encoder
     # and decoder in turns took twice as long. One graph alone takes the same time either way.

@@ -37,6 +37,7 @@ class Target:
     int8_cache_widths: tuple[int, ...] | None = None  # of a head, likewise
     int8_cache_unbounded: bool = False  # it has none where scores have a bound
     has_faster_int8_cache: bool = False  # beside weights in int8, steps take less time with one
+    has_unit_scales: bool = False  # a query of a source is read faster where scores have no factor
     has_draws: bool = False  # tokens are drawn by a graph, too, so that no step waits for the host
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
@@ -46,6 +47,7 @@ CPU = Target(
     MappingProxyType({"fp32": bodies.CPU}),
     accuracy_level=4,  # in integers, at a scale for each block of a row
     has_faster_int8_cache=True,
+    has_unit_scales=True,
 )
 CUDA = Target(
     "cuda",

@@ -133,6 +133,19 @@ def _widen_columns(projection: nn.Linear, num_heads: int, width: int) -> None:
         projection.weight = nn.Parameter(wide.flatten(1))
 
 
+def fold_scales(decoder: CachedDecoder) -> None:
+    """Let the weights of queries carry the factor of their scores, where they attend to a source.
+
+    On a CPU onnxruntime multiplies one query by its keys with a kernel of its own, if there is no
+    factor: attention to a source takes 0.8 of the time at 25 tokens, 0.5 at 500.
+    """
+    for attention in decoder.cross_attentions():
+        with torch.no_grad():
+            for parameter in attention.q_proj.parameters():
+                parameter.mul_(attention.scale)
+        attention.scale = 1.0
+
+
 class _DecoderOutput(NamedTuple):
     logits: Tensor  # [N, vocab_size]
     top_ids: Tensor  # [N, k]
@@ -273,6 +286,8 @@ def _trace_decoder(model: nn.Module, contract: Contract, target: Target) -> Grap
     assert contract.generation is not None, "a model with a decoder generates"
     decoder = generator(model).decoder
     widen_heads(decoder)
+    if target.has_unit_scales:
+        fold_scales(decoder)
     module = _DecoderGraph(decoder, in_pieces=target.rows_in_pieces)
     shape = decoder_shape(contract.generation)
     graph = _export(module, shape)

@@ -328,8 +328,12 @@ class Decoder(nn.Module):
 
     def attentions(self) -> Iterator[MultiHeadAttention]:
         """Yield the attention of every layer, to itself and to the source."""
+        yield from (layer.self_attention for layer in self._layers())
+        yield from self.cross_attentions()
+
+    def cross_attentions(self) -> Iterator[MultiHeadAttention]:
+        """Yield the attention of every layer to the source, if there is one."""
         for layer in self._layers():
-            yield layer.self_attention
             if layer.cross_attention is not None:
                 yield layer.cross_attention
 

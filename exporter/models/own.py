@@ -265,6 +265,10 @@ class OwnDecoder(nn.Module):
         """Yield none: heads are widened where they are computed."""
         return iter(())
 
+    def cross_attentions(self) -> Iterator[MultiHeadAttention]:
+        """Yield none, likewise."""
+        return iter(())
+
     @property
     def _own(self) -> OwnWriter:
         own: OwnWriter = self.model  # type: ignore[assignment]

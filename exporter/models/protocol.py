@@ -44,6 +44,9 @@ class CachedDecoder(Protocol):
     def attentions(self) -> Iterator[MultiHeadAttention]:
         """Yield the attention of our blocks, whose heads are widened for the cache."""
 
+    def cross_attentions(self) -> Iterator[MultiHeadAttention]:
+        """Yield those of them that attend to a source."""
+
 
 class Generator(Protocol):
     """A model with a decoder, behind a source or not."""

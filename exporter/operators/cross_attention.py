@@ -70,6 +70,7 @@ def _emit(query: Tensor, source: SourceRow, num_heads: int, scale: float) -> Ten
             **grouped,
             "head_dim": head_dim,
             "width": num_heads * head_dim,
+            "capacity": source.key.shape[2],
             "scale": scale,
         },
         dtype=query.dtype,
@@ -105,7 +106,8 @@ def _attend(query: Tensor, source: SourceRow, num_heads: int, scale: float) -> T
 # outputs are left out, or it copies the row.
 _HEAD = """
 CrossAttention
-  <num_heads, num_heads_x2, num_heads_x4, num_heads_x8, num_heads_x16, head_dim, width, scale>
+  <num_heads, num_heads_x2, num_heads_x4, num_heads_x8, num_heads_x16, head_dim, width, capacity,
+   scale>
   (query, cross_key, cross_value, source_lengths, beam_rows, row_queries) => (output)
 {
   rest = Constant <value_ints: ints = [-1]> ()
@@ -121,13 +123,23 @@ CrossAttention
   gathered = Gather <axis: int = 0> (query, beam_rows)
 """
 
-# Outside of the branches, so that onnxruntime computes it once for all layers.
+# Of nothing that a layer has for itself, nor of constants that a branch reads: so onnxruntime
+# computes it once for all layers.
 _NO_NEW_KEY = """
-  no_key = Slice (queries, zero, zero, one)
-  last = Sub (source_lengths, one)
+  unit = Constant <value_ints: ints = [1]> ()
+  none = Constant <value_ints: ints = [0]> ()
+  last = Sub (source_lengths, unit)
   seqlens_k = Cast <to: int = 6> (last)
-  capacity = Shape <start: int = 2, end: int = 3> (cross_key)
+  capacity_scalar = Constant <value_int: int = @capacity> ()
+  capacity = Reshape (capacity_scalar, unit)
   total_seq = Cast <to: int = 6> (capacity)
+  num_sources = Shape (source_lengths)
+  empty = Concat <axis: int = 0> (num_sources, none, width_1d)
+  no_key = ConstantOfShape (empty)
+  rows_each = Shape <start: int = 1, end: int = 2> (beam_rows)
+  queries_each = Shape <start: int = 1, end: int = 2> (row_queries)
+  num_queries = Mul (rows_each, queries_each)
+  single = Equal (num_queries, unit)
 """
 
 # [C, G, S, width] becomes [C, G * S, width].
@@ -162,12 +174,8 @@ def _branches() -> str:
     for width in reversed(GROUPED_WIDTHS):
         result, inner = f"attended_or_{width}", _queries_of_width(width, result, inner)
     return f"""{_HEAD}{_BY_SOURCE}
-  zero = Constant <value_ints: ints = [0]> ()
   one = Constant <value_ints: ints = [1]> ()
-{constants}
-  num_queries = Shape <start: int = 1, end: int = 2> (queries)
-  single = Equal (num_queries, one)
-{_NO_NEW_KEY}
+{constants}{_NO_NEW_KEY}
   attended = If (single) <
     then_branch: graph = one_query () => (float[C, Q, W] attended_1) {{
       attended_1 = com.microsoft.GroupQueryAttention

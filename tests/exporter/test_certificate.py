@@ -172,8 +172,8 @@ def scale_of_padded_heads(surgery: Surgery) -> None:
 
 
 @cross_decoder
-def cross_scale_missing(surgery: Surgery) -> None:
-    surgery.set_attribute(surgery.nodes("CrossAttention")[0], "scale", 1.0)
+def cross_scale_given_twice(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("CrossAttention")[0], "scale", 0.5)
 
 
 @encoder
@@ -241,8 +241,8 @@ def last_source_position_unseen(surgery: Surgery) -> None:
 
 
 @cross_decoder
-def alignment_scale_missing(surgery: Surgery) -> None:
-    surgery.set_attribute(surgery.nodes("CrossAlignment")[0], "scale", 1.0)
+def alignment_scale_given_twice(surgery: Surgery) -> None:
+    surgery.set_attribute(surgery.nodes("CrossAlignment")[0], "scale", 0.5)
 
 
 @cross_decoder
@@ -803,7 +803,7 @@ def _spoil_branch(surgery: Surgery, width: int) -> None:
         for node in visit(function.node)
         if any(a.ref_attr_name == wanted for a in node.attribute)
     )
-    surgery.set_attribute(node, "scale", 1.0)
+    surgery.set_attribute(node, "scale", 0.5)
 
 
 @cross_decoder
@@ -1366,7 +1366,7 @@ SMALLER_THAN_ROUNDING = [
     ("encoder-decoder", "scale_missing"),
     ("encoder-decoder", "encoder_made_causal"),
     ("encoder-decoder", "lengths_of_rows_swapped"),
-    ("encoder-decoder", "alignment_scale_missing"),
+    ("encoder-decoder", "alignment_scale_given_twice"),
     ("gpt", "causal_flag_lost"),
 ]
 

@@ -26,6 +26,7 @@ from exporter.export import export_package
 from exporter.graphs import package_graphs
 from exporter.graphs.contracts import generation_contract
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.target import CPU, CUDA, Target
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import TransformerConfig, build_model
 from exporter.verification import verify_package
@@ -274,6 +275,20 @@ def test_many_small_numbers_beside_a_likely_token_are_summed_exactly(
     expected = np.take_along_axis(expected, found["top_ids"], 1)
     assert expected[0, 0] == pytest.approx(math.log(0.99), abs=1e-3)
     np.testing.assert_allclose(found["top_logprobs"], expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("target", "factor"), [(CPU, 1.0), (CUDA, 8**-0.5)])
+def test_where_it_is_faster_weights_of_queries_carry_the_factor_of_scores(
+    target: Target, factor: float, make_checkpoint: MakeCheckpoint
+) -> None:
+    model = load_checkpoint(make_checkpoint("encoder-decoder", key_dim=8)).model
+
+    decoder = build_graphs(model, target=target)["decoder.onnx"].graph
+
+    nodes = [node for node in decoder if node.op_type == "CrossAttention"]
+    assert len(nodes) == 2
+    for node in nodes:
+        assert node.attributes["scale"].as_float() == pytest.approx(factor)
 
 
 @pytest.mark.usefixtures("few_cases")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import SourceRow, cross_attention_over_row
 from exporter.operators.domain import DOMAIN
+from loadtest.studies.kernels import read_profile
 from tests.exporter.reference_bodies import REFERENCE
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
@@ -198,6 +200,9 @@ def graphs() -> dict[str, ir.Model]:
     return {name: _export(module, inputs) for name, (module, inputs) in cases.items()}
 
 
+_OF_SOURCES = {f"{of}_{part}" for of in ("cross", "other") for part in ("key", "value")}
+
+
 def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
     open_sizes = {
         name: {0: "batch", 1: "tokens"} if tensor.ndim == 3 else {0: "batch"}
@@ -207,7 +212,7 @@ def _export(module: nn.Module, inputs: dict[str, Tensor]) -> ir.Model:
     fixed: dict[str, dict[int, str]] = {name: {} for name in inputs if name in FIXED}
     if "beam_rows" in inputs:
         open_sizes["beam_rows"] = {0: "sources", 1: "beams"}
-    for name in inputs.keys() & {"cross_key", "cross_value", "source_lengths"}:
+    for name in inputs.keys() & {"source_lengths", *_OF_SOURCES}:
         open_sizes[name] = {0: "sources"}
     for name in inputs.keys() & {"position_ids", "row_queries"}:
         open_sizes[name] = {0: "batch", 1: "tokens"}
@@ -392,6 +397,47 @@ def test_cross_attention_does_not_see_a_nan_behind_the_source_when_it_decodes(
     (output,) = run(graphs["CrossAttention"], "cpu", inputs, tmp_path)
 
     np.testing.assert_allclose(output, expected, atol=2e-6)
+
+
+class Crosses(nn.Module):
+    def forward(  # type: ignore[no-untyped-def]
+        self,
+        query,
+        cross_key,
+        cross_value,
+        other_key,
+        other_value,
+        source_lengths,
+        beam_rows,
+        row_queries,
+    ):
+        for row in ((cross_key, cross_value), (other_key, other_value)):
+            source = SourceRow(*row, source_lengths, beam_rows, row_queries)
+            query = cross_attention_over_row(query, source, num_heads=KV_HEADS, scale=SCALE)
+        return query
+
+
+def test_what_does_not_depend_on_the_layer_is_computed_once(
+    graphs: dict[str, ir.Model], tmp_path: Path
+) -> None:
+    inputs = cross_inputs([3, 7], 1)
+    of_two = {**inputs, "other_key": inputs["cross_key"], "other_value": inputs["cross_value"]}
+
+    one = _kinds(graphs["CrossAttention"], inputs, tmp_path / "one")
+    two = _kinds(_export(Crosses(), of_two), of_two, tmp_path / "two")
+
+    assert two["GroupQueryAttention"] == two["If"] == 2
+    assert two.total() - one.total() == 6  # those two, Gather and Reshape before and behind
+
+
+def _kinds(graph: ir.Model, inputs: dict[str, Tensor], path: Path) -> Counter[str]:
+    """Return how many nodes of each kind onnxruntime runs."""
+    path.mkdir()
+    attach_bodies(graph, bodies.CPU)
+    ir.save(graph, path / "graph.onnx")
+    session = create_session(path / "graph.onnx", num_threads=1, profile=path / "profile")
+    session.run({name: tensor.numpy() for name, tensor in inputs.items()})
+    return Counter(kernel.kind for kernel in read_profile(path.name, *session.end_profile()))
 
 
 @pytest.mark.parametrize("body", BODIES)

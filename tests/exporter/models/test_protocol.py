@@ -77,6 +77,8 @@ class OwnDecoder(nn.Module):
     def attentions(self) -> Iterator[nn.Module]:
         return iter(())
 
+    cross_attentions = attentions
+
 
 def test_a_decoder_of_ones_own_is_exported_in_half_precision() -> None:
     model = Own()
