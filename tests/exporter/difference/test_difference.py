@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
 from exporter.certificate.answers import eager_answers
+from exporter.certificate.comparison import Floats
 from exporter.certificate.generation_cases import Case
 from exporter.checkpoint import load_checkpoint
 from exporter.difference.difference import compare
+from exporter.difference.sides import Eager
 from exporter.models.layers import OUTPUT_BIAS
 from exporter.samples import Tokens
 from tests.exporter.conftest import MakeCheckpoint, make_likely_and_ban
@@ -148,6 +150,25 @@ def test_without_a_text_random_tokens_are_tried(make_checkpoint: MakeCheckpoint)
     assert found.lines == 16 and found.tokens_equal == found.tokens
     assert found.one.perplexity is None and found.one.chrf is None
     assert np.isfinite(found.one.tokens_per_second)
+
+
+def test_the_first_call_of_a_model_does_not_count_in_its_speed(
+    make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, now, asked = make_checkpoint("gpt"), [0.0], set[Eager]()
+    write = Eager.write
+
+    def slower_at_first(side: Eager, cases: Sequence[Case]) -> list[Floats]:
+        now[0] += 1 if side in asked else 1000
+        asked.add(side)
+        return write(side, cases)
+
+    monkeypatch.setattr(Eager, "write", slower_at_first)
+    monkeypatch.setattr("exporter.difference.difference.time.perf_counter", lambda: now[0])
+
+    found = compare(checkpoint, checkpoint, new=4)
+
+    assert found.one.tokens_per_second == found.other.tokens_per_second == found.tokens / 2
 
 
 def test_answers_begin_with_what_the_model_must_write_first(
