@@ -189,12 +189,16 @@ def summary(
     }
 
 
-def peers_of(file: Path, num_rows: int) -> dict[str, float]:
-    """Return what a decode step takes each engine of a comparison, in milliseconds."""
-    lines = json.loads(file.read_text())["lines"]
+def peers_of(file: Path, num_rows: int) -> dict[str, dict[str, float]]:
+    """Return what the engines of a comparison take for prompts and for a step, in milliseconds."""
+    found = json.loads(file.read_text())
+    num_tokens = num_rows * found["work"]["num_prompt_tokens"]
     return {
-        line["engine"]: 1e3 * num_rows / line["decode_tokens_per_second"]
-        for line in lines
+        line["engine"]: {
+            "prompts": 1e3 * num_tokens / line["prefill_tokens_per_second"],
+            "decode": 1e3 * num_rows / line["decode_tokens_per_second"],
+        }
+        for line in found["lines"]
         if line["concurrency"] == num_rows
     }
 
@@ -240,7 +244,7 @@ def _summaries(
 @click.option(
     "--beside",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A result of loadtest.peers for the same work: what a step takes others.",
+    help="A result of loadtest.peers for the same work, whose times are put beside.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
@@ -260,7 +264,7 @@ def main(
     num_threads = threads or num_cores()
     found = measure(loaded, [int(n) for n in rows.split(",")], work, num_threads, rounds)
     cells: dict[int, Mapping[str, object]] = {
-        n: {**cell, **({"peers_decode_ms": peers_of(beside, n)} if beside else {})}
+        n: {**cell, **({"compared_ms": peers_of(beside, n)} if beside else {})}
         for n, cell in found.items()
     }
     about = {"model": loaded.manifest.name, "weights": loaded.manifest.weights}

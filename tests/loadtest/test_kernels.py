@@ -73,14 +73,15 @@ def test_a_step_that_writes_nothing_down_is_held_against_the_kernels_of_one_that
     assert (found["share"], found["step_while_written_ms"]) == (0.75, 6.0)
 
 
-def test_a_peer_takes_what_its_rate_says(tmp_path: Path) -> None:
-    lines = [
-        {"engine": "CTranslate2", "concurrency": n, "decode_tokens_per_second": 400.0}
-        for n in (1, 32)
-    ]
-    (tmp_path / "peers.json").write_text(json.dumps({"lines": lines}))
+def test_a_peer_takes_what_its_rates_say(tmp_path: Path) -> None:
+    rates = {"prefill_tokens_per_second": 5000.0, "decode_tokens_per_second": 400.0}
+    lines = [{"engine": "CTranslate2", "concurrency": n, **rates} for n in (1, 32)]
+    work = {"num_prompt_tokens": 25}
+    (tmp_path / "peers.json").write_text(json.dumps({"work": work, "lines": lines}))
 
-    assert peers_of(tmp_path / "peers.json", 32) == {"CTranslate2": 80.0}
+    found = peers_of(tmp_path / "peers.json", 32)
+
+    assert found == {"CTranslate2": {"prompts": 160.0, "decode": 80.0}}
 
 
 def test_a_package_is_measured_at_every_number_of_rows(
