@@ -26,6 +26,7 @@ from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.reductions import replace_reductions
 from exporter.graphs.rewrite import simplify
 from exporter.graphs.shapes import replace_shapes
+from exporter.graphs.sums import replace_sums
 from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import Family, TransformerConfig
@@ -68,6 +69,8 @@ def build_graphs(
     graphs = trace(_copy_in(DTYPES[precision], model), contract, target)
     for graph in graphs.values():
         simplify(graph)
+        if target.runs_here:
+            replace_sums(graph)
         if target.replaces_reductions:
             replace_reductions(graph)
         if target.replaces_shapes:
