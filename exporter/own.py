@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from engine.errors import ConfigError
 from engine.package.manifest import Manifest
+from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, CheckpointConfig
 from exporter.export import export_package
 from exporter.models.own import OwnConfig, dress
 from exporter.own_trial import try_own
 from exporter.verification import Verification, verify_package
+
+_TORCH = Path(torch.__file__).parent
 
 
 def export_own(
@@ -35,7 +41,7 @@ def export_own(
     `model` has the methods of `OwnWriter`, or a `forward` of one pass: of `input_ids` and `mask`,
     or of `pixel_values`, to logits, vectors, or both. `samples` are texts that it is tried with;
     `options` and errors are those of `export_package`, and ConfigError for a model that is not as
-    `config` describes it, which is tried first.
+    `config` describes it, which is tried first, or that torch cannot trace.
     """
     with _as_checkpoint(model, config, tokenizer, samples) as checkpoint:
         return export_package(checkpoint, out_dir, **options)
@@ -70,7 +76,25 @@ def _as_checkpoint(
             (path / TOKENIZER_NAME).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         kept, dressed = CheckpointConfig(task=name, model=config), dress(model, config)
         try_own(model, config, tokenizer)
-        yield Checkpoint(path, kept, dressed, tokenizer, tuple(samples))
+        with _traced(name):
+            yield Checkpoint(path, kept, dressed, tokenizer, tuple(samples))
+
+
+@contextmanager
+def _traced(name: str) -> Iterator[None]:
+    """Say in one line where a model does what torch cannot trace."""
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        cause = error.__cause__ or error
+        frames = traceback.extract_tb(cause.__traceback__)
+        theirs = [one for one in frames if not Path(one.filename).is_relative_to(_TORCH)]
+        where = f" at {theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else ""
+        raise ConfigError(
+            f"{name} cannot be traced by torch.export{where}: "
+            f"{shortened(str(cause).partition(chr(10))[0])}; no branch and no size may depend on "
+            "what a tensor holds"
+        ) from error
 
 
 @contextmanager

@@ -146,3 +146,26 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
 def test_a_model_of_texts_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a model of texts needs a tokenizer"):
         export_own(Counter(), OwnConfig.writer(**WRITER), tmp_path / "package")
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.output = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.token(input_ids)
+        if mask.all():
+            return self.output(hidden[:, 0])
+        return self.output(hidden[:, 1])
+
+
+def test_a_branch_that_torch_cannot_trace_is_told_with_its_line(tmp_path: Path) -> None:
+    config = OwnConfig.reader(vocab_size=10, max_len=8, labels=("a", "b"))
+
+    message = refusal(Branches(), config, tmp_path)
+
+    line = Path(__file__).read_text().splitlines().index("        if mask.all():") + 1
+    assert f"Branches cannot be traced by torch.export at {__file__}, line {line}: " in message
+    assert "; no branch and no size may depend on what a tensor holds" in message
+    assert "\n" not in message
