@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import EngineFailure
 from engine.generation.core import EngineCore
+from engine.generation.engine_loop import EngineLoop
 from engine.requests.request import SamplingParams
 from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput, TokensOutput
-from engine.scheduling.sequence import TokenRequest
+from engine.scheduling.sequence import Sequence, TokenRequest
 from engine.slots.batch import ScheduledBatch
+from engine.slots.cache import SlotKVCache
 
 VOCAB_SIZE = 258
 
@@ -51,6 +54,50 @@ def sequences_of(outputs: list[EngineOutput]) -> dict[tuple[int, int], list[tupl
             told = found.setdefault((output.key, output.index), [])
             told.append((token_id, output.sum_logprob))
     return found
+
+
+def test_what_a_step_brings_of_all_sequences_is_handed_over_at_once(make_core: Callable) -> None:
+    core, _ = make_core(continuation)
+    told: list[list[int]] = []  # whose tokens, by hand-over
+    ended: list[int] = []
+
+    def hand_over(outputs: list[EngineOutput]) -> bool:
+        told.append([one.key for one in outputs if isinstance(one, TokensOutput)])
+        ended.extend(one.key for one in outputs if isinstance(one, FinishedOutput))
+        return len(ended) < 3
+
+    loop = EngineLoop(core, "scripted", nullcontext(), hand_over)
+    for key in range(3):
+        loop.add(request(key, 5, max_new_tokens=6, ignore_eos=True))
+    loop.run()
+
+    assert sorted(ended) == [0, 1, 2]
+    assert [sorted(keys) for keys in told if keys] == [[0, 1, 2]] * 6
+
+
+@pytest.mark.parametrize("feeds_ids", [False, True])
+def test_sequences_that_decode_on_are_not_looked_at_one_by_one(
+    feeds_ids: bool, make_core: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, _ = make_core(continuation)
+    core._runner.feeds_ids = feeds_ids
+    for key in range(4):
+        core.scheduler.add(request(key, 5, max_new_tokens=20, ignore_eos=True))
+    for _ in range(4):
+        core.step()
+    looked_at: list[Sequence] = []
+    grow = SlotKVCache.grow
+
+    def noted(self: SlotKVCache, sequence: Sequence, num_tokens: int) -> bool:
+        looked_at.append(sequence)
+        return grow(self, sequence, num_tokens)
+
+    monkeypatch.setattr(SlotKVCache, "grow", noted)
+
+    told = [output.key for _ in range(8) for output in core.step()]
+
+    assert sorted(told) == sorted([0, 1, 2, 3] * 8)
+    assert not looked_at
 
 
 requests_strategy = st.lists(

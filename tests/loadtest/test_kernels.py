@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from click import ClickException
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 
 from engine.package.manifest import PackageFormat
+from engine.package.package import load_package
 from exporter.checkpoint import save_checkpoint
 from exporter.models import TransformerConfig, build_model
-from loadtest.studies.kernels import Kernel, Span, by_kind, main, peers_of, read_profile, summary
+from loadtest.benchmark.work import BenchmarkWork
+from loadtest.studies.kernels import (
+    Kernel,
+    Loop,
+    Span,
+    by_kind,
+    main,
+    peers_of,
+    read_profile,
+    summary,
+)
 from tests.stand_in_certificate import export_with_stand_in
 
 CONFIG = TransformerConfig(
@@ -69,8 +82,9 @@ def test_a_step_that_writes_nothing_down_is_held_against_the_kernels_of_one_that
 
     found = summary(timed, written, [Kernel("decoder", "MatMul", 21_000_000, 3.0)])
 
-    assert (found["step_ms"], found["calls_ms"], found["kernels_ms"]) == (4.0, 3.5, 3.0)
-    assert (found["share"], found["step_while_written_ms"]) == (0.75, 6.0)
+    assert (found["step_ms"], found["calls_ms"]) == (4.0, 3.5)
+    assert (found["written_step_ms"], found["kernels_ms"]) == (6.0, 3.0)
+    assert found["kinds_ms"] == {"decoder: MatMul": 3.0}
 
 
 def test_a_peer_takes_what_its_rates_say(tmp_path: Path) -> None:
@@ -104,3 +118,7 @@ def test_a_package_is_measured_at_every_number_of_rows(
         assert {kind.partition(": ")[0] for kind in kinds["decode"]} == {"decoder"}
         assert kinds["decode"]["decoder: GroupQueryAttention"] > 0
         assert kinds["prompts"]["encoder: MatMul"] > 0
+
+    loop = Loop(load_package(tmp_path / "package"), num_rows=2, num_threads=1)
+    with pytest.raises(ClickException, match=r"of 2 sequences .*; give more --new-tokens"):
+        loop.round(BenchmarkWork(num_prompt_tokens=4, num_new_tokens=1), 2, 258, 0)
