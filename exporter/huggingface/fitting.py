@@ -20,6 +20,7 @@ from exporter.huggingface.stored import FLOATS, StoredWeights
 from exporter.models import TransformerConfig
 
 _TIED = ("decoder.output", "source_embeddings.token", "decoder.embeddings.token")
+_COMPUTED = ".embed_positions.weight"
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -94,6 +95,17 @@ def untied_as_stored(
         differ = _differ(stored, *(side[-1:] for side in sides))
         return config.model_copy(update={"share_embeddings": not differ})
     return config
+
+
+def rounded_as_stored(stored: StoredWeights, config: TransformerConfig) -> TransformerConfig:
+    """Return the options with computed places in half precision where they are stored so.
+
+    transformers reads the table that Marian and Pegasus have in their files.
+    """
+    kinds = {stored.dtype(name) for name in stored if name.endswith(_COMPUTED)}
+    if config.positions != "sinusoidal_halves" or not kinds <= {"float16", "bfloat16"}:
+        return config
+    return config.model_copy(update={"position_dtype": min(kinds, default="float32")})
 
 
 def _differ(stored: StoredWeights, one: Sequence[str], other: Sequence[str]) -> bool:

@@ -24,7 +24,13 @@ from exporter.checkpoint import (
     stream_checkpoint,
 )
 from exporter.huggingface.family import Family
-from exporter.huggingface.fitting import FoundWeight, find_weights, num_positions, untied_as_stored
+from exporter.huggingface.fitting import (
+    FoundWeight,
+    find_weights,
+    num_positions,
+    rounded_as_stored,
+    untied_as_stored,
+)
 from exporter.huggingface.stored import StoredWeights
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.models import TransformerConfig
@@ -61,7 +67,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
     Raises CheckpointError, and then writes nothing, if weights are missing or do not fit.
     """
     check_layers(len(stored), model.config, model.original)
-    config = untied_as_stored(stored, model.family, model.config)
+    config = untied_as_stored(stored, model.family, rounded_as_stored(stored, model.config))
     wanted = model_weights(config)
     found = find_weights(stored, model.family, config, model.original, num_positions(model.whole))
     weights = _written(wanted, found, stored, progress, model.original)

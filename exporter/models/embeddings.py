@@ -46,15 +46,22 @@ def _tensor2tensor_table(length: int, width: int) -> Tensor:
 class SinusoidalPositions(nn.Module):
     """Fixed positions, for any length: the table grows when a longer sequence comes.
 
-    The first place has the number `offset`.
+    The first place has the number `offset`; numbers are rounded to `kept_in`.
     """
 
     def __init__(
-        self, max_len: int, width: int, *, layout: Layout = "sinusoidal", offset: int = 0
+        self,
+        max_len: int,
+        width: int,
+        *,
+        layout: Layout = "sinusoidal",
+        offset: int = 0,
+        kept_in: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.layout: Layout = layout
         self.offset = offset
+        self.kept_in = kept_in
         self.table: Tensor  # (max_len, width)
         self.register_buffer("table", self._make(max_len, width), persistent=False)
 
@@ -76,7 +83,8 @@ class SinusoidalPositions(nn.Module):
             self.table = self._make(length, self.table.shape[1]).to(self.table)
 
     def _make(self, length: int, width: int) -> Tensor:
-        return sinusoidal_table(self.offset + length, width, self.layout)[self.offset :]
+        table = sinusoidal_table(self.offset + length, width, self.layout)[self.offset :]
+        return table.to(self.kept_in).float()
 
 
 class LearnedPositions(nn.Module):
@@ -117,8 +125,13 @@ def make_positions(config: TransformerConfig, max_len: int) -> Positions | None:
         return None
     if config.positions == "learned":
         return LearnedPositions(max_len, config.d_model)
-    layout, offset = config.positions, config.position_offset
-    return SinusoidalPositions(max_len, config.d_model, layout=layout, offset=offset)
+    return SinusoidalPositions(
+        max_len,
+        config.d_model,
+        layout=config.positions,
+        offset=config.position_offset,
+        kept_in=getattr(torch, config.position_dtype),
+    )
 
 
 def make_token_embedding(config: TransformerConfig, vocab_size: int) -> nn.Embedding:

@@ -41,6 +41,10 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
         "relative",
     ] = "sinusoidal"
     position_offset: Annotated[Length, unless(0)] = 0  # the number of the first sinusoidal place
+    # Numbers that sinusoidal places are rounded to, where they were kept so in an original
+    position_dtype: Annotated[Literal["float32", "float16", "bfloat16"], unless("float32")] = (
+        "float32"
+    )
     relative_buckets: Annotated[PositiveInt, unless(32)] = 32
     relative_max_distance: Annotated[PositiveInt, unless(128)] = 128  # one bucket from here on
     rotary_base: Annotated[float, Field(gt=0)] = 10000.0
@@ -61,7 +65,7 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
         )
         relative: Checks = (self._check_relative_family, self._check_buckets)
         return (
-            self._check_offset,
+            self._check_sinusoidal_only,
             *(partial(self._of_kind, "rotary", check) for check in rotary),
             *(partial(self._of_kind, "relative", check) for check in relative),
             *(partial(self._check_rotary_only, name) for name in _ROTARY_ONLY),
@@ -70,9 +74,14 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
     def _of_kind(self, positions: str, check: Check) -> Iterable[str]:
         return check() if self.positions == positions else ()
 
-    def _check_offset(self) -> Iterator[str]:
-        if self.position_offset and not self.positions.startswith("sinusoidal"):
-            yield f"position_offset needs sinusoidal positions, got {self.positions}"
+    def _check_sinusoidal_only(self) -> Iterator[str]:
+        is_changed = {
+            "position_offset": self.position_offset != 0,
+            "position_dtype": self.position_dtype != "float32",
+        }
+        for name, changed in is_changed.items():
+            if changed and not self.positions.startswith("sinusoidal"):
+                yield f"{name} needs sinusoidal positions, got {self.positions}"
 
     def _check_rotary_only(self, name: str) -> Iterator[str]:
         if getattr(self, name) is not None and self.positions not in ("rotary", "relative"):

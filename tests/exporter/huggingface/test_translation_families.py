@@ -88,6 +88,28 @@ def test_a_t5_may_have_its_table_under_the_name_of_the_decoder_alone(tmp_path: P
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", MODELS)
+@torch.no_grad()
+def test_logits_of_a_file_in_half_precision_are_those_that_it_gives_in_float32(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    saved = save(family, tmp_path / "source")
+    weights = {name: weight.to(dtype).clone() for name, weight in saved.state_dict().items()}
+    safetensors.torch.save_file(
+        weights, tmp_path / "source" / "model.safetensors", {"format": "pt"}
+    )
+    twin = type(saved).from_pretrained(tmp_path / "source", dtype=torch.float32)
+    source_ids = torch.randint(4, VOCAB_SIZE, (3, S))
+    target_ids = torch.randint(4, VOCAB_SIZE, (3, T))
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+    logits = load_checkpoint(tmp_path / "checkpoint").model(source_ids, target_ids, MASK)
+
+    expected = twin.eval()(source_ids, MASK.long(), target_ids).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["bart", "mbart", "m2m_100", "pegasus", "marian"])
 @torch.no_grad()
 def test_a_file_of_the_body_alone_is_read_as_that_of_bart_base_is(

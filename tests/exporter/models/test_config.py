@@ -29,7 +29,8 @@ def test_problems_of_all_groups_are_told_at_once() -> None:
 
 
 def test_a_wrong_field_hides_no_problem_of_a_group() -> None:
-    wrong = {"dropout": "much", "position_offset": 2, "positions": "learned", "num_kv_heads": 3}
+    learned = {"positions": "learned", "position_offset": 2, "position_dtype": "float16"}
+    wrong = {"dropout": "much", "num_kv_heads": 3, **learned}
 
     with pytest.raises(ValidationError) as refused:
         TransformerConfig.model_validate(
@@ -39,7 +40,8 @@ def test_a_wrong_field_hides_no_problem_of_a_group() -> None:
     told = {problem["loc"]: problem["msg"] for problem in refused.value.errors()}
     assert set(told) == {("dropout",), ("unknown",), ()}
     assert "num_heads (2) must be a multiple of num_kv_heads (3)" in told[()]
-    assert "position_offset needs sinusoidal positions, got learned" in told[()]
+    for name in ("position_offset", "position_dtype"):
+        assert f"{name} needs sinusoidal positions, got learned" in told[()]
 
 
 def test_what_reads_a_wrong_field_is_not_told_of_its_default() -> None:

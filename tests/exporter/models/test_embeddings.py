@@ -35,6 +35,16 @@ def test_positions_in_halves_are_those_of_marian():
     )
 
 
+def test_positions_are_rounded_to_the_type_that_they_were_kept_in():
+    positions = SinusoidalPositions(4, 6, layout="sinusoidal_halves", kept_in=torch.float16)
+
+    found = positions(torch.tensor([1, 9]))
+
+    exact = sinusoidal_table(10, 6, "sinusoidal_halves")[[1, 9]]
+    assert found.dtype == torch.float32
+    assert torch.equal(found, exact.half().float()) and not torch.equal(found, exact)
+
+
 def test_positions_in_halves_reach_beyond_the_table():
     positions = SinusoidalPositions(4, 6, layout="sinusoidal_halves")
 
