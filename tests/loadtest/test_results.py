@@ -91,6 +91,17 @@ def test_the_readme_has_the_ratios_of_the_results_and_marks_every_loss() -> None
     assert num_checked == 81
 
 
+def test_the_readme_has_the_ratios_of_newer_code() -> None:
+    num_checked = 0
+    for text, against, *values in _rows("| Marian base shape, newer code | against | 1 at once"):
+        work = "marian-beam" if text.endswith("beam 4") else "marian"
+        found = _results(f"marian-avx512/{work}.json")
+        for concurrency, value in zip((1, 8, 32), values, strict=True):
+            assert value == _cell(found[against, concurrency]["ratio"]), (text, concurrency)
+            num_checked += 1
+    assert num_checked == 12
+
+
 def test_the_readme_has_the_ratios_of_decoding_and_of_prompts_alone() -> None:
     work, num_checked = "", 0
     for part, text, against, *values in _rows("| part | work | against | 1 at once | 8 | 32 |"):
