@@ -36,6 +36,7 @@ from exporter.huggingface.tokenizers.from_sentencepiece import (
 )
 from exporter.huggingface.tokenizers.layouts import SENTENCEPIECE
 from exporter.huggingface.tokenizers.settings import CONFIG_NAME, Settings, read_settings
+from exporter.huggingface.tokenizers.settled import follow_settings
 from exporter.huggingface.tokenizers.translation import Translation
 from exporter.huggingface.tokenizers.word_piece import WORDS_NAME, read_bert
 from exporter.models import TransformerConfig
@@ -119,10 +120,15 @@ def read_tokenizer(
         room = max(_source_size(config), config.vocab_size)
         settings, over = read_settings(directory).within(room)
         kind = _class_of(directory, settings, named, model_type)
-        owner = "" if settings.tokenizer_class.removesuffix("Fast") in _ANY_CLASS else kind
+        said = (settings.tokenizer_class or named).removesuffix("Fast")
+        owner = "" if said in _ANY_CLASS else kind
         found, target = _read(directory, kind, settings, config)
         translation = Translation.of(kind, settings)
-        _set_source(found.tokenizer, translation, settings, languages, is_file=_has_file(directory))
+        is_file = _has_file(directory)
+        if is_file and owner:
+            follow_settings(found.tokenizer, settings)
+        is_told = is_file and not (said and owner)
+        _set_source(found.tokenizer, translation, settings, languages, is_told=is_told)
         token = _target_token(found.tokenizer, translation, languages.target)
         checked = _checked(found.tokenizer, _source_size(config))
         checked_target = None if target is None else _checked(target.tokenizer, config.vocab_size)
@@ -225,13 +231,16 @@ def _set_source(
     settings: Settings,
     languages: Languages,
     *,
-    is_file: bool,
+    is_told: bool,
 ) -> None:
-    """Put the source's language around a text, unless a `tokenizer.json` says it already."""
+    """Put the source's language around a text, unless a `tokenizer.json` of no class tells it.
+
+    Where the original names its class, transformers puts it there anew, whatever the file says.
+    """
     if translation is None:
         if languages.source is not None:
             raise ValueError("its sources are not told their language; leave --source-lang out")
-    elif languages.source is not None or not is_file:
+    elif languages.source is not None or not is_told:
         language = languages.source or settings.src_lang or translation.default
         translation.put_around(tokenizer, language)
 

@@ -1,0 +1,124 @@
+"""A `tokenizer.json` is read as transformers reads it: beside it count the settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.models.bert.tokenization_bert import BertTokenizer
+from transformers.models.mbart.tokenization_mbart import MBartTokenizer
+from transformers.models.nllb.tokenization_nllb import NllbTokenizer
+from transformers.models.roberta.tokenization_roberta import RobertaTokenizer
+
+from tests.exporter.huggingface.encoders import tokenizer as word_pieces
+from tests.exporter.huggingface.test_original_tokenizers import read, train_spm, write_json
+
+TEXT = "New York is far"
+
+
+def save(directory: Path, its_tokenizer: Tokenizer, **settings: Any) -> None:
+    """Write the two files."""
+    its_tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(directory / "tokenizer_config.json", settings)
+
+
+def translating(directory: Path, kind: str) -> Tokenizer:
+    """Return the tokenizer of a translation model, which says nothing of a source's language."""
+    algorithm = {"model_type": "bpe" if kind == "NllbTokenizer" else "unigram"}
+    train_spm(directory / "sentencepiece.bpe.model", [TEXT] * 9, vocab_size=20, **algorithm)
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": kind})
+    made = read(directory).tokenizer
+    assert made is not None
+    language = {"NllbTokenizer": "eng_Latn", "MBartTokenizer": "en_XX"}[kind]
+    made.post_processor = processors.TemplateProcessing(  # as that of NLLB is published
+        single=f"$A </s> {language}",
+        special_tokens=[("</s>", 2), (language, made.token_to_id(language))],
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (NllbTokenizer, {"src_lang": None}),
+        (NllbTokenizer, {"src_lang": "fra_Latn"}),
+        (NllbTokenizer, {"legacy_behaviour": True}),
+        (MBartTokenizer, {"src_lang": "ro_RO"}),
+    ],
+)
+def test_a_source_is_in_the_language_of_the_settings(
+    kind: type[Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    made = translating(tmp_path, kind.__name__)
+    save(tmp_path, made, tokenizer_class=kind.__name__, **settings)
+
+    found = read(tmp_path).tokenizer
+
+    assert found is not None
+    assert found.encode(TEXT).ids == kind.from_pretrained(tmp_path)(TEXT).input_ids
+
+
+def test_a_file_of_no_class_says_all_of_a_source(tmp_path: Path) -> None:
+    made = translating(tmp_path, "NllbTokenizer")
+    save(tmp_path, made, tokenizer_class="PreTrainedTokenizerFast")
+
+    found = read(tmp_path, model_type="m2m_100").tokenizer
+
+    assert found is not None
+    assert found.encode(TEXT).ids == made.encode(TEXT).ids
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": True},
+    ],
+)
+def test_a_bert_keeps_case_and_accents_where_the_settings_say_so(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    save(tmp_path, word_pieces(), tokenizer_class="BertTokenizer", **settings)
+    original = BertTokenizer.from_pretrained(tmp_path)
+
+    found = read(tmp_path, "bert").tokenizer
+
+    assert found is not None
+    for text in (TEXT, TEXT.lower(), "Néw yörk"):
+        assert found.encode(text).ids == original(text).input_ids
+
+
+def byte_level(*, adds_space: bool) -> Tokenizer:
+    """Return a tokenizer of bytes as RoBERTa has it."""
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    names += sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return made
+
+
+@pytest.mark.parametrize("adds_space", [True, False])
+def test_a_text_begins_with_a_space_where_the_settings_say_so(
+    adds_space: bool, tmp_path: Path
+) -> None:
+    said = {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": adds_space}
+    save(tmp_path, byte_level(adds_space=not adds_space), **said)
+
+    found = read(tmp_path, "bert", model_type="roberta").tokenizer
+
+    assert found is not None
+    assert found.encode(TEXT).ids == RobertaTokenizer.from_pretrained(tmp_path)(TEXT).input_ids
+
+
+def test_a_file_counts_where_the_settings_are_silent(tmp_path: Path) -> None:
+    made = byte_level(adds_space=True)
+    save(tmp_path, made, tokenizer_class="RobertaTokenizer")
+
+    found = read(tmp_path, "bert", model_type="roberta").tokenizer
+
+    assert found is not None
+    assert found.encode(TEXT).ids == made.encode(TEXT).ids
