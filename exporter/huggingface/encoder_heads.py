@@ -22,6 +22,7 @@ _HEADS: Mapping[str, Head] = {  # by the end of the class's name
     "ForMaskedLM": "embed",
     "ForPreTraining": "embed",
 }
+_Label = Annotated[str, Field(coerce_numbers_to_str=True)]  # ratings are published as numbers
 _USUAL_LABELS = 2  # where an original says nothing of them
 _MOST_LABELS = 2**20  # that have no names
 DENSE = "linear"  # the name of sentence-transformers for the layer in a Dense module
@@ -30,7 +31,7 @@ DENSE = "linear"  # the name of sentence-transformers for the layer in a Dense m
 class LabelledConfig(OriginalConfig):
     """`config.json` of a model that may have classes."""
 
-    id2label: dict[int, str] | None = None
+    id2label: dict[int, _Label] | None = None
     num_labels: Annotated[int, Field(gt=0, le=_MOST_LABELS)] | None = None  # names count before it
 
     @property

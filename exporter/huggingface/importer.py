@@ -132,6 +132,11 @@ def _read_original(directory: Path) -> tuple[dict[str, Any], Family[Any]]:
 def _family_of(raw: dict[str, Any], directory: Path) -> Family[Any]:
     given = raw.get("model_type")
     known = {name: family for family in FAMILIES for name in family.model_types}
+    if given is None:
+        raise CheckpointError(
+            f"{directory / CONFIG_NAME} has no model_type, as files of early BERTs have none; "
+            f"add the one that it is: {', '.join(known)}"
+        )
     if not isinstance(given, str) or given not in known:
         lacking = LACKING.get(str(given))
         why = f"what is not supported: {lacking}; " if lacking else ""

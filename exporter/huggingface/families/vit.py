@@ -132,7 +132,7 @@ def _family(title: str, model_type: str) -> Family[ViTConfig]:
         weights=_weights,
         abilities=("classify", "embed"),
         body=f"{model_type}.",
-        ignored=rf"({model_type}\.)?pooler\..*",
+        ignored=rf"({model_type}\.)?(pooler\..*|embeddings\.mask_token)",
         files=(PREPROCESSOR_NAME,),
     )
 

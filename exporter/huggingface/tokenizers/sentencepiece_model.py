@@ -152,7 +152,9 @@ def _space_in_front(symbols: Sequence[str]) -> normalizers.Normalizer:
 
 
 def _algorithm(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> models.Model:
-    unknown = next(i for i, piece in enumerate(vocabulary) if piece.kind == _UNKNOWN)
+    unknown = next((i for i, piece in enumerate(vocabulary) if piece.kind == _UNKNOWN), None)
+    if unknown is None:
+        raise ValueError("its class has another token where the model has the unknown one")
     if model.algorithm != "bpe":  # of characters there is one way to cut a text
         scored = [(piece.text, _score(piece, model)) for piece in vocabulary]
         return models.Unigram(scored, unknown, model.has_bytes)

@@ -161,6 +161,16 @@ def test_labels_that_have_no_names_are_counted(
     assert list(labels) == list(twin.config.id2label.values())
 
 
+def test_labels_may_be_numbers(tmp_path: Path) -> None:
+    _save("bert", tmp_path / "source")
+    edit(tmp_path / "source" / "config.json", {"id2label": {"0": 1, "1": 2, "2": 3.5, "3": "4"}})
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+    labels = load_checkpoint(tmp_path / "checkpoint").config.model.labels
+    assert labels == ("1", "2", "3.5", "4")
+
+
 OTHER_NAMES = ("silu", "quick_gelu", "gated-silu", "relative_key", "cls")
 
 

@@ -35,6 +35,7 @@ def refusal(source: Path) -> str:
             {"model_type": "bloom"},
             ["model_type is bloom; supported: ", "gpt2", "llama", "a class of your own"],
         ),
+        ({"model_type": None}, ["has no model_type", "add the one that it is: marian, "]),
         ({"model_type": "mixtral"}, ["mixtral; what is not supported: layers of experts"]),
         ({"model_type": "gemma3"}, ["pictures beside a text; supported: ", "gemma3_text"]),
         (

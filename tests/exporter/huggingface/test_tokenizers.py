@@ -288,6 +288,7 @@ def test_a_language_is_put_where_the_model_was_trained_with_it(
         ("MBartTokenizer", Languages(None, "de"), "language 'de' is not one of the model's"),
         ("XLMRobertaTokenizer", Languages("de_DE"), "leave --source-lang out"),
         ("XLMRobertaTokenizer", Languages(None, "de_DE"), "leave --target-lang out"),
+        ("PegasusTokenizer", Languages(), "where the model has the unknown one"),
         ("SomeTokenizer", Languages(), "of a class that is not known, SomeTokenizer"),
         ("MBartTokenizer", Languages(), "the model has a vocabulary of 20"),
     ],
