@@ -303,7 +303,7 @@ class Certificate(_Model):
 
     @property
     def bans(self) -> bool:
-        """Whether tokens that the package bans were not chosen, as earlier releases chose them."""
+        """Whether what the package bans was left out; earlier releases chose it too."""
         return "banned_tokens" in self.covered
 
     @property
