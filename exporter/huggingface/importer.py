@@ -16,7 +16,7 @@ from exporter.huggingface.families import FAMILIES, LACKING
 from exporter.huggingface.family import Family
 from exporter.huggingface.generation import merge_options
 from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
-from exporter.huggingface.sentences import SentenceModules, read_modules
+from exporter.huggingface.sentences import MODULES_NAME, SentenceModules, read_modules
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.huggingface.writing import (
@@ -158,6 +158,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         if copies := sorted(path.parent.glob(f"snapshots/*/{path.name}")):
             raise CheckpointError(
                 f"{path.parent} is of the cache of the Hub; give a copy in it, {copies[0].parent}"
+            )
+        if (path.parent / MODULES_NAME).is_file():
+            raise CheckpointError(
+                f"{path.parent} has its model in a folder, as sentence-transformers saved it once; "
+                f"copy the files of the first folder that {MODULES_NAME} names beside that file"
             )
         raise CheckpointError(
             f"{path.parent} has no {path.name}; give a directory written by "

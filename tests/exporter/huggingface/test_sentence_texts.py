@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,22 @@ def test_body_without_pooling_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="modules.json has no Pooling"):
         import_checkpoint(source, tmp_path / "checkpoint")
+
+
+def test_model_in_a_folder_is_read_when_its_files_are_beside_the_modules(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save(source, sentence_bert_config={"max_seq_length": 6})
+    folder = source / "0_Transformer"
+    folder.mkdir()
+    files = [path for path in source.iterdir() if path.is_file() and path.name != "modules.json"]
+    for file in files:
+        file.rename(folder / file.name)
+    modules = json.loads((source / "modules.json").read_text())
+    modules[0]["path"] = folder.name
+    (source / "modules.json").write_text(json.dumps(modules))
+
+    with pytest.raises(CheckpointError, match="its model in a folder, .* first folder"):
+        import_checkpoint(source, tmp_path / "checkpoint")
+
+    shutil.copytree(folder, source, dirs_exist_ok=True)
+    assert limit_of(source) == 6
