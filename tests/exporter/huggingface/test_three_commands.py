@@ -86,7 +86,9 @@ def test_three_commands_lead_to_a_streamed_answer(
         answers = ["".join(client.stream("mine", text, max_new_tokens=12)) for text in TEXTS]
         told = _chat(client) if download is llama else None
 
-    assert answers == [there.answer(there.tokenizer(text).input_ids) for text in TEXTS]
+    expected = [there.answer(there.tokenizer(text).input_ids) for text in TEXTS]
+    # A stream cannot take back the spaces that transformers cuts off at the ends.
+    assert [answer.strip(" ") for answer in answers] == [answer.strip(" ") for answer in expected]
     assert len(set(answers)) == len(TEXTS)
     if told is not None:
         ids = there.tokenizer("<s><user> hello <me>", add_special_tokens=False).input_ids
