@@ -29,8 +29,9 @@ def find_pictures(directory: Path) -> list[Picture]:
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory; give one with a folder for every class")
-    found = [one for one in _files(directory) if one.path.suffix.lower() in SUFFIXES]
-    others = [one.path for one in _files(directory) if one.path.suffix.lower() in _other_kinds()]
+    files, kinds = list(_files(directory)), _other_kinds()
+    found = [one for one in files if one.path.suffix.lower() in SUFFIXES]
+    others = [one.path for one in files if one.path.suffix.lower() in kinds]
     if others:
         raise ConfigError(
             f"{len(others):,} pictures are not PNG or JPEG, which alone are read: "
