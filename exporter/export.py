@@ -20,20 +20,21 @@ from engine.package.manifest import (
     Manifest,
     PackageFormat,
     Precision,
+    Proof,
     Target,
     Weights,
 )
 from engine.package.package import MANIFEST_NAME, write_manifest
-from exporter.certificate.cases import Progress, no_progress
-from exporter.certificate.certificate import certify
-from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
-from exporter.certificate.scored_text import MAX_TOKENS, ScoredText, read_text
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
+from exporter.compare.scored_text import MAX_TOKENS, ScoredText, read_text
 from exporter.files import stage
 from exporter.graphs.contracts import contract_of
 from exporter.graphs.input_scales import Passage
 from exporter.graphs.package_graphs import build_package_graphs, check_format, write_graphs
 from exporter.graphs.target import DEFAULT, target_of
+from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
+from exporter.prover.progress import Progress, no_progress
+from exporter.prover.prover import UnroundedError, expected_seconds, prove
 from exporter.toolchain import read_toolchain
 
 MIN_TOKENS = 256  # that scales are fixed on
@@ -53,7 +54,8 @@ def export_package(
     kv_cache: CacheDtype | None = None,
     limits: LossLimits | None = None,
     text: Path | None = None,
-    progress: Progress | None = None,
+    proof: Proof = "standard",
+    progress: Progress = no_progress,
 ) -> Manifest:
     """Export a checkpoint, prove it equal to the eager model, and write the package.
 
@@ -75,13 +77,22 @@ def export_package(
     scored = None if text is None else read_text(text, checkpoint)
     behind = _passages(form, scored)
 
-    def export(form: PackageFormat) -> Manifest:
+    def export(form: PackageFormat, *, is_proven_unrounded: bool = False) -> Manifest:
         most = (limits or DEFAULT_LIMITS[form.weights]) if form.is_lossy else None
+        progress(0, 0, "tracing graphs", expected_seconds(checkpoint, form, proof))
         with stage(out) as staging:
             directory = staging.directory
             _write_files(checkpoint, form, directory, behind)
-            report = progress or no_progress
-            found = certify(checkpoint, directory, report, form=form, limits=most, text=scored)
+            found = prove(
+                checkpoint,
+                directory,
+                form,
+                proof=proof,
+                limits=most,
+                text=scored,
+                is_proven_unrounded=is_proven_unrounded,
+                progress=progress,
+            )
             manifest = _write_manifest(title, checkpoint, form, directory, found)
             staging.publish()
         return manifest
@@ -89,8 +100,11 @@ def export_package(
     if kv_cache is None and _is_faster_with_int8_cache(form, checkpoint):
         try:
             return export(replace(form, kv_cache="int8"))
+        except UnroundedError:  # another cache would change nothing
+            raise
         except CertificateError as error:
             _log.warning("%s keeps its cache in %s: in int8, %s", title.name, precision, error)
+            return export(form, is_proven_unrounded=form.is_lossy)
     return export(form)
 
 

@@ -13,10 +13,10 @@ from engine.package.device_certificate import DeviceUse, use_of, with_buckets
 from engine.package.manifest import DeviceCertificate
 from engine.package.package import MANIFEST_NAME, Package, write_manifest
 from engine.wording import listed
-from exporter.certificate.cases import Progress, no_progress
-from exporter.certificate.device import certify_device
-from exporter.certificate.device_digest import find_elsewhere
-from exporter.certificate.execution import OnDevice
+from exporter.prover.device import prove_on_device
+from exporter.prover.digest import find_elsewhere
+from exporter.prover.execution import OnDevice
+from exporter.prover.progress import Progress, no_progress
 from exporter.verification import differences, load_both
 
 
@@ -47,7 +47,7 @@ def verify_on_device(
     checkpoint_dir: str | os.PathLike[str],
     config: EngineConfig,
     *,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> DeviceVerification:
     """Compare a package with a checkpoint on the GPU, as a worker with `config` runs it there.
 
@@ -63,9 +63,7 @@ def verify_on_device(
     elsewhere = find_elsewhere(package, OnDevice(package, config, device))
     execution = OnDevice(package, with_buckets(config, elsewhere.buckets), device)
     use = use_of(device, elsewhere.buckets)
-    found = certify_device(
-        package, checkpoint, execution, use, elsewhere.digest, progress or no_progress
-    )
+    found = prove_on_device(package, checkpoint, execution, use, elsewhere.digest, progress)
     package.check_unchanged()
     was_there = _is_found_again(package, found, use)
     if not was_there:
@@ -83,20 +81,13 @@ def _is_found_again(package: Package, found: DeviceCertificate, use: DeviceUse) 
         return False
     if DeviceUse(stored.gpu, stored.driver, stored.onnxruntime, stored.buckets) != use:
         return False
-    if wrong := list(differences(_of_device(stored), _of_device(found))):
+    if wrong := list(differences(stored, found)):
         raise CertificateError(
             f"{package.path / MANIFEST_NAME}: its device certificate is not what is found: "
             f"{listed(wrong)}; it was edited, or libraries of CUDA are others than they were; "
             "export the model again and verify it here"
         )
     return True
-
-
-def _of_device(found: DeviceCertificate) -> DeviceCertificate:
-    """Return it without what the eager model's processor decides; the digest says all the rest."""
-    if found.half is None:
-        return found
-    return found.model_copy(update={"half": None, "tokens_compared": 0, "tokens_equal": 0})
 
 
 def _write(package: Package, found: DeviceCertificate) -> None:

@@ -10,7 +10,7 @@ cd "$(dirname "$0")"
 tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 "${PYTHON:-python3}" -m venv "$tools"
-"$tools/bin/pip" install --quiet --disable-pip-version-check \
+env -u PIP_CONSTRAINT -u PIP_BUILD_CONSTRAINT "$tools/bin/pip" install --quiet --disable-pip-version-check \
     grpcio-tools==1.72.1 protobuf==6.33.6 mypy-protobuf==5.1.0
 generate() {
     rm -rf "python/tokenweir/$1"

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine.package.manifest import (
     FORMATS,
-    FULL_SIZE,
-    LOGIT_TOLERANCE,
+    LEAST_POSITIONS,
+    MOST_TIMES,
     CacheShape,
-    Certificate,
+    Comparison,
     DeviceCertificate,
-    HalfPrecision,
+    Judged,
     Manifest,
+    PackageFormat,
 )
 from engine.wording import listed
 
 _MAX_ROW_BYTES = 2**40  # of a cache: one sequence
-# A device may choose other tokens where the eager model has not decided, and so see other logits.
-_OF_DEVICE = 1.5
 _ROUNDING = 1 + 1e-5
 
 
@@ -150,91 +149,68 @@ def _impossible_image(manifest: Manifest) -> Iterator[str]:
 
 
 def _failed_certificate(manifest: Manifest) -> Iterator[str]:
-    found = manifest.certificate
-    if (found.half is not None) != manifest.format.has_half_stage:
+    found, form = manifest.certificate, manifest.format
+    if bool(found.half) != form.has_half_stage:
         yield (
             f"certificate.half: must {'not ' if found.half else ''}be there for precision "
             f"{manifest.precision} and weights {manifest.weights}"
         )
-    yield from _turned_in_half("certificate.half", found.half)
-    if (found.loss is not None) != manifest.format.is_lossy:
-        yield (
-            f"certificate.loss: must {'not ' if found.loss else ''}be there for weights "
-            f"{manifest.weights} and this cache"
-        )
-    allowed = found.loss.max_token_loss * found.tokens_compared if found.loss else 0
-    if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:
-        yield (
-            f"certificate: only {found.tokens_equal} of {found.tokens_compared} tokens were equal "
-            "to those of the eager model"
-        )
+    yield from _unequal("certificate.half", found.half)
+    if (found.answers is None) != (manifest.task == "generate"):
+        verb = "must not" if found.answers else "must"
+        yield f"certificate.answers: {verb} be there for {manifest.task}"
     if manifest.task == "generate" and found.tokens_compared == 0:
         yield "certificate: no token was compared with the eager model"
-    if found.max_abs_logit_diff > found.tolerance:
+    yield from _failed_comparison("certificate", found, form)
+    vector_loss = found.answers.max_vector_loss if found.answers else None
+    if found.loss and vector_loss is not None and vector_loss > found.loss.max_vector_loss:
         yield (
-            f"certificate: logits differ by {found.max_abs_logit_diff:g} from the eager model, "
-            f"more than {found.tolerance:g}"
-        )
-    if (limit := _tolerance(found)) is not None and found.tolerance > limit * _ROUNDING:
-        yield f"certificate.tolerance: {found.tolerance:g} is more than {limit:g}, what is allowed"
-    diff, allowed_diff = found.max_abs_alignment_diff, found.alignment_tolerance
-    if allowed_diff is not None and not (diff is not None and diff <= allowed_diff):
-        yield (
-            f"certificate: alignment differs by {diff} from the eager model, more than "
-            f"{allowed_diff:g}"
+            f"certificate: 1 less the cosine of a vector to the eager model's is {vector_loss:g}, "
+            f"more than {found.loss.max_vector_loss:g}"
         )
 
 
 def _failed_on_device(manifest: Manifest) -> Iterator[str]:
-    certificate, form = manifest.certificate, manifest.format
-    found = certificate.device
+    found = manifest.certificate.device
     if found is None:
         return
     if not FORMATS[manifest.target].is_shown_on_device:
         yield f"certificate.device: must not be there for the target {manifest.target}"
     yield from _wrong_buckets(manifest, found)
-    in_half = form.precision != "fp32" and not form.is_lossy
-    if (found.half is not None) != in_half or (found.tolerance is None) != in_half:
-        yield (
-            f"certificate.device: must have {'half and no tolerance' if in_half else 'a tolerance'}"
-            f" for precision {manifest.precision} and weights {manifest.weights}"
-        )
-    yield from _turned_in_half("certificate.device.half", found.half)
-    loss = certificate.loss
+    yield from _failed_comparison("certificate.device", found, manifest.format)
+
+
+def _failed_comparison(name: str, found: Comparison, form: PackageFormat) -> Iterator[str]:
+    """Yield what a comparison with the eager model shows to be wrong."""
+    loss = found.loss
+    if (loss is not None) != form.is_lossy or bool(found.judged) == form.is_lossy:
+        wanted = "a loss, and nothing judged" if form.is_lossy else "what was judged, and no loss"
+        yield f"{name}: must have {wanted} in {form}"
+    yield from _unequal(f"{name}.judged", found.judged)
     allowed = loss.max_token_loss * found.tokens_compared if loss else 0
     if not 0 <= found.tokens_compared - found.tokens_equal <= allowed:
         yield (
-            f"certificate.device: only {found.tokens_equal} of {found.tokens_compared} tokens were "
-            "equal to those of the eager model"
+            f"{name}: only {found.tokens_equal} of {found.tokens_compared} tokens were equal to "
+            "those of the eager model"
         )
-    if found.tolerance is not None and found.max_abs_logit_diff > found.tolerance:
+    if found.max_abs_logit_diff > found.tolerance * _ROUNDING:
         yield (
-            f"certificate.device: logits differ by {found.max_abs_logit_diff:g} from the eager "
-            f"model, more than {found.tolerance:g}"
-        )
-    limit = _tolerance(certificate) or certificate.tolerance
-    if found.tolerance is not None and found.tolerance > limit * _OF_DEVICE:
-        yield (
-            f"certificate.device.tolerance: {found.tolerance:g} is more than {_OF_DEVICE:g} times "
-            f"{limit:g}, what is allowed to the graphs"
+            f"{name}: logits differ by {found.max_abs_logit_diff:g} from the eager model, more "
+            f"than {found.tolerance:g}"
         )
 
 
-def _tolerance(found: Certificate) -> float | None:
-    """Return the largest tolerance that may have been used; None: nothing says it."""
-    if found.loss is not None:
-        return found.loss.max_logit_loss * (found.loss.logit_std or 1)
-    if found.max_abs_logit is None:
-        return None
-    return LOGIT_TOLERANCE * max(1.0, found.max_abs_logit / FULL_SIZE)
-
-
-def _turned_in_half(name: str, half: HalfPrecision | None) -> Iterator[str]:
-    if half is not None and half.tokens_equal != half.tokens_decided:
-        yield (
-            f"{name}: only {half.tokens_equal} of {half.tokens_decided} tokens were equal that the "
-            "eager model chooses by more than the type can turn"
-        )
+def _unequal(name: str, judged: Sequence[Judged]) -> Iterator[str]:
+    """Yield where graphs lose more than they may beside the eager model."""
+    for one in judged:
+        ours, theirs = one.exported.model_dump(), one.eager.model_dump()
+        for quantile, factor in MOST_TIMES.items():
+            allowed = max(factor * theirs[quantile], one.floor) * _ROUNDING
+            if one.positions >= LEAST_POSITIONS[quantile] and ours[quantile] > allowed:
+                yield (
+                    f"{name}: {one.what}, {one.play}: {quantile} {ours[quantile]:.3g} is more than "
+                    f"{factor:g} times that of the eager model, {theirs[quantile]:.3g}"
+                )
 
 
 def _wrong_buckets(manifest: Manifest, found: DeviceCertificate) -> Iterator[str]:

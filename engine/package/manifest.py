@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.package.files import FileEntry
 from engine.requests.generation_defaults import GenerationDefaults
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
@@ -30,6 +30,7 @@ LabelScores = Literal["softmax", "sigmoid", "none"]
 Target = Literal["cpu", "cuda"]
 DEFAULT_TARGET: Target = "cpu"  # unless another is asked for
 Precision = Literal["fp32", "fp16", "bf16"]
+Proof = Literal["quick", "standard", "full"]  # how much of a package was tried
 Weights = Literal["fp32", "fp16", "bf16", "int8", "int8-fixed", "int8-blocks", "int4"]
 CacheDtype = Literal["fp32", "fp16", "bf16", "int8"]
 _ROUNDED: tuple[Weights, ...] = ("int8", "int8-fixed", "int8-blocks", "int4")
@@ -52,14 +53,17 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 NumRows = Annotated[int, Field(gt=0, le=2**16)]
 PrintedName = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Amount = Annotated[float, Field(ge=0)]
 Points = Annotated[float, Field(ge=0, le=100.001)]  # float arithmetic may pass 100
 MAX_BUCKETS = 64
-# Of a logit in float32, for every FULL_SIZE of the largest one of its position.
-LOGIT_TOLERANCE = 1e-4
-FULL_SIZE = 16.0
-# In half precision, of root mean squares of differences to those of the eager model in that type.
-MAX_CASE_RATIO = 1.5
-MAX_POSITION_RATIO = 3.0
+# How often a quantile of what graphs lose may be that of the eager model itself, and of how many
+# positions at least it means something.
+MOST_TIMES: Mapping[str, float] = MappingProxyType(
+    {"median": 2.5, "p90": 2.5, "p99": 10.0, "largest": 10.0}
+)
+LEAST_POSITIONS: Mapping[str, int] = MappingProxyType(
+    {"median": 1, "p90": 100, "p99": 1000, "largest": 1}
+)
 
 
 class _Model(BaseModel):
@@ -131,7 +135,7 @@ class PackageFormat:
 
     @property
     def has_half_stage(self) -> bool:
-        """Whether the graphs themselves are held against the eager model in their own type.
+        """Whether the graphs themselves are judged by the eager model in their own type.
 
         onnxruntime has no kernels for bf16 on a CPU; what rounds more is held to limits of its own.
         """
@@ -219,11 +223,52 @@ class ImageContract(_Model):
     resample: Resample = "bilinear"
 
 
+class Quantiles(_Model):
+    """Of differences to the eager model in float64, the largest of each position."""
+
+    median: Amount
+    p90: Amount
+    p99: Amount
+    largest: Amount
+
+
+class Judged(_Model):
+    """What the graphs and the eager model itself lose in a play, at the same positions."""
+
+    play: PrintedName
+    what: PrintedName  # logits, log-probabilities, alignment, vectors
+    positions: PositiveInt
+    exported: Quantiles
+    eager: Quantiles  # in the type of the graphs
+    runs: Literal[1, 4]  # of the eager model; 4: the most of them counts, with other orders of sums
+    floor: Amount  # below it nothing counts
+
+
+class Answers(_Model):
+    """What the items of a one-pass model are told, beside what the eager model tells."""
+
+    items: PositiveInt
+    # Labels of a classifier, one an item, or of a labeller, one a token.
+    labels: Count = 0
+    labels_turned: Count = 0
+    max_probability_diff: Amount | None = None  # None: there are no probabilities
+    # Scores of a reranker, numbers of a regression.
+    max_score_diff: Amount | None = None
+    pairs: Count = 0  # of items whose scores differ
+    pairs_turned: Count = 0  # of which the other one is the higher
+    # Vectors of an embedder.
+    max_vector_loss: Amount | None = None  # 1 - cosine
+    max_number_diff: Amount | None = None
+    neighbours_kept: Count = 0  # items whose nearest other item is the same
+
+
 class Loss(_Model):
     """What a format that rounds weights or cache loses, and what was allowed when it was made."""
 
-    mean_abs_logit_diff: Annotated[float, Field(ge=0)]
-    logit_std: Annotated[float, Field(ge=0)]  # of the eager model's logits, within a position
+    max_abs_logit_diff: Amount = 0.0
+    mean_abs_logit_diff: Amount
+    logit_std: Amount  # of the eager model's logits, within a position
+    max_abs_alignment_diff: Amount | None = None  # None: it was not compared
     text_tokens: Count = 0  # of the text that both perplexities are of
     perplexity: Annotated[float, Field(gt=0)] | None = None
     eager_perplexity: Annotated[float, Field(gt=0)] | None = None
@@ -231,9 +276,10 @@ class Loss(_Model):
     chrf: Points | None = None  # of the answers to references
     eager_chrf: Points | None = None
     chrf_between: Points | None = None  # of the answers to those of the eager model
-    max_token_loss: Annotated[float, Field(ge=0)]  # share of greedy tokens that may differ
-    max_logit_loss: Annotated[float, Field(ge=0)]  # largest difference, in logit_std
-    max_perplexity_loss: Annotated[float, Field(ge=0)]  # share of eager_perplexity
+    max_token_loss: Amount  # share of greedy tokens, or of labels, that may differ
+    max_logit_loss: Amount  # largest difference, in logit_std
+    max_perplexity_loss: Amount  # share of eager_perplexity
+    max_vector_loss: Amount  # 1 - cosine of an embedding
 
     @property
     def has_text(self) -> bool:
@@ -241,28 +287,34 @@ class Loss(_Model):
         return self.text_tokens > 0 or self.text_lines > 0
 
 
-class HalfPrecision(_Model):
-    """How far graphs in half precision are from the eager model in float64.
+class Comparison(_Model):
+    """What a comparison with the eager PyTorch model came to, wherever the graphs were run."""
 
-    Beside them stands the eager model in the same type: what the type itself costs. The other
-    fields of the certificate are then of the same graphs in float32.
-    """
-
-    positions: PositiveInt
-    tokens_decided: Count  # where the eager model's lead is far above what the type may turn
+    cases: PositiveInt
+    tokens_compared: Count  # of those that the eager model chooses by more than rounding turns
     tokens_equal: Count
-    max_abs_logit_diff: Annotated[float, Field(ge=0)]
-    # Of the eager model's logits, within a position; of a single label the size.
-    logit_std: Annotated[float, Field(gt=0)]
-    rms_diff: Annotated[float, Field(ge=0)]
-    eager_rms_diff: Annotated[float, Field(ge=0)]
-    # Of the two, over all cases or over one; of one, the most that random roundings lose counts.
-    max_case_ratio: Annotated[float, Field(ge=0, le=MAX_CASE_RATIO)]
-    # Likewise of one position.
-    max_position_ratio: Annotated[float, Field(ge=0, le=MAX_POSITION_RATIO)]
+    judged: tuple[Judged, ...] = ()  # (): a format that rounds further
+    loss: Loss | None = None  # None: one that does not
+    batch_invariant: bool  # rows were bit-equal wherever they stood and whatever stood beside them
+
+    @property
+    def max_abs_logit_diff(self) -> float:
+        """Return the largest difference of a logit; 0 if the model has none."""
+        found = [one.exported.largest for one in self.judged if one.what == "logits"]
+        return max(found, default=self.loss.max_abs_logit_diff if self.loss else 0.0)
+
+    @property
+    def tolerance(self) -> float:
+        """Return the largest difference of a logit that was allowed."""
+        if self.loss is not None:
+            return self.loss.max_logit_loss * (self.loss.logit_std or 1)
+        logits = [one for one in self.judged if one.what == "logits"]
+        return max(
+            (max(MOST_TIMES["largest"] * x.eager.largest, x.floor) for x in logits), default=0
+        )
 
 
-class DeviceCertificate(_Model):
+class DeviceCertificate(Comparison):
     """What the same cases gave on a device, with the kernels that serve there."""
 
     gpu: PrintedName
@@ -270,41 +322,23 @@ class DeviceCertificate(_Model):
     onnxruntime: PrintedName
     # Rows that a decode call is padded to, rising; none for a one-pass model.
     buckets: Annotated[tuple[NumRows, ...], Field(max_length=MAX_BUCKETS)]
-    cases: PositiveInt
-    tokens_compared: Count
-    tokens_equal: Count
-    max_abs_logit_diff: Annotated[float, Field(ge=0)]
-    tolerance: Annotated[float, Field(gt=0)] | None  # None: `half` says what it was held to
-    batch_invariant: bool  # rows were bit-equal wherever they stood and whatever stood beside them
     digest: Sha256  # of fixed outputs, which another process on the same GPU finds again
-    half: HalfPrecision | None = None  # None: in float32, or rounded further
 
 
-class Certificate(_Model):
-    """The outcome of comparing the package with the eager PyTorch model."""
+class Certificate(Comparison):
+    """The outcome of comparing the package with the eager PyTorch model.
 
-    cases: PositiveInt
-    tokens_compared: Count
-    tokens_equal: Count
-    max_abs_logit_diff: Annotated[float, Field(ge=0)]
-    max_abs_logit: Annotated[float, Field(ge=0)] | None = None  # of the eager model
-    max_abs_vector_diff: Annotated[float, Field(ge=0)] | None = None  # of a model without logits
-    # Of attention to the source, each between 0 and 1; None: it was not compared.
-    max_abs_alignment_diff: Annotated[float, Field(ge=0)] | None = None
-    alignment_tolerance: Annotated[float, Field(gt=0)] | None = None  # None: it was held to none
-    # 1e-4 for every 16 of the largest logit; of a format with loss: max_logit_loss * logit_std
-    tolerance: Annotated[float, Field(gt=0)]
-    batch_invariant: bool  # rows were bit-equal alone and in a batch; of a device, `device` says
+    Graphs for a device were computed on a CPU: what is here is of the same bodies in float32.
+    """
+
+    proof: Proof
     dtype: str
-    loss: Loss | None = None  # None: a format without loss
-    half: HalfPrecision | None = None  # None: nothing was computed in half precision
+    reference: Literal["float64", "mean of runs"] = "float64"
+    half: tuple[Judged, ...] = ()  # graphs in float16, as they are; (): there are none
+    largest_half: Amount | None = None  # number that the eager model computes in float16
+    answers: Answers | None = None  # None: it generates
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
     device: DeviceCertificate | None = None  # None: nothing was computed on a device
-
-    @property
-    def bans(self) -> bool:
-        """Whether what the package bans was left out; earlier releases chose it too."""
-        return "banned_tokens" in self.covered
 
     @property
     def shows_invariance(self) -> bool:

@@ -58,11 +58,13 @@ def build_package_graphs(
     form: PackageFormat,
     functions: Functions | None = None,
     text: Sequence[Passage] = (),
+    *,
+    draws: bool = True,
 ) -> Graphs:
     """Export a model with the numbers of a format; CheckpointError if it has no cache to round.
 
     `functions` compute the operators; without them, those of the format do. A format that is made
-    for a text needs one.
+    for a text needs one. Without `draws` tokens are drawn by no graph.
     """
     target = target_of(form)
     functions = functions or target.functions[form.precision]
@@ -75,7 +77,7 @@ def build_package_graphs(
         quantize(graph, form, scales.get(name))
     if form.kv_cache == "int8":
         _quantize_cache(checkpoint, graphs, functions)
-    if target.has_draws and contract is not None:
+    if draws and target.has_draws and contract is not None:
         return {**graphs, **draw_graphs(contract.vocab_size)}
     return graphs
 

@@ -24,9 +24,9 @@ from engine.slots.device_step_block import DeviceStepBlock
 from engine.slots.draw_calls import DrawCalls
 from engine.slots.graph_call import GraphCall
 from engine.slots.step_block import StepSize
-from exporter.certificate.draws import AskedDraws, ask_draws, check_draws
 from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
+from exporter.prover.draws import AskedDraws, ask_draws, check_draws
 from loadtest.gpu_check.part import Outcome, Settings
 from loadtest.gpu_check.timing import time_in_turns
 

@@ -212,11 +212,11 @@ def _write_pairs(original: Path, out: Path) -> None:
 
 def _export(weights: Weights, kv_cache: CacheDtype = "fp32", pairs: str | None = None) -> Builder:
     def build(original: Path, out: Path) -> None:
-        from exporter.certificate.loss import LossLimits
         from exporter.export import export_package
+        from exporter.prover.loss import LossLimits
 
         # Random weights have no favourite tokens: speed is all that is measured of these.
-        limits = None if weights == "fp32" else LossLimits(1.0, 100.0, 100.0)
+        limits = None if weights == "fp32" else LossLimits(1.0, 100.0, 100.0, 1.0)
         checkpoint = original.parent / "checkpoint"
         text = original.parent / pairs if pairs else None
         export_package(

@@ -16,8 +16,8 @@ from server.cli.interruption import cleaned_up
 from server.cli.options import Number, any_file, examples, existing_directory, existing_file
 
 if TYPE_CHECKING:
-    from exporter.difference.answers import AnswerDifference
-    from exporter.difference.difference import Difference
+    from exporter.compare.difference import Difference
+    from exporter.compare.item_difference import AnswerDifference
 
 _Row = tuple[str, str, str]
 _NEW_TOKENS = 32
@@ -95,7 +95,7 @@ def diff(
     of texts, with a tab between them, another tab and its label; for a labeller a label for every
     word. The command fails where B loses more than the bounds allow.
     """
-    from exporter.difference.predictors import generates
+    from exporter.compare.predictors import generates
 
     is_writing = generates(one)
     _refuse(one, given, _OF_ANSWERS if is_writing else _OF_WRITING)
@@ -115,7 +115,7 @@ def _refuse(path: Path, given: Mapping[str, Any], names: tuple[str, ...]) -> Non
 
 
 def _compare_writing(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
-    from exporter.difference.difference import compare
+    from exporter.compare.difference import compare
     from server.cli.progress import show_progress
 
     new = given["new_tokens"] or _NEW_TOKENS
@@ -132,11 +132,11 @@ def _compare_writing(one: Path, other: Path, given: Mapping[str, Any]) -> Report
 
 
 def _compare_answers(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
-    from exporter.difference.answers import compare_answers
+    from exporter.compare.item_difference import compare_items
     from server.cli.progress import show_progress
 
     with cleaned_up(), show_progress("Comparing") as progress:
-        found = compare_answers(one, other, given["text"], given["images"], progress)
+        found = compare_items(one, other, given["text"], given["images"], progress)
     bounds = [Bound("answer loss", found.answer_loss, given["max_answer_loss"] or 0.0)]
     if (allowed := given["max_accuracy_loss"]) is not None:
         if found.accuracy_loss is None:
@@ -167,6 +167,8 @@ def _rows_of_writing(found: Difference) -> Iterator[_Row]:
 
 def _rows_of_answers(found: AnswerDifference) -> Iterator[_Row]:
     """Do as `_rows_of_writing` for models that answer in one pass."""
+    from server.cli.tables import answers_of
+
     yield "answers equal", "", _of(found.answers_equal, found.answers)
     if found.items != found.answers:
         yield "texts equal", "", f"{found.items_equal:,} of {found.items:,}"
@@ -174,6 +176,8 @@ def _rows_of_answers(found: AnswerDifference) -> Iterator[_Row]:
         yield "largest score difference", "", _quantiles(found.score_quantiles)
     if found.cosine_quantiles is not None:
         yield "1 - cosine of vectors", "", _quantiles(found.cosine_quantiles)
+    for name, value in answers_of(found.compared):
+        yield name, "", value
     yield from _sides(
         found.one,
         found.other,

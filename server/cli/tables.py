@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,9 +12,17 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from tokenweir import ModelInfo, TextQuality
+    from tokenweir import ModelInfo, ParityAnswers, TextQuality
 
-    from engine.package.manifest import Certificate, DeviceCertificate, Loss, Manifest
+    from engine.package.manifest import (
+        Answers,
+        Certificate,
+        Comparison,
+        DeviceCertificate,
+        Judged,
+        Loss,
+        Manifest,
+    )
     from loadtest.benchmark.memory import Memory
     from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, DecodeStep
 
@@ -44,14 +52,9 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     cache = f", KV cache {manifest.generation.cache.dtype}" if manifest.generation else ""
     numbers = f"{manifest.precision}, weights {manifest.weights}{cache}"
     table.add_row("target", f"{manifest.target}, {numbers}")
-    table.add_row("cases compared with PyTorch", f"{c.cases:,}")
-    if c.tokens_compared:
-        table.add_row("greedy tokens equal", f"{c.tokens_equal:,} of {c.tokens_compared:,}")
-    table.add_row(
-        "largest logit difference", f"{c.max_abs_logit_diff:.2e} (allowed {c.tolerance:.0e})"
-    )
-    if c.max_abs_alignment_diff is not None:
-        table.add_row("largest alignment difference", _alignment_difference(c))
+    table.add_row("cases compared with PyTorch", f"{c.cases:,}, proof {c.proof}")
+    for name, value in (*_compared(c), *_judged(c.half, " in float16"), *answers_of(c.answers)):
+        table.add_row(name, value)
     if c.loss is not None:
         for name, value in _loss(c.loss):
             table.add_row(name, value)
@@ -80,16 +83,9 @@ def _on_device(found: DeviceCertificate) -> Iterator[tuple[str, str]]:
     if found.buckets:
         yield "rows of a decode call", ", ".join(map(str, found.buckets))
     yield "cases compared with PyTorch", f"{found.cases:,}"
-    if found.tokens_compared:
-        yield "greedy tokens equal", f"{found.tokens_equal:,} of {found.tokens_compared:,}"
-    allowed = "" if found.tolerance is None else f" (allowed {found.tolerance:.0e})"
-    yield "largest logit difference", f"{found.max_abs_logit_diff:.2e}{allowed}"
-    if found.half is not None:
-        yield (
-            "difference, by that of PyTorch in the same type",
-            f"{found.half.rms_diff / max(found.half.eager_rms_diff, 1e-30):.2f}; of a case up to "
-            f"{found.half.max_case_ratio:.2f}, of a position {found.half.max_position_ratio:.2f}",
-        )
+    yield from _compared(found)
+    if found.loss is not None:
+        yield "largest logit difference", f"{found.loss.max_abs_logit_diff:.2e}"
     yield "rows bit-equal alone and in a batch", "yes" if found.batch_invariant else "no"
     yield "SHA-256 of outputs", found.digest
 
@@ -99,15 +95,52 @@ def _toolchain(toolchain: Mapping[str, str]) -> str:
     return escape(", ".join(f"{name} {value}" for name, value in sorted(toolchain.items())))
 
 
-def _alignment_difference(certificate: Certificate) -> str:
-    allowed = certificate.alignment_tolerance
-    limit = "" if allowed is None else f" (allowed {allowed:.0e})"
-    return f"{certificate.max_abs_alignment_diff:.2e}{limit}"
+def _compared(found: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield what a comparison came to: tokens, and what both sides lose."""
+    if found.tokens_compared:
+        yield "best entries equal", f"{found.tokens_equal:,} of {found.tokens_compared:,}"
+    yield from _judged(found.judged)
+
+
+def _judged(judged: Sequence[Judged], where: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the differences to float64 of what was judged, beside those of PyTorch itself."""
+    for one in judged:
+        ours, theirs = one.exported, one.eager
+        yield (
+            f"{one.what} from float64, {one.play}{where}",
+            f"median {ours.median:.1e}, largest {ours.largest:.1e}; "
+            f"PyTorch itself {theirs.median:.1e}, {theirs.largest:.1e}",
+        )
+
+
+def answers_of(answers: Answers | ParityAnswers | None) -> Iterator[tuple[str, str]]:
+    """Yield, by name, how far what items are told is from what PyTorch tells."""
+    if answers is None:
+        return
+    if answers.labels:
+        yield "labels that turn", f"{answers.labels_turned:,} of {answers.labels:,}"
+    if answers.max_probability_diff is not None:
+        yield "largest difference of a probability", f"{answers.max_probability_diff:.1e}"
+    if answers.max_score_diff is not None:
+        yield "largest difference of a score", f"{answers.max_score_diff:.1e}"
+        if answers.pairs:
+            yield "pairs in another order", f"{answers.pairs_turned:,} of {answers.pairs:,}"
+    if answers.max_vector_loss is not None and answers.max_number_diff is not None:
+        yield "largest 1 - cosine of a vector", f"{answers.max_vector_loss:.1e}"
+        yield "largest difference of a number", f"{answers.max_number_diff:.1e}"
+        yield "nearest neighbours kept", f"{answers.neighbours_kept:,} of {answers.items:,}"
 
 
 def _loss(loss: Loss) -> Iterator[tuple[str, str]]:
-    yield "mean logit difference", f"{loss.mean_abs_logit_diff:.2e} (std {loss.logit_std:.2e})"
-    yield "greedy tokens that may differ", f"{loss.max_token_loss:.0%}"
+    if loss.logit_std:
+        yield (
+            "logit difference",
+            f"mean {loss.mean_abs_logit_diff:.2e}, largest {loss.max_abs_logit_diff:.2e} "
+            f"(std {loss.logit_std:.2e}; allowed {loss.max_logit_loss * loss.logit_std:.0e})",
+        )
+        yield "best entries that may differ", f"{loss.max_token_loss:.0%}"
+    if loss.max_abs_alignment_diff is not None:
+        yield "largest alignment difference", f"{loss.max_abs_alignment_diff:.2e}"
     if loss.perplexity is not None and loss.eager_perplexity is not None:
         rise = loss.perplexity / loss.eager_perplexity - 1
         yield (
@@ -266,9 +299,19 @@ def _limits(model: ModelInfo) -> str:
 
 
 def _parity(model: ModelInfo) -> str:
-    if model.parity is None:
+    """Return in a few words how near a model is to PyTorch, by what it gives."""
+    parity = model.parity
+    if parity is None:
         return "none"
-    return (
-        f"{model.parity.cases:,} cases, largest logit difference "
-        f"{model.parity.max_abs_logit_diff:.0e}"
-    )
+    parts = [f"{parity.cases:,} cases, proof {parity.proof}"]
+    if parity.tokens_compared:
+        parts.append(f"{parity.tokens_equal:,} of {parity.tokens_compared:,} best entries equal")
+    parts += [f"{name} {value}" for name, value in answers_of(parity.answers)]
+    alone = [one for one in parity.losses if one.what == "logits"][:1]
+    parts += [
+        f"logits within {one.largest:.0e} of float64, PyTorch itself {one.eager_largest:.0e}"
+        for one in alone
+    ]
+    if parity.answers is None and not alone:
+        parts.append(f"largest logit difference {parity.max_abs_logit_diff:.0e}")
+    return ", ".join(parts)

@@ -8,7 +8,7 @@ from google.protobuf.struct_pb2 import Struct
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.config import RequestLimits
-from engine.package.manifest import Certificate, Loss
+from engine.package.manifest import Certificate, Judged, Loss
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot
 from server.worker.answers import ServedModel
@@ -83,6 +83,7 @@ def _limits(model: ServedModel, limits: RequestLimits, max_request_bytes: int) -
 
 
 def _parity(certificate: Certificate, toolchain: dict[str, str]) -> pb.ParityCertificate:
+    answers = certificate.answers
     return pb.ParityCertificate(
         cases=certificate.cases,
         tokens_compared=certificate.tokens_compared,
@@ -93,6 +94,23 @@ def _parity(certificate: Certificate, toolchain: dict[str, str]) -> pb.ParityCer
         toolchain=toolchain,
         batch_invariant=certificate.shows_invariance,
         text_quality=_text_quality(certificate.loss),
+        proof=certificate.proof,
+        losses=map(_loss, certificate.judged),
+        answers=None
+        if answers is None
+        else pb.ParityAnswers(**answers.model_dump(exclude_none=True)),
+    )
+
+
+def _loss(judged: Judged) -> pb.ParityLoss:
+    return pb.ParityLoss(
+        play=judged.play,
+        what=judged.what,
+        positions=judged.positions,
+        median=judged.exported.median,
+        largest=judged.exported.largest,
+        eager_median=judged.eager.median,
+        eager_largest=judged.eager.largest,
     )
 
 

@@ -10,15 +10,16 @@ import json
 import sys
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.errors import CertificateError
-from engine.package.manifest import HalfPrecision
-from engine.package.package import read_manifest
 from exporter.certificate import device as certify_device
 from exporter.certificate import draws as certify_draws
 from exporter.certificate.comparison import Comparison
 from exporter.certificate.half_comparison import HalfComparison
 from exporter.certificate.sides import Sides
+
+from engine.config import EngineConfig
+from engine.errors import CertificateError
+from engine.package.manifest import HalfPrecision
+from engine.package.package import read_manifest
 from exporter.verify_device import verify_on_device
 from tests.stand_in_certificate import HALF
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.certificate import cases, generation, one_pass_cases
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.layers import OUTPUT_BIAS
+from exporter.prover import cases, generation_cases, item_cases, plays
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
 VOCAB_SIZE = 31
@@ -103,8 +104,9 @@ def few_cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def try_few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cases, generation, one_pass_cases):
-        monkeypatch.setattr(module, "MAX_PER_LENGTH", 2)
+    few = {name: replace(level, per_length=2) for name, level in cases.LEVELS.items()}
+    for module in (cases, generation_cases, item_cases, plays):
+        monkeypatch.setattr(module, "LEVELS", few)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-
-from engine.package.manifest import CacheShape, GenerationContract
 from exporter.certificate.beams import layouts
 from exporter.certificate.cases import (
     affordable_prompts,
@@ -19,6 +17,8 @@ from exporter.certificate.cases import (
 )
 from exporter.certificate.generation import affordable_cases
 from exporter.certificate.generation_cases import make_cases
+
+from engine.package.manifest import CacheShape, GenerationContract
 from exporter.graphs.contracts import generation_contract
 from exporter.models import TransformerConfig, build_model
 from exporter.samples import Deck

@@ -18,7 +18,6 @@ from torch.nn import functional
 from engine.errors import CertificateError
 from engine.package.manifest import CacheDtype, Weights
 from exporter import export
-from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs import package_graphs, rewrite
 from exporter.graphs import torch_export as graphs_module
@@ -26,6 +25,7 @@ from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
 from exporter.models.attention import MultiHeadAttention
 from exporter.models.layers import Decoder
+from exporter.prover.loss import LossLimits
 
 MakeCheckpoint = Callable[..., Path]
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
@@ -1282,7 +1282,9 @@ LOSSLESS_IN_ANY_FORMAT = [
 @pytest.mark.parametrize("name", LOSSLESS_IN_ANY_FORMAT)
 def test_a_cache_in_8_bits_excuses_no_wrong_choice(name: str, spoil: Spoil, tmp_path: Path) -> None:
     checkpoint = spoil("gpt", *MUTANTS["gpt", name])
-    any_loss = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
+    any_loss = LossLimits(
+        max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100, max_vector_loss=1
+    )
     wrong = "(top_log|top_ids|likeliest tokens are 1 to 31, outside the vocabulary)"
 
     with pytest.raises(CertificateError, match=f"prompt of .* {wrong}"):

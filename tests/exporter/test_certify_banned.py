@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from engine.package.manifest import PackageFormat
-from engine.package.package import load_package, write_manifest
 from exporter.certificate.cases import no_progress
 from exporter.certificate.certificate import certify
 from exporter.certificate.loss import LossLimits
+
+from engine.package.manifest import PackageFormat
+from engine.package.package import load_package, write_manifest
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.verification import verify_package

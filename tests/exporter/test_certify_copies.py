@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from engine.sampling.logits import StepLogits
 from exporter.certificate import row_counts
 from exporter.certificate.cases import no_progress
 from exporter.certificate.comparison import LossyComparison
@@ -19,6 +17,8 @@ from exporter.certificate.one_pass import Pair, certify_images
 from exporter.certificate.row_counts import certify_row_counts
 from exporter.certificate.sides import Sides
 from exporter.certificate.sources import certify_sources
+
+from engine.sampling.logits import StepLogits
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.contracts import generation_contract, image_contract
 from exporter.graphs.package_graphs import write_graphs

@@ -13,6 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exporter.certificate import execution
+from exporter.certificate.comparison import exported_graphs
+from exporter.certificate.device import certify_device
+from exporter.certificate.device_digest import find, find_elsewhere
+from exporter.certificate.execution import OnCpu, OnDevice
+from exporter.certificate.loss import LossLimits
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError, OutOfDeviceMemory
@@ -25,12 +31,6 @@ from engine.sampling.top_k import step_logits
 from engine.session import Session
 from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate import execution
-from exporter.certificate.comparison import exported_graphs
-from exporter.certificate.device import certify_device
-from exporter.certificate.device_digest import find, find_elsewhere
-from exporter.certificate.execution import OnCpu, OnDevice
-from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import Checkpoint, load_checkpoint
 from exporter.export import export_package
 from tests.exporter.conftest import MakeCheckpoint

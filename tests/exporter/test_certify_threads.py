@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from engine.errors import CertificateError
-from engine.slots import generation_sessions
 from exporter.certificate import threads as threads_module
 from exporter.certificate.comparison import Comparison, LossyComparison
 from exporter.certificate.sides import Sides
 from exporter.certificate.threads import certify_threads
+
+from engine.errors import CertificateError
+from engine.slots import generation_sessions
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.contracts import generation_contract
 from exporter.graphs.package_graphs import write_graphs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from exporter.certificate.comparison import Comparison, LossyComparison, exported_graphs
 
 from engine.errors import CertificateError
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
-from exporter.certificate.comparison import Comparison, LossyComparison, exported_graphs
 
 LOGITS = np.array([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]], np.float32)
 

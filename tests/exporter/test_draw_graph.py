@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from exporter.certificate import draws
+from exporter.certificate.draws import NUM_DRAWS, certify_draws
+from exporter.certificate.execution import load_for_cpu
 from numpy.typing import NDArray
 
 from engine.errors import CertificateError
@@ -21,9 +24,6 @@ from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
 from engine.session import create_session
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate import draws
-from exporter.certificate.draws import NUM_DRAWS, certify_draws
-from exporter.certificate.execution import load_for_cpu
 from exporter.graphs.draw_graph import BLOCK, draw_graphs
 from exporter.graphs.package_graphs import write_graphs
 from tests.engine.test_model_runner import TinyModel

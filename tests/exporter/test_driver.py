@@ -6,16 +6,17 @@ import ast
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.package.manifest import GenerationContract, PackageFormat
-from engine.sampling.logits import StepLogits
-from engine.session import Session
-from engine.slots.batch import ScheduledBatch
 from exporter.certificate import driver
 from exporter.certificate.certificate import compare_all
 from exporter.certificate.comparison import Comparison
 from exporter.certificate.driver import Runner
 from exporter.certificate.execution import OnCpu
 from exporter.certificate.subject import subject_of
+
+from engine.package.manifest import GenerationContract, PackageFormat
+from engine.sampling.logits import StepLogits
+from engine.session import Session
+from engine.slots.batch import ScheduledBatch
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs

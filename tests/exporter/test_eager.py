@@ -6,7 +6,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-
 from exporter.certificate.eager import MAX_PADDING, alike
 from exporter.certificate.generation_cases import Case
 

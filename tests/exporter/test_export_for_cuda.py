@@ -11,18 +11,18 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-
-from engine.errors import CertificateError, ConfigError
-from engine.package.graph_io import DRAW_GRAPHS
-from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights
-from engine.package.package import load_package
-from engine.session import create_session
 from exporter.certificate import certificate as certificates
 from exporter.certificate.comparison import Floats
 from exporter.certificate.half_comparison import MAX_ROUNDINGS, HalfComparison
 from exporter.certificate.loss import LossLimits
 from exporter.certificate.random_rounding import Rounded
 from exporter.certificate.subject import subject_of
+
+from engine.errors import CertificateError, ConfigError
+from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights
+from engine.package.package import load_package
+from engine.session import create_session
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs.fuse import fuse

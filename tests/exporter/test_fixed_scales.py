@@ -12,6 +12,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from exporter.certificate import scored_text
+from exporter.certificate.generation_cases import Case
+from exporter.certificate.loss import LossLimits
+from exporter.certificate.scored_text import read_text
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from torch import Tensor
@@ -21,10 +25,6 @@ from engine.errors import ConfigError
 from engine.package.manifest import Manifest, PackageFormat
 from engine.package.package import load_package
 from engine.session import create_session
-from exporter.certificate import scored_text
-from exporter.certificate.generation_cases import Case
-from exporter.certificate.loss import LossLimits
-from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import load_checkpoint
 from exporter.export import MIN_TOKENS, export_package
 from exporter.graphs import package_graphs

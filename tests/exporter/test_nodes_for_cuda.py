@@ -12,10 +12,10 @@ from typing import NamedTuple
 import onnx_ir as ir
 import pytest
 import torch
+from exporter.certificate.twin import twin_graphs
 from torch import nn
 
 from engine.package.manifest import PackageFormat, Precision
-from exporter.certificate.twin import twin_graphs
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import Graphs, build_graphs

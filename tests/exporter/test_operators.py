@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from exporter.certificate.certificate import certify
 from torch import Tensor, nn
 
 from engine.package.manifest import PackageFormat
 from engine.session import create_session
-from exporter.certificate.certificate import certify
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs

@@ -11,6 +11,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from exporter.certificate import scored_text
+from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
+from exporter.certificate.perplexity import measure_perplexity
+from exporter.certificate.scored_text import read_text
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
@@ -18,10 +22,6 @@ from engine.errors import CertificateError, ConfigError
 from engine.package.manifest import Manifest, PackageFormat, Weights
 from engine.package.package import load_package
 from engine.session import create_session
-from exporter.certificate import scored_text
-from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
-from exporter.certificate.perplexity import measure_perplexity
-from exporter.certificate.scored_text import read_text
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs

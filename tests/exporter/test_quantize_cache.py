@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from exporter.certificate.loss import LossLimits
 
 from engine.errors import CheckpointError
 from engine.package.manifest import CacheDtype, Certificate, Loss, PackageFormat, Weights
 from engine.package.package import load_package
 from engine.slots.rows import SlotCache
 from exporter import export
-from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs

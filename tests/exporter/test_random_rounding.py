@@ -8,17 +8,17 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from engine.package.graph_io import LOGITS
-from engine.package.manifest import PackageFormat
 from exporter.certificate.eager import eager_logits, rounded_logits
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.one_pass import rounded_output
 from exporter.certificate.one_pass_cases import draw_images
 from exporter.certificate.random_rounding import RandomRounding, Rounded
 from exporter.certificate.subject import subject_of
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.package.graph_io import LOGITS
+from engine.package.manifest import PackageFormat
 from exporter.checkpoint import load_checkpoint
 from tests.exporter.conftest import MakeCheckpoint
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from engine.errors import CheckpointError
-from engine.package.manifest import PackageFormat
 from exporter.certificate import certificate as certificates
 from exporter.certificate.comparison import Comparison
 from exporter.certificate.subject import subject_of
+
+from engine.errors import CheckpointError
+from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.samples import encode_samples
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exporter.certificate.cases import Progress
+from exporter.certificate.loss import LossLimits
 
 from engine.errors import CertificateError, PackageError
 from engine.package.manifest import Certificate
 from engine.package.package import load_package, seal
 from exporter import verification
-from exporter.certificate.cases import Progress
-from exporter.certificate.loss import LossLimits
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs

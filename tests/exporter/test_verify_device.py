@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from exporter.certificate import device_digest
+from exporter.certificate.device_digest import Found, find
+from exporter.certificate.execution import Execution, OnCpu, OnDevice
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
 from engine.package import device_certificate
 from engine.package.package import Package, load_package, seal
 from exporter import verification, verify_device
-from exporter.certificate import device_digest
-from exporter.certificate.device_digest import Found, find
-from exporter.certificate.execution import Execution, OnCpu, OnDevice
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.verification import verify_package
 from exporter.verify_device import verify_on_device

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from exporter.certificate import device as device_stage
+from exporter.certificate.ahead import certify_ahead
+from exporter.certificate.device_digest import find
 
 from engine.config import EngineConfig
 from engine.errors import PackageError
@@ -19,9 +22,6 @@ from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.runner import SlotModelRunner
 from exporter import verify_device
-from exporter.certificate import device as device_stage
-from exporter.certificate.ahead import certify_ahead
-from exporter.certificate.device_digest import find
 from exporter.verify_device import verify_on_device
 from tests import fake_gpu
 from tests.engine.fake_cuda import NAME

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from engine.errors import CertificateError
-from engine.package.manifest import Loss, PackageFormat
-from engine.package.package import MANIFEST_NAME, read_manifest, seal
-from engine.requests.generation_defaults import GenerationDefaults
 from exporter.certificate import scored_text
 from exporter.certificate.answers import Answers, eager_answers, measure_answers, num_lines
 from exporter.certificate.comparison import LossyComparison
 from exporter.certificate.generation_cases import Case
 from exporter.certificate.loss import LossLimits, check_loss
 from exporter.certificate.scored_text import MAX_LINES, read_text
+
+from engine.errors import CertificateError
+from engine.package.manifest import Loss, PackageFormat
+from engine.package.package import MANIFEST_NAME, read_manifest, seal
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.graphs.contracts import generation_contract

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from exporter.certificate.half_comparison import DECIDED, MAX_POSITION_RATIO
 from torch import Tensor, nn
 
 from engine.package.manifest import Precision
 from engine.requests.events import FinishReason
 from engine.requests.request import SamplingParams
-from exporter.certificate.half_comparison import DECIDED, MAX_POSITION_RATIO
 from exporter.models import TransformerConfig
 
 TOLERANCE = 1e-4  # of a log-probability, where graphs are in float32

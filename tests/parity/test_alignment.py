@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exporter.certificate.half_comparison import MAX_POSITION_RATIO
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient
 from torch import nn
@@ -27,7 +28,6 @@ from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
-from exporter.certificate.half_comparison import MAX_POSITION_RATIO
 from exporter.checkpoint import Checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import record_probabilities

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from exporter.certificate.half_comparison import HalfComparison
+from exporter.certificate.random_rounding import RandomRounding, Rounded
 from PIL import Image
 from torch import nn
 
@@ -23,8 +25,6 @@ from engine.one_pass.prediction import ItemPrediction, PredictionItem
 from engine.package.manifest import PackageFormat
 from engine.package.package import load_package
 from engine.text.tokenizer import Tokenizer
-from exporter.certificate.half_comparison import HalfComparison
-from exporter.certificate.random_rounding import RandomRounding, Rounded
 from exporter.models import ImageConfig, TransformerConfig
 from tests.parity.conftest import CONFIGS, SHAPE, VOCAB_SIZE
 from tests.parity.uncertified import write_uncertified

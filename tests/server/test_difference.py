@@ -9,10 +9,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
 from exporter.difference import answers, difference, predictors
 from exporter.difference.answers import AnswerDifference, FirstAnswer, OfPredictor
 from exporter.difference.difference import Difference, First, OfSide
+
 from server.cli.app import run
 
 ONE = OfSide("a", 1000, 50.0, 3.5, 40.0, 20.0)

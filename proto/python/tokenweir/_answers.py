@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from tokenweir._errors import BrokenStream
@@ -24,7 +25,9 @@ from tokenweir._types import (
     Labelling,
     ModelInfo,
     ModelLimits,
+    ParityAnswers,
     ParityCertificate,
+    ParityLoss,
     PositionLogprobs,
     Provenance,
     ReplicaInfo,
@@ -506,18 +509,23 @@ def _parity(parity: admin_service_pb2.ParityCertificate) -> ParityCertificate:
         dtype=parity.dtype,
         toolchain=dict(parity.toolchain),
         batch_invariant=parity.batch_invariant,
-        text_quality=_text_quality(parity) if parity.HasField("text_quality") else None,
+        text_quality=TextQuality(**_fields(parity.text_quality))
+        if parity.HasField("text_quality")
+        else None,
+        proof=parity.proof,
+        losses=tuple(ParityLoss(**_fields(loss)) for loss in parity.losses),
+        answers=ParityAnswers(**_fields(parity.answers)) if parity.HasField("answers") else None,
     )
 
 
-def _text_quality(parity: admin_service_pb2.ParityCertificate) -> TextQuality:
-    found = parity.text_quality
-    return TextQuality(
-        lines=found.lines,
-        chrf=found.chrf if found.HasField("chrf") else None,
-        eager_chrf=found.eager_chrf if found.HasField("eager_chrf") else None,
-        chrf_between=found.chrf_between if found.HasField("chrf_between") else None,
-    )
+def _fields(message: Message) -> dict[str, Any]:
+    """Return the fields of a message by name; None for one that is absent."""
+    return {
+        field.name: getattr(message, field.name)
+        if not field.has_presence or message.HasField(field.name)
+        else None
+        for field in message.DESCRIPTOR.fields
+    }
 
 
 def _enum_name(enum: EnumDescriptor, value: int, prefix: str) -> str:

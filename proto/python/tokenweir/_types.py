@@ -250,6 +250,35 @@ class TextQuality:
 
 
 @dataclass(frozen=True)
+class ParityLoss:
+    """Differences to the eager model in float64, the largest number of each position."""
+
+    play: str  # how the positions were computed: "alone", "prompt in one piece", ...
+    what: str  # "logits", "log-probabilities", "alignment", "vectors"
+    positions: int
+    median: float
+    largest: float
+    eager_median: float  # of the eager model itself, in the type of the package
+    eager_largest: float
+
+
+@dataclass(frozen=True)
+class ParityAnswers:
+    """What a model tells of items, beside what the eager model tells of them."""
+
+    items: int
+    labels: int
+    labels_turned: int
+    max_probability_diff: float | None  # None: there are no probabilities
+    max_score_diff: float | None  # None: it tells no numbers
+    pairs: int  # of items whose scores differ
+    pairs_turned: int
+    max_vector_loss: float | None  # 1 - cosine; None: there are no vectors
+    max_number_diff: float | None
+    neighbours_kept: int  # items whose nearest other item is the same
+
+
+@dataclass(frozen=True)
 class ParityCertificate:
     """How a model was shown to agree with its eager PyTorch form."""
 
@@ -262,6 +291,9 @@ class ParityCertificate:
     toolchain: Mapping[str, str]
     batch_invariant: bool  # rows were bit-equal alone and in a batch
     text_quality: TextQuality | None = None  # None: none was measured
+    proof: str = ""  # how much was tried: "quick", "standard" or "full"
+    losses: tuple[ParityLoss, ...] = ()  # of a format that rounds further there is none
+    answers: ParityAnswers | None = None  # None: the model generates
 
 
 @dataclass(frozen=True)

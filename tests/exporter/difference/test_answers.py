@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exporter.difference.answers import AnswerDifference, compare_answers
+from exporter.difference.items import read_images
+from exporter.difference.predictors import generates, open_predictor
 from PIL import Image
 
 from engine.errors import ConfigError
 from exporter.checkpoint import load_checkpoint
-from exporter.difference.answers import AnswerDifference, compare_answers
-from exporter.difference.items import read_images
-from exporter.difference.predictors import generates, open_predictor
 from server.cli.app import run
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.difference.test_difference import changed

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
-from engine.errors import ConfigError
 from exporter.certificate.answers import eager_answers
 from exporter.certificate.comparison import Floats
 from exporter.certificate.generation_cases import Case
-from exporter.checkpoint import load_checkpoint
 from exporter.difference.difference import compare
 from exporter.difference.sides import Eager
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError
+from exporter.checkpoint import load_checkpoint
 from exporter.models.layers import OUTPUT_BIAS
 from exporter.samples import Tokens
 from tests.exporter.conftest import MakeCheckpoint, make_likely_and_ban

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exporter.certificate.device_digest import find
 from PIL import Image
 from transformers import ViTImageProcessorPil
 
@@ -24,7 +25,6 @@ from engine.package.manifest import Precision
 from engine.package.package import Package, load_package
 from engine.requests.request import SamplingParams
 from exporter import verify_device
-from exporter.certificate.device_digest import find
 from exporter.checkpoint import load_checkpoint
 from server.cli.app import run
 from tests import fake_gpu

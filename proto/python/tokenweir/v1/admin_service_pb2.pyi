@@ -498,20 +498,27 @@ class ParityCertificate(_message.Message):
     TOOLCHAIN_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     TEXT_QUALITY_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
-    """Cases: source lengths x batch sizes x paddings x steps."""
+    """Prompts, sources, texts or pictures that were compared."""
     tokens_compared: _builtins.int
-    """Generated tokens that were compared."""
+    """Generated tokens or labels that were compared: those that the eager model chooses by more than
+    rounding turns.
+    """
     tokens_equal: _builtins.int
-    """Of those, tokens that were equal."""
+    """Of those, the ones that were equal."""
     max_abs_logit_diff: _builtins.float
-    """Largest absolute difference of a logit."""
+    """Largest absolute difference of a logit to the eager model in float64."""
     tolerance: _builtins.float
     """Largest that was allowed."""
     dtype: _builtins.str
     """Number format of the exported weights."""
     batch_invariant: _builtins.bool
     """Rows were bit-equal alone and in a batch: DETERMINISM_BATCH_INVARIANT is honoured."""
+    proof: _builtins.str
+    """How much was tried: "quick", "standard" or "full"."""
     @_builtins.property
     def toolchain(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Versions of torch, onnx, onnxruntime; threads, L2 bytes and instruction sets of the machine."""
@@ -519,6 +526,16 @@ class ParityCertificate(_message.Message):
     @_builtins.property
     def text_quality(self) -> Global___TextQuality:
         """What a format that rounds gave on a person's text; absent: none was measured."""
+
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityLoss]:
+        """What was lost, and what the eager model itself loses in the same type; of a format that rounds
+        further there is none.
+        """
+
+    @_builtins.property
+    def answers(self) -> Global___ParityAnswers:
+        """What items are told; absent: the model generates."""
 
     def __init__(
         self,
@@ -532,14 +549,136 @@ class ParityCertificate(_message.Message):
         toolchain: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         batch_invariant: _builtins.bool = ...,
         text_quality: Global___TextQuality | None = ...,
+        proof: _builtins.str = ...,
+        losses: _abc.Iterable[Global___ParityLoss] | None = ...,
+        answers: Global___ParityAnswers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["text_quality", b"text_quality"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "text_quality", b"text_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "max_abs_logit_diff", b"max_abs_logit_diff", "text_quality", b"text_quality", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "losses", b"losses", "max_abs_logit_diff", b"max_abs_logit_diff", "proof", b"proof", "text_quality", b"text_quality", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ParityCertificate: _TypeAlias = ParityCertificate  # noqa: Y015
+
+@_typing.final
+class ParityLoss(_message.Message):
+    """Differences to the eager model in float64, the largest number of each position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAY_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    EAGER_MEDIAN_FIELD_NUMBER: _builtins.int
+    EAGER_LARGEST_FIELD_NUMBER: _builtins.int
+    play: _builtins.str
+    """How the positions were computed: "alone", "prompt in one piece", ..."""
+    what: _builtins.str
+    """What was compared: "logits", "log-probabilities", "alignment", "vectors"."""
+    positions: _builtins.int
+    """Positions that were compared."""
+    median: _builtins.float
+    """Of the package's differences, the median."""
+    largest: _builtins.float
+    """Of the package's differences, the largest."""
+    eager_median: _builtins.float
+    """The median of the eager model's own differences."""
+    eager_largest: _builtins.float
+    """The largest of the eager model's own differences."""
+    def __init__(
+        self,
+        *,
+        play: _builtins.str = ...,
+        what: _builtins.str = ...,
+        positions: _builtins.int = ...,
+        median: _builtins.float = ...,
+        largest: _builtins.float = ...,
+        eager_median: _builtins.float = ...,
+        eager_largest: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eager_largest", b"eager_largest", "eager_median", b"eager_median", "largest", b"largest", "median", b"median", "play", b"play", "positions", b"positions", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParityLoss: _TypeAlias = ParityLoss  # noqa: Y015
+
+@_typing.final
+class ParityAnswers(_message.Message):
+    """What a model tells of items, beside what the eager model tells of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    LABELS_TURNED_FIELD_NUMBER: _builtins.int
+    MAX_PROBABILITY_DIFF_FIELD_NUMBER: _builtins.int
+    MAX_SCORE_DIFF_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    PAIRS_TURNED_FIELD_NUMBER: _builtins.int
+    MAX_VECTOR_LOSS_FIELD_NUMBER: _builtins.int
+    MAX_NUMBER_DIFF_FIELD_NUMBER: _builtins.int
+    NEIGHBOURS_KEPT_FIELD_NUMBER: _builtins.int
+    items: _builtins.int
+    """Texts or pictures."""
+    labels: _builtins.int
+    """Labels of a classifier or labeller."""
+    labels_turned: _builtins.int
+    """Of those, labels that are others."""
+    max_probability_diff: _builtins.float
+    """Largest difference of a probability."""
+    max_score_diff: _builtins.float
+    """Largest difference of a score, of a model that tells numbers."""
+    pairs: _builtins.int
+    """Pairs of items whose scores differ."""
+    pairs_turned: _builtins.int
+    """Of those, pairs in another order."""
+    max_vector_loss: _builtins.float
+    """Largest 1 - cosine of a vector."""
+    max_number_diff: _builtins.float
+    """Largest difference of a vector's number."""
+    neighbours_kept: _builtins.int
+    """Items whose nearest other item, by cosine, is the same."""
+    def __init__(
+        self,
+        *,
+        items: _builtins.int = ...,
+        labels: _builtins.int = ...,
+        labels_turned: _builtins.int = ...,
+        max_probability_diff: _builtins.float | None = ...,
+        max_score_diff: _builtins.float | None = ...,
+        pairs: _builtins.int = ...,
+        pairs_turned: _builtins.int = ...,
+        max_vector_loss: _builtins.float | None = ...,
+        max_number_diff: _builtins.float | None = ...,
+        neighbours_kept: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_number_diff", b"_max_number_diff", "_max_probability_diff", b"_max_probability_diff", "_max_score_diff", b"_max_score_diff", "_max_vector_loss", b"_max_vector_loss", "max_number_diff", b"max_number_diff", "max_probability_diff", b"max_probability_diff", "max_score_diff", b"max_score_diff", "max_vector_loss", b"max_vector_loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_number_diff", b"_max_number_diff", "_max_probability_diff", b"_max_probability_diff", "_max_score_diff", b"_max_score_diff", "_max_vector_loss", b"_max_vector_loss", "items", b"items", "labels", b"labels", "labels_turned", b"labels_turned", "max_number_diff", b"max_number_diff", "max_probability_diff", b"max_probability_diff", "max_score_diff", b"max_score_diff", "max_vector_loss", b"max_vector_loss", "neighbours_kept", b"neighbours_kept", "pairs", b"pairs", "pairs_turned", b"pairs_turned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_number_diff: _TypeAlias = _typing.Literal["max_number_diff"]  # noqa: Y015
+    _WhichOneofArgType__max_number_diff: _TypeAlias = _typing.Literal["_max_number_diff", b"_max_number_diff"]  # noqa: Y015
+    _WhichOneofReturnType__max_probability_diff: _TypeAlias = _typing.Literal["max_probability_diff"]  # noqa: Y015
+    _WhichOneofArgType__max_probability_diff: _TypeAlias = _typing.Literal["_max_probability_diff", b"_max_probability_diff"]  # noqa: Y015
+    _WhichOneofReturnType__max_score_diff: _TypeAlias = _typing.Literal["max_score_diff"]  # noqa: Y015
+    _WhichOneofArgType__max_score_diff: _TypeAlias = _typing.Literal["_max_score_diff", b"_max_score_diff"]  # noqa: Y015
+    _WhichOneofReturnType__max_vector_loss: _TypeAlias = _typing.Literal["max_vector_loss"]  # noqa: Y015
+    _WhichOneofArgType__max_vector_loss: _TypeAlias = _typing.Literal["_max_vector_loss", b"_max_vector_loss"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_number_diff) -> _WhichOneofReturnType__max_number_diff | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_probability_diff) -> _WhichOneofReturnType__max_probability_diff | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_score_diff) -> _WhichOneofReturnType__max_score_diff | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_vector_loss) -> _WhichOneofReturnType__max_vector_loss | None: ...
+
+Global___ParityAnswers: _TypeAlias = ParityAnswers  # noqa: Y015
 
 @_typing.final
 class TextQuality(_message.Message):

@@ -1,1 +1,0 @@
-"""Shows that a package gives what its eager model gives."""

@@ -1,0 +1,1 @@
+"""Compares two forms of a model by what they write or say."""

@@ -1,0 +1,135 @@
+"""The lines that two models are compared on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from engine.errors import ConfigError
+from engine.json_file import read_bounded
+from engine.package.manifest import GenerationContract
+from engine.requests.generation_defaults import GenerationDefaults
+from exporter.prover.generation_cases import Case
+from exporter.samples import SEED, Tokens, random_tokens
+
+MAX_BYTES = 2**26
+_RANDOM_LINES = 16
+_RANDOM_LEN = 12
+
+
+@dataclass(frozen=True)
+class Line:
+    """A prompt or a source, and what should follow."""
+
+    number: int  # in its file, from 1
+    case: Case
+    reference: str | None  # what a person wrote
+    following: Tokens = ()  # the tokens of what should follow; of a decoder, of the line itself
+
+
+def read_lines(
+    path: Path,
+    contract: GenerationContract,
+    tokenizer: Tokenizer,
+    target: Tokenizer,
+    new: int,
+    defaults: GenerationDefaults,
+) -> list[Line]:
+    """Return the lines of a UTF-8 file, each a prompt or a source, and behind a tab a reference.
+
+    After each of them `new` tokens may follow, none that `defaults` ban, of a source behind what
+    they force. Empty lines are skipped. Raises ConfigError for a file without lines or not in
+    UTF-8, and for a line that the model has no room for.
+    """
+    lines = []
+    for number, row in rows_of(path):
+        text, _, reference = row.partition("\t")
+        ids = tuple(tokenizer.encode(text).ids)
+        following = target.encode(reference).ids if reference else ()
+        case = _case(ids, contract, new, f"{path}, line {number}", defaults)
+        lines.append(Line(number, case, reference or None, tuple(following)))
+    if not lines:
+        raise ConfigError(f"{path} has no lines; give a prompt or a source in each")
+    return lines
+
+
+def rows_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a UTF-8 file that begin with a text, and their numbers from 1.
+
+    Raises ConfigError for a file that is not in UTF-8.
+    """
+    try:
+        content = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}; give a UTF-8 file") from error
+    for number, row in enumerate(content.split("\n"), start=1):
+        if row.partition("\t")[0].strip():
+            yield number, row.removesuffix("\r")
+
+
+def random_lines(
+    contract: GenerationContract, new: int, defaults: GenerationDefaults
+) -> list[Line]:
+    """Return prompts or sources of random tokens, always the same."""
+    rng = np.random.default_rng(SEED)
+    longest = contract.cross_cache.max_len if contract.cross_cache else contract.cache.max_len - 1
+    length = min(_RANDOM_LEN, longest)
+    drawn = (random_tokens(rng, contract.prompt_vocab_size, length) for _ in range(_RANDOM_LINES))
+    return [
+        Line(number, _case(ids, contract, new, f"prompt {number}", defaults), None)
+        for number, ids in enumerate(drawn, start=1)
+    ]
+
+
+def _case(
+    ids: Tokens, contract: GenerationContract, new: int, where: str, defaults: GenerationDefaults
+) -> Case:
+    """Return a case; ConfigError if the model has no room for it and one token more."""
+    cross, start = contract.cross_cache, contract.decoder_start_token_id
+    banned = defaults.banned_tokens
+    limit = contract.cache.max_len if cross is None else cross.max_len
+    if not 0 < len(ids) <= limit:
+        raise ConfigError(
+            f"{where} has {len(ids)} tokens; the models take 1 to {limit}, shorten or remove it"
+        )
+    if cross is None or start is None:
+        return Case((), ids, min(new, contract.cache.max_len - len(ids) + 1), banned=banned)
+    prompt = (start, *defaults.forced_begin)[: contract.cache.max_len]
+    return Case(ids, prompt, min(new, contract.cache.max_len - len(prompt) + 1), banned=banned)
+
+
+def with_reference(line: Line, contract: GenerationContract) -> tuple[Case, Tokens] | None:
+    """Return what a model's perplexity is measured by: a case, and the tokens that follow.
+
+    That is the reference of a source, and of a decoder the prompt with its reference. None: there
+    are too few tokens.
+    """
+    if contract.cross_cache is not None:
+        tokens = (*line.following, *contract.eos_token_ids[:1])[: contract.cache.max_len]
+        case = Case(line.case.source, line.case.prompt[:1], len(tokens))
+        return (case, tokens) if line.following else None
+    ids = (*line.case.prompt, *line.following)[: contract.cache.max_len]
+    return (Case((), ids[:1], len(ids) - 1), ids[1:]) if len(ids) > 1 else None
+
+
+def contracts_agree(one: GenerationContract, other: GenerationContract) -> Sequence[str]:
+    """Return what keeps two models from being compared token by token."""
+    return [
+        f"{name} ({getattr(one, name)} and {getattr(other, name)})"
+        for name in ("vocab_size", "prompt_vocab_size", "decoder_start_token_id", "eos_token_ids")
+        if getattr(one, name) != getattr(other, name)
+    ]
+
+
+def of_both(one: GenerationContract, other: GenerationContract) -> GenerationContract:
+    """Return the contract of models that agree, with room for the texts that both have room for."""
+    shorter = {
+        name: min(getattr(one, name), getattr(other, name), key=lambda cache: cache.max_len)
+        for name in ("cache", "cross_cache")
+        if getattr(one, name) is not None
+    }
+    return one.model_copy(update=shorter)

@@ -1,0 +1,119 @@
+"""Runs an eager model in float64, or with the sums of its products in another order.
+
+Both are modes of torch's dispatcher, so that a model of any class runs as it is, and no weight of
+it is changed or copied whole.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+aten = torch.ops.aten
+
+# Products of matrices, and the places of their two factors: the last dimension of the first is
+# summed with the last but one of the second.
+_FACTORS: Mapping[object, tuple[int, int]] = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.mv.default: (0, 1),
+    aten.dot.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.addmv.default: (1, 2),
+    aten.baddbmm.default: (1, 2),
+}
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Let eager models compute in float64: every float is widened where an operation reads it.
+
+    A request for a narrower type gives float64, too. What a model writes in place into a float32
+    tensor of its own is rounded to that.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), _Float64():  # type: ignore[no-untyped-call]
+            warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def reordered(seed: int) -> Iterator[None]:
+    """Let eager models sum every product of matrices in a random order."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # a layer in one operation has no products
+    try:
+        with torch.no_grad(), _Reordered(seed):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+class _Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kind, written = _kind(func)
+        if kind == "view":
+            return func(*args, **(kwargs or {}))
+        wide_args, wide_kwargs = tree_map(_widened, (args, kwargs or {}))
+        if kind == "in place":
+            for i in written:
+                wide_args = (*wide_args[:i], args[i], *wide_args[i + 1 :])
+        return func(*wide_args, **wide_kwargs)
+
+
+class _Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._random = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if places := _FACTORS.get(func):
+            one, other = places
+            order = torch.randperm(args[one].shape[-1], generator=self._random)
+            taken = list(args)
+            taken[one] = args[one].index_select(-1, order)
+            taken[other] = args[other].index_select(max(0, args[other].ndim - 2), order)
+            args = tuple(taken)
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _kind(func: Any) -> tuple[Literal["view", "in place", "plain"], tuple[int, ...]]:
+    """Return what an operation does with its tensors, and the places of those it writes."""
+    schema = func._schema
+    written = tuple(i for i, argument in enumerate(schema.arguments) if argument.is_write)
+    if written:
+        return "in place", written
+    is_view = any(value.alias_info is not None for value in schema.returns)
+    return ("view" if is_view else "plain"), ()
+
+
+def _widened(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in _FLOATS else value
+    return torch.float64 if value in _FLOATS else value

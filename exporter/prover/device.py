@@ -1,0 +1,99 @@
+"""Proves a package on a device: the second stage of its certificate.
+
+The cases are those of the graphs' own stage, by the kernels that serve: every decode call has the
+rows of a bucket, and a row that is alone is the only one of them that counts. A row in a batch that
+is not bit-equal to itself alone is judged in its own play. All plays are judged before any is
+refused, so that one run shows all.
+"""
+
+from __future__ import annotations
+
+from engine.errors import CertificateError
+from engine.package.device_certificate import DeviceUse
+from engine.package.manifest import DeviceCertificate, Loss, Precision
+from engine.package.package import Package
+from exporter.checkpoint import Checkpoint
+from exporter.prover.ahead import certify_ahead
+from exporter.prover.digest import find
+from exporter.prover.execution import Execution
+from exporter.prover.judge import ExactJudge
+from exporter.prover.loss import LossJudge, LossLimits
+from exporter.prover.pair import GeneratingPair
+from exporter.prover.plays import Scope
+from exporter.prover.progress import Meter, Progress, seconds_for
+from exporter.prover.prover import Subject, load, play_all, program_of
+
+# Kernels elsewhere round the same weights, so that the mean difference of logits is about that of
+# the graphs' own stage: half as much again, and a share of the logits' deviation for their type.
+_MORE = 1.5
+_OF_TYPE: dict[Precision, float] = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.2}
+
+
+def prove_on_device(
+    package: Package,
+    checkpoint: Checkpoint,
+    execution: Execution,
+    use: DeviceUse,
+    elsewhere: str,
+    progress: Progress,
+) -> DeviceCertificate:
+    """Compare all cases where and as `execution` says, and its outputs with those `elsewhere`.
+
+    `use` names it in the certificate; `elsewhere` is the digest that another process found. Raises
+    CertificateError that tells of every play in which the device computes something else.
+    """
+    manifest = package.manifest
+    form, shown = manifest.format, manifest.certificate
+    subject = Subject.of(checkpoint, form)
+    judge: ExactJudge | LossJudge
+    if shown.loss:
+        judge = LossJudge(banned=subject.banned)
+    else:
+        judge = ExactJudge(precision=form.precision, banned=subject.banned, needs_equal_bits=False)
+    players = load(subject, package.path, judge, execution, form.precision)
+    program = program_of(subject, Scope(shown.proof, few=shown.proof == "quick"), players)
+    expected = seconds_for(program.work, subject.num_parameters)
+    outcome = play_all(
+        players, subject.contract, program, judge, Meter(progress, program.work, expected)
+    )
+    loss = None
+    if isinstance(judge, LossJudge):
+        assert shown.loss is not None, "its limits are those of the package"
+        loss = judge.result(LossLimits.of(shown.loss), answers=outcome.answers)
+        _check_no_more(loss, shown.loss, form.precision)
+    else:
+        judge.finish()
+    if isinstance(players, GeneratingPair) and players.batch.is_on_device:
+        certify_ahead(players.batch, players.contract)
+    here = find(package, execution).digest
+    if here != elsewhere:
+        raise CertificateError(
+            f"{package.path}: two processes on {use.gpu} compute different outputs, with SHA-256 "
+            f"{here[:16]}... and {elsewhere[:16]}...; a kernel is chosen by chance"
+        )
+    return DeviceCertificate(
+        gpu=use.gpu,
+        driver=use.driver,
+        onnxruntime=use.onnxruntime,
+        buckets=use.buckets,
+        cases=outcome.num_cases,
+        tokens_compared=judge.tokens_compared,
+        tokens_equal=judge.tokens_equal,
+        judged=tuple(judge.judged),
+        # With several buckets the rows beside decide which kernel computes one.
+        batch_invariant=judge.batch_invariant and len(use.buckets) <= 1,
+        loss=loss,
+        digest=here,
+    )
+
+
+def _check_no_more(loss: Loss, of_graphs: Loss, precision: Precision) -> None:
+    """Raise CertificateError if a device loses much more than the graphs' own stage did."""
+    of_type = _OF_TYPE[precision] * of_graphs.logit_std
+    allowed = _MORE * of_graphs.mean_abs_logit_diff + of_type
+    if not loss.mean_abs_logit_diff <= allowed:
+        raise CertificateError(
+            f"logits are {loss.mean_abs_logit_diff:.3g} from the eager model's in the mean, "
+            f"and were {of_graphs.mean_abs_logit_diff:.3g} where the package was exported; allowed "
+            f"are {allowed:.3g}: a kernel computes something else here"
+        )

@@ -1,0 +1,157 @@
+"""A digest of what a package gives where it is run, which another process there finds again.
+
+SHA-256 over the bytes of all outputs, as they lie in memory. A model that generates: cases of
+increasing length beside each other, as many as there are rows for, first with the likeliest token
+of each position asked for, then with 128 and the attention to the source; of every case the
+logits, then ids, logits and log-probabilities of the likeliest tokens, then the attention. A
+one-pass model: texts of every second length that is tried, or images, all of a length in one call;
+logits, then embeddings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig
+from engine.device.device import open_device
+from engine.errors import CertificateError, TokenweirError
+from engine.one_pass.batch import Graph
+from engine.one_pass.item_encoder import EncodedItem
+from engine.package.graph_io import EMBEDDING, LOGITS
+from engine.package.manifest import EncodingContract, GenerationContract, Manifest
+from engine.package.package import Package, load_package
+from engine.sampling.logits import StepLogits
+from exporter.prover.cases import prefill_chunk
+from exporter.prover.driver import Asked, Runner, exported_graphs, generate, predict
+from exporter.prover.execution import Execution, OnCpu, OnDevice
+from exporter.prover.generation_cases import Case, make_cases
+from exporter.prover.item_cases import (
+    draw_images,
+    image_items,
+    random_groups,
+    text_items,
+)
+
+_NUM_STEPS = 8
+_MOST_CASES = 16
+_NUM_TOPS = (1, 128)  # as a captured step has them
+_SECONDS = 1800  # that another process may take
+
+Array = NDArray[Any]
+
+
+class Found(NamedTuple):
+    """What a process finds."""
+
+    digest: str
+    buckets: tuple[int, ...]  # the numbers of rows of its decode calls
+
+
+def find(package: Package, execution: Execution) -> Found:
+    """Load a package and run it."""
+    manifest = package.manifest
+    if manifest.generation is None:
+        with exported_graphs():
+            graph = execution.load_session(package.path)
+        return Found(_sha256(_computed(graph, manifest)), ())
+    with exported_graphs():
+        runner, _ = execution.load_runners(manifest.generation, package.path)
+    return Found(_sha256(_generated(runner, manifest.generation)), runner.buckets)
+
+
+def find_elsewhere(package: Package, execution: Execution) -> Found:
+    """Let another process do so, which gives all memory back; CertificateError if it fails."""
+    command = [sys.executable, "-P", "-m", __name__, str(package.path), *execution.as_options()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise CertificateError(
+            f"{package.path}: another process did not end in {_SECONDS} s"
+        ) from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise CertificateError(f"{package.path}: another process cannot run it: {reason}")
+    found = json.loads(done.stdout)
+    return Found(found["digest"], tuple(found["buckets"]))
+
+
+def _generated(runner: Runner, contract: GenerationContract) -> Iterator[Array]:
+    cases = _chosen(make_cases(contract, (), 1, _NUM_STEPS))
+    chunk = prefill_chunk(contract.cache.max_len)
+    for num_top in _NUM_TOPS:
+        asked = Asked(chunk, num_top, int(contract.alignment and num_top > 1))
+        for first in range(0, len(cases), runner.num_slots):
+            found = generate(runner, cases[first : first + runner.num_slots], asked)
+            for seen in found:
+                yield from _arrays(seen)
+
+
+def _chosen(cases: Sequence[Case]) -> list[Case]:
+    """Return some cases, short and long, each with logits at its prompt's end only."""
+    places = np.linspace(0, len(cases) - 1, min(_MOST_CASES, len(cases))).astype(int)
+    return [cases[place] for place in dict.fromkeys(places.tolist())]
+
+
+def _arrays(seen: StepLogits) -> Iterator[Array]:
+    yield from (np.asarray(seen.logits), seen.top_ids, seen.top_logits, seen.top_logprobs)
+    if seen.alignment is not None:
+        yield seen.alignment
+
+
+def _computed(graph: Graph, manifest: Manifest) -> Iterator[Array]:
+    for items in _batches(manifest):
+        outputs = predict(graph, items)
+        yield from (outputs[name] for name in (LOGITS, EMBEDDING) if name in outputs)
+
+
+def _batches(manifest: Manifest) -> Iterator[list[EncodedItem]]:
+    if manifest.image is not None:
+        yield image_items(draw_images(manifest.image))
+        return
+    assert isinstance(manifest.encoding, EncodingContract), "texts or images"
+    for texts in random_groups(manifest.encoding)[::2]:
+        yield text_items(texts)
+
+
+def _sha256(arrays: Iterator[Array]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print as JSON what a package gives here."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("package")
+    parser.add_argument("--device", type=int, help="number of the GPU; without it, the CPU")
+    parser.add_argument("--max-num-seqs", type=int, default=0)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    parser.add_argument("--decode-buckets", type=int, nargs="*", default=[])
+    given = parser.parse_args(arguments)
+    package, buckets = load_package(given.package), tuple(given.decode_buckets)
+    execution: Execution = OnCpu(buckets)
+    if given.device is not None:
+        config = EngineConfig(
+            max_num_seqs=given.max_num_seqs,
+            gpu_memory_utilization=given.gpu_memory_utilization,
+            decode_buckets=buckets,
+        )
+        execution = OnDevice(package, config, open_device(given.device))
+    print(json.dumps(find(package, execution)._asdict()))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except TokenweirError as error:
+        sys.exit(str(error))

@@ -1,0 +1,226 @@
+"""What the eager model gives, in float64 and in its own type, in one plain forward pass.
+
+No code of it knows of a cache. A model that does not run in float64 is held against the mean of
+its runs with other orders of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from exporter.models.attention import record_probabilities
+from exporter.models.protocol import generator
+from exporter.prover.arithmetic import float64, reordered
+from exporter.prover.generation_cases import Case
+from exporter.samples import Tokens
+
+NEVER = -1e20  # logits below are of tokens that imports keep from being written, by a bias
+NUM_ORDERS = 3  # of sums, besides that of the model as it is
+
+Floats = NDArray[np.floating]
+Forward = Callable[[nn.Module], list[Floats]]  # gives an array of positions [N, V] for each case
+View = Callable[[Floats], Floats]  # what of the numbers of positions is compared
+
+_MOST_TOKENS = 1024  # of a forward pass, to bound the memory
+_PADDING = 32  # tokens for nobody that a pass may have
+_CALL = 10**8  # parameters times tokens that take as long as torch's calls of a pass
+
+
+@dataclass(frozen=True, eq=False)
+class Eager:
+    """What the eager model gives at some positions of a case, [N, V]."""
+
+    exact: Floats  # in float64, or the mean of the runs
+    runs: Sequence[Floats]  # in its own type: as it is, and with other orders of sums
+    origin: Origin | None = None  # what gives it again; None: it has all orders
+    is_mean: bool = False  # of `exact`
+
+    def part(self, positions: slice | NDArray[np.int64]) -> Eager:
+        """Return some of the positions."""
+        origin = self.origin
+        return replace(
+            self,
+            exact=self.exact[positions],
+            runs=[run[positions] for run in self.runs],
+            origin=origin and origin._replace(positions=origin.positions[positions]),
+        )
+
+    def losses(self, view: View) -> Floats:
+        """Return the most that a run loses at each position: [N]."""
+        runs, exact = [view(run) for run in self.runs], view(self.exact)
+        found = np.stack([losses(run, exact) for run in runs])
+        if self.is_mean:
+            total, others = np.sum(runs, axis=0, dtype=np.float64), len(runs) - 1
+            found = np.stack([losses(run, (total - run) / others) for run in runs])
+        most: Floats = found.max(axis=0)
+        return most
+
+
+@dataclass(frozen=True, eq=False)
+class EagerModel:
+    """A model in float32, and in the type that graphs have."""
+
+    model: nn.Module
+    own: nn.Module
+    has_float64: bool = True
+
+    @classmethod
+    def of(cls, model: nn.Module, own: nn.Module, forward: Forward) -> EagerModel:
+        """Return it, with what `forward` shows of whether it runs in float64."""
+        try:
+            with float64():
+                forward(model)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            return cls(model, own, has_float64=False)
+        return cls(model, own)
+
+    def run(self, forward: Forward) -> list[Eager]:
+        """Return what all cases of a forward pass give."""
+        if not self.has_float64:
+            return self.with_all_orders(forward)
+        with float64():
+            exact = forward(self.model)
+        with torch.inference_mode():
+            own = forward(self.own)
+        group = Group(self, forward)
+        return [
+            Eager(one, [other], Origin(group, i, np.arange(len(one))))
+            for i, (one, other) in enumerate(zip(exact, own, strict=True))
+        ]
+
+    def exactly(self, forward: Forward) -> list[Eager]:
+        """Return it in float64 alone, where a format is judged by what it loses."""
+        if not self.has_float64:
+            return self.with_all_orders(forward)
+        with float64():
+            return [Eager(one, []) for one in forward(self.model)]
+
+    def with_all_orders(self, forward: Forward) -> list[Eager]:
+        """Return what they give in float64, and in every order of sums."""
+        runs = []
+        for order in range(1 + NUM_ORDERS):
+            with reordered(order) if order else torch.inference_mode():
+                runs.append(forward(self.own))
+        of_cases = list(zip(*runs, strict=True))
+        if not self.has_float64:
+            means = (np.asarray(np.mean(one, axis=0, dtype=np.float64)) for one in of_cases)
+            return [Eager(m, one, is_mean=True) for m, one in zip(means, of_cases, strict=True)]
+        with float64():
+            exact = forward(self.model)
+        return [Eager(one, others) for one, others in zip(exact, of_cases, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Cases of a forward pass, which can be computed again."""
+
+    model: EagerModel
+    forward: Forward
+
+    def again(self) -> list[Eager]:
+        """Return them with every order of sums."""
+        return self.model.with_all_orders(self.forward)
+
+
+class Origin(NamedTuple):
+    """Where positions come from."""
+
+    group: Group
+    case: int  # of the group
+    positions: NDArray[np.int64]  # of the case
+
+
+def losses(numbers: Floats, exact: Floats) -> Floats:
+    """Return the largest difference at each position [N, V], of numbers that may be written: [N].
+
+    A NaN on either side is one here.
+    """
+    with np.errstate(invalid="ignore"):
+        differences = np.abs(numbers - exact)
+    if (exact <= NEVER).any():
+        differences = np.where(exact > NEVER, differences, 0)
+    found: Floats = differences.max(axis=-1, initial=0)
+    return found
+
+
+def logits_of(cases: Sequence[Case], tokens: Sequence[Tokens], pad_token_id: int = 0) -> Forward:
+    """Return what gives the logits behind the positions of cases that are followed by tokens.
+
+    The head, the largest product of most models, computes only the positions that are compared.
+    """
+    targets = [(*case.prompt, *chosen[:-1]) for case, chosen in zip(cases, tokens, strict=True)]
+    target_ids, _ = _padded(targets, pad_token_id)
+    source_ids, mask = _padded([case.source for case in cases], pad_token_id)
+
+    def forward(model: nn.Module) -> list[Floats]:
+        ours = generator(model)
+        hidden = ours.decoder.hidden_states(target_ids, ours.encode(source_ids, mask), mask)
+        return [
+            as_array(ours.decoder.logits(hidden[row, case.first_logit :][: case.num_logits]))
+            for row, case in enumerate(cases)
+        ]
+
+    return forward
+
+
+def alignment_of(case: Case, tokens: Tokens, width: int) -> Forward:
+    """Return what gives the attention to the source behind each position, [N, width].
+
+    That is the cross-attention of the last layer, mean over the heads.
+    """
+    target_ids = torch.tensor([(*case.prompt, *tokens[:-1])])
+    source_ids = torch.tensor([case.source])
+
+    def forward(model: nn.Module) -> list[Floats]:
+        ours = generator(model)
+        with record_probabilities(model.get_submodule("decoder")) as recorded:
+            ours.decoder.hidden_states(target_ids, ours.encode(source_ids))
+        last = [part for name, part in recorded.items() if name.endswith("cross_attention")][-1]
+        attended = as_array(last.mean(dim=1)[0, case.first_logit :])  # of (1, h, T, S)
+        return [np.pad(attended, ((0, 0), (0, width - attended.shape[1])))]
+
+    return forward
+
+
+def alike(cases: Sequence[Case], num_weights: int) -> list[list[int]]:
+    """Return the numbers of cases, those together that need little padding for one length."""
+    # To read the weights once more takes about as long as some tokens; a call, as small models do.
+    padding = max(_PADDING, _CALL // num_weights)
+    groups: list[list[int]] = []
+    for i in sorted(range(len(cases)), key=lambda i: cases[i].lengths):
+        members = [*groups[-1], i] if groups else [i]
+        lengths = [cases[j].lengths for j in members]
+        padded = len(members) * sum(map(max, zip(*lengths, strict=True)))
+        if len(members) > 1 and padded <= min(_MOST_TOKENS, sum(map(sum, lengths)) + padding):
+            groups[-1] = members
+        else:
+            groups.append([i])
+    return groups
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Return how many weights a model has."""
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def as_array(values: Tensor) -> Floats:
+    """Return an array; NumPy lacks bfloat16."""
+    array: Floats = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return array
+
+
+def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """Return ids (B, S), padded on the right, and the mask that tells the real ones."""
+    ids = torch.full((len(rows), max(map(len, rows))), pad_token_id)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = True
+    return ids, mask

@@ -1,0 +1,131 @@
+"""Where the graphs of a package are run to be compared, and in which shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.device.device import CudaDevice
+from engine.factory import load_runner
+from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.manifest import GenerationContract
+from engine.package.package import Package
+from engine.session import Session, create_session
+from engine.slots.runner import SlotModelRunner
+from engine.slots.threads import decoder_threads
+from engine.slots.warm_up import warm_up
+from exporter.prover.cases import MOST_ROWS
+from exporter.prover.driver import Runner
+
+_SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row
+
+
+class Execution(Protocol):
+    """Loads graphs where they are to be run."""
+
+    def load_runners(self, contract: GenerationContract, directory: Path) -> tuple[Runner, Runner]:
+        """Load the graphs of a generating model: a runner for batches, and one for a row alone."""
+
+    def load_session(self, directory: Path) -> Session:
+        """Load the graph of a one-pass model."""
+
+    def as_options(self) -> list[str]:
+        """Return what tells exporter/certificate/device_digest.py to run graphs likewise."""
+
+
+@dataclass(frozen=True)
+class OnCpu:
+    """The CPU; with `buckets` decode calls are padded to one of these numbers of rows."""
+
+    buckets: tuple[int, ...] = ()  # rising; the last is the number of rows of the cache
+
+    def load_runners(
+        self, contract: GenerationContract, directory: Path
+    ) -> tuple[SlotModelRunner, SlotModelRunner]:
+        """See Execution.
+
+        A case alone runs on one thread, a batch on all that the engine would take: a row depends on
+        neither. Where one thread would take much longer, both share the graphs, and their memory.
+        With buckets a row alone is the only one that counts of a padded call.
+        """
+        threads = decoder_threads(contract)
+        if self.buckets:
+            batch = load_for_cpu(
+                contract, directory, threads, self.buckets[-1], buckets=self.buckets
+            )
+            return batch, batch
+        batch = load_for_cpu(contract, directory, threads, MOST_ROWS)
+        if (directory / "decoder.onnx.data").stat().st_size < _SMALL:
+            return batch, load_for_cpu(contract, directory, 1, 1)
+        return batch, batch.beside(num_slots=1)
+
+    def load_session(self, directory: Path) -> Session:
+        """See Execution."""
+        return create_session(directory / "model.onnx")
+
+    def as_options(self) -> list[str]:
+        """See Execution."""
+        return ["--decode-buckets", *map(str, self.buckets)]
+
+
+@dataclass
+class OnDevice:
+    """A GPU, as a worker with these settings runs the package there; it is loaded once."""
+
+    package: Package
+    config: EngineConfig
+    device: CudaDevice
+    _runner: SlotModelRunner | None = field(default=None, init=False)
+    _session: Session | None = field(default=None, init=False)
+
+    def load_runners(
+        self, contract: GenerationContract, directory: Path
+    ) -> tuple[SlotModelRunner, SlotModelRunner]:
+        """See Execution: a row alone is the only one that counts of a padded call."""
+        assert directory == self.package.path, "what is served is compared"
+        if self._runner is None:
+            self._runner = load_runner(self.package, contract, self.config, self.device)
+            warm_up(self._runner, contract, directory)
+        self._runner.reset()
+        return self._runner, self._runner
+
+    def load_session(self, directory: Path) -> Session:
+        """See Execution."""
+        assert directory == self.package.path, "what is served is compared"
+        if self._session is None:
+            self._session = create_session(directory / "model.onnx", device=self.device)
+        return self._session
+
+    def as_options(self) -> list[str]:
+        """See Execution."""
+        config = self.config
+        return [
+            *("--device", str(self.device.index)),
+            *("--max-num-seqs", str(config.max_num_seqs)),
+            *("--gpu-memory-utilization", str(config.gpu_memory_utilization)),
+            *("--decode-buckets", *map(str, config.decode_buckets)),
+        ]
+
+
+def load_for_cpu(
+    contract: GenerationContract,
+    directory: Path,
+    num_threads: int,
+    num_slots: int,
+    *,
+    buckets: tuple[int, ...] = (),
+) -> SlotModelRunner:
+    """Load the graphs for a CPU as the engine does."""
+    encoder = directory / "encoder.onnx" if contract.cross_cache else None
+    draws = [directory / name for name in DRAW_GRAPHS]
+    return SlotModelRunner.load(
+        contract,
+        directory / "decoder.onnx",
+        encoder,
+        draws if all(path.exists() for path in draws) else (),
+        num_slots=num_slots,
+        num_threads=num_threads,
+        buckets=buckets,
+    )
