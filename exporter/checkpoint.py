@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
@@ -114,6 +115,21 @@ class _Samples(BaseModel):
     texts: tuple[str, ...]
 
 
+class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves what would be drawn at random as it is: a file has all weights of the model."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        """Run one operation, unless it draws."""
+        is_draw = func in (torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default)
+        return args[0] if is_draw else func(*args, **(kwargs or {}))
+
+
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint, checking all of it against its configuration.
 
@@ -122,7 +138,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     directory = Path(path)
     config = check_checkpoint(directory)
     tokenizer = _read_tokenizer(directory, config.model)
-    model = build_model(config.model)
+    with _NoDraws():  # type: ignore[no-untyped-call]
+        model = build_model(config.model)
     load_weights(model, _read_weights(directory), path=directory / WEIGHTS_NAME)
     model.eval()
     text = _read_text(directory, config.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -163,6 +164,7 @@ def _write_files(
     for name in copied_files(checkpoint):
         (directory / name).write_bytes((checkpoint.path / name).read_bytes())
     write_graphs(build_package_graphs(checkpoint, form, text=text), directory)
+    gc.collect()  # of what was traced much refers to itself; it is as large as the model
 
 
 def _write_manifest(

@@ -66,7 +66,7 @@ def build_graphs(
     config: TransformerConfig = model.config  # type: ignore[assignment]
     trace = _TRACES[config.family]
     contract = contract_of(config, PackageFormat.of(target.name, precision))
-    graphs = trace(_copy_in(DTYPES[precision], model), contract, target)
+    graphs = trace(copy_in(DTYPES[precision], model), contract, target)
     for graph in graphs.values():
         simplify(graph)
         if target.runs_here:
@@ -81,17 +81,20 @@ def build_graphs(
     return graphs
 
 
-def _copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
-    """Return a copy in which all weights are of a type but the bias of the output, in float32.
+def copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
+    """Return a copy in which weights are of a type, but for those that stay in float32.
 
-    It is added to what leaves the graph: an import keeps tokens from being written by one of -1e30,
-    which is minus infinity in float16, and no number that an engine can compute with.
+    The bias of the output is added to what leaves the graph: an import keeps tokens from being
+    written by one of -1e30, which is minus infinity in float16, and no number that an engine can
+    compute with. In float16 the second product of T5's feed-forward layers is computed in float32.
     """
+    config: TransformerConfig = model.config  # type: ignore[assignment]
     copied = copy.deepcopy(model).to(dtype)
-    for name, bias in model.named_parameters():
-        if name == OUTPUT_BIAS:
-            kept = nn.Parameter(bias.detach().float().clone(), requires_grad=False)
-            owner, _, attribute = OUTPUT_BIAS.rpartition(".")
+    for name, weight in model.named_parameters():
+        in_float32 = config.float32_feed_forward_output and dtype == torch.float16
+        if name == OUTPUT_BIAS or (in_float32 and ".down_proj." in name):
+            kept = nn.Parameter(weight.detach().float().clone(), requires_grad=False)
+            owner, _, attribute = name.rpartition(".")
             setattr(copied.get_submodule(owner), attribute, kept)
     return copied
 

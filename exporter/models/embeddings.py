@@ -148,8 +148,21 @@ def make_token_embedding(config: TransformerConfig, vocab_size: int) -> nn.Embed
 def make_norm(config: TransformerConfig) -> nn.Module:
     """Return a norm over the width of the model: of mean and variance, or of the mean square."""
     if config.norm == "rms":
-        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        kind = NarrowingRMSNorm if config.float32_feed_forward_output else nn.RMSNorm
+        return kind(config.d_model, eps=config.norm_eps)
     return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.norm_bias)
+
+
+class NarrowingRMSNorm(nn.RMSNorm):
+    """A norm of the mean square that gives its weights' type, whatever the type that it reads."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (..., d_model) to the same shape."""
+        if hidden.dtype == self.weight.dtype:
+            return super().forward(hidden)
+        weight = self.weight.to(hidden.dtype)
+        normed = F.rms_norm(hidden, self.normalized_shape, weight, self.eps)
+        return normed.to(self.weight.dtype)
 
 
 class Embeddings(nn.Module):

@@ -68,6 +68,8 @@ class PositionwiseFeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (B, S, d_model) to (B, S, d_model)."""
         inner = self.inner_dropout(self._inner(hidden))  # (B, S, d_ff)
+        if inner.dtype != (dtype := self.down_proj.weight.dtype):  # it is kept in float32
+            inner = inner.to(dtype)
         output: Tensor = self.dropout(self.down_proj(inner))
         return output
 

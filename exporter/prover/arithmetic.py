@@ -1,11 +1,12 @@
-"""Runs an eager model in float64, or with the sums of its products in another order.
+"""Runs an eager model in float64, with its sums in another order, or with an eye on float16.
 
-Both are modes of torch's dispatcher, so that a model of any class runs as it is, and no weight of
+All are modes of torch's dispatcher, so that a model of any class runs as it is, and no weight of
 it is changed or copied whole.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from engine.errors import CertificateError
 
 aten = torch.ops.aten
 
@@ -30,6 +33,23 @@ _FACTORS: Mapping[object, tuple[int, int]] = {
     aten.addmv.default: (1, 2),
     aten.baddbmm.default: (1, 2),
 }
+# Operations whose results may be larger than what they are given.
+_REACHING = frozenset(
+    {
+        *_FACTORS,
+        aten.convolution.default,
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.mul.Scalar,
+        aten.div.Tensor,
+        aten.pow.Tensor_Scalar,
+        aten.exp.default,
+        aten.sum.dim_IntList,
+    }
+)
+MOST_FLOAT16 = torch.finfo(torch.float16).max
+_MASKED = -0.99 * MOST_FLOAT16
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -73,6 +93,8 @@ class _Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind, written = _kind(func)
         if kind == "view":
             return func(*args, **(kwargs or {}))
+        if func is aten.embedding.default:  # a table is larger than the rows that are read
+            return _widened(func(*args, **(kwargs or {})))
         wide_args, wide_kwargs = tree_map(_widened, (args, kwargs or {}))
         if kind == "in place":
             for i in written:
@@ -100,6 +122,38 @@ class _Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]
             taken[other] = args[other].index_select(max(0, args[other].ndim - 2), order)
             args = tuple(taken)
         return func(*args, **(kwargs or {}))
+
+
+class Float16Reach(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes how large numbers become in a model in float16: as a context around calls of it.
+
+    Operations that read a mask, which has infinity or the least number, do not count. Raises
+    CertificateError where an operation passes the largest number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest = 0.0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        found = func(*args, **(kwargs or {}))
+        if func in _REACHING and isinstance(found, Tensor) and found.dtype == torch.float16:
+            given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+            if not any(bool((one <= _MASKED).any() | one.isinf().any()) for one in given):
+                self.largest = max(self.largest, float(found.abs().max()))
+                if self.largest == math.inf:
+                    raise CertificateError(
+                        f"the eager model itself passes {MOST_FLOAT16:,.0f}, the largest number of "
+                        f"float16, where it computes {func._schema.name.removeprefix('aten::')}; "
+                        "export with --precision bf16 or fp32"
+                    )
+        return found
 
 
 @cache

@@ -20,7 +20,7 @@ from exporter.prover.pair import ALONE, Alone, GeneratingPair
 
 NUM_ALIGNED = 8  # cases whose attention is compared, at most
 
-_BLOCK_LOGITS = 2**25  # numbers of a block of cases in memory, if it has a wave at least
+_BLOCK_LOGITS = 2**24  # numbers of a block of cases in memory, if it has a wave at least
 _WAVE = max(BATCH_SIZES)  # cases that compute their prompts beside each other
 _ALIGN_EVERY = {2: 0, 5: 2, 8: 1}  # of the rows of a batch, by its size
 

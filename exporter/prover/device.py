@@ -53,16 +53,13 @@ def prove_on_device(
     players = load(subject, package.path, judge, execution, form.precision)
     program = program_of(subject, Scope(shown.proof, few=shown.proof == "quick"), players)
     expected = seconds_for(program.work, subject.num_parameters)
-    outcome = play_all(
-        players, subject.contract, program, judge, Meter(progress, program.work, expected)
-    )
+    meter = Meter(progress, program.work, expected)
+    outcome = play_all(players, subject.contract, program, judge, meter, all_at_once=True)
     loss = None
     if isinstance(judge, LossJudge):
         assert shown.loss is not None, "its limits are those of the package"
         loss = judge.result(LossLimits.of(shown.loss), answers=outcome.answers)
         _check_no_more(loss, shown.loss, form.precision)
-    else:
-        judge.finish()
     if isinstance(players, GeneratingPair) and players.batch.is_on_device:
         certify_ahead(players.batch, players.contract)
     here = find(package, execution).digest

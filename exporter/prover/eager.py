@@ -7,6 +7,7 @@ its runs with other orders of sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from exporter.models.attention import record_probabilities
 from exporter.models.protocol import generator
-from exporter.prover.arithmetic import float64, reordered
+from exporter.prover.arithmetic import Float16Reach, float64, reordered
 from exporter.prover.generation_cases import Case
 from exporter.samples import Tokens
 
@@ -70,16 +71,24 @@ class EagerModel:
     model: nn.Module
     own: nn.Module
     has_float64: bool = True
+    reach: Float16Reach | None = None  # of `own` in float16
 
     @classmethod
     def of(cls, model: nn.Module, own: nn.Module, forward: Forward) -> EagerModel:
         """Return it, with what `forward` shows of whether it runs in float64."""
+        is_in_float16 = any(weight.dtype == torch.float16 for weight in own.parameters())
+        reach = Float16Reach() if is_in_float16 else None
         try:
             with float64():
                 forward(model)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            return cls(model, own, has_float64=False)
-        return cls(model, own)
+            return cls(model, own, False, reach)
+        return cls(model, own, True, reach)
+
+    @property
+    def facts(self) -> tuple[bool, float | None]:
+        """Return whether it runs in float64, and the largest number that it had in float16."""
+        return self.has_float64, self.reach.largest if self.reach else None
 
     def run(self, forward: Forward) -> list[Eager]:
         """Return what all cases of a forward pass give."""
@@ -87,7 +96,7 @@ class EagerModel:
             return self.with_all_orders(forward)
         with float64():
             exact = forward(self.model)
-        with torch.inference_mode():
+        with torch.no_grad(), self.reach or nullcontext():
             own = forward(self.own)
         group = Group(self, forward)
         return [
@@ -106,7 +115,7 @@ class EagerModel:
         """Return what they give in float64, and in every order of sums."""
         runs = []
         for order in range(1 + NUM_ORDERS):
-            with reordered(order) if order else torch.inference_mode():
+            with reordered(order) if order else torch.no_grad():
                 runs.append(forward(self.own))
         of_cases = list(zip(*runs, strict=True))
         if not self.has_float64:
@@ -162,10 +171,11 @@ def logits_of(cases: Sequence[Case], tokens: Sequence[Tokens], pad_token_id: int
     def forward(model: nn.Module) -> list[Floats]:
         ours = generator(model)
         hidden = ours.decoder.hidden_states(target_ids, ours.encode(source_ids, mask), mask)
-        return [
-            as_array(ours.decoder.logits(hidden[row, case.first_logit :][: case.num_logits]))
-            for row, case in enumerate(cases)
+        parts = [
+            hidden[row, case.first_logit :][: case.num_logits] for row, case in enumerate(cases)
         ]
+        logits = ours.decoder.logits_in_float32(torch.cat(parts))  # the weights are read once
+        return [as_array(one) for one in logits.split([len(part) for part in parts])]
 
     return forward
 

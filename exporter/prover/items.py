@@ -67,9 +67,8 @@ class ItemPair:
 
     def __init__(self, eager: EagerModel, graph: Graph, judge: Judge) -> None:
         self.judge = judge
-        self.has_float64 = eager.has_float64
         self.num_items = 0  # that were played
-        self._eager = eager
+        self.eager = eager
         self._graph = graph
         self._alone: list[Rows] = []
 
@@ -83,7 +82,7 @@ class ItemPair:
         """Run items of one length alone, and judge what they give."""
         alone = [self.run([item]) for item in items]
         seen = {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
-        run = self._eager.run if self.judge.needs_own else self._eager.exactly
+        run = self.eager.run if self.judge.needs_own else self.eager.exactly
         found = dict(zip(_names(seen), run(forward_of(given)), strict=True))
         numbers = self.num_items + np.arange(len(items))
         self.num_items += len(items)

@@ -232,12 +232,7 @@ class ExactJudge(Judge):
         return played
 
     def check(self) -> None:
-        """Judge what was played so far; on a device, where all plays are wanted, see `finish`."""
-        if self._needs_equal_bits:
-            self.finish()
-
-    def finish(self) -> None:
-        """Judge all plays; raise CertificateError that tells of each in which the graph is wrong.
+        """Judge what was played; raise CertificateError that tells of each play that is wrong.
 
         The eager model runs again where that may change it.
         """

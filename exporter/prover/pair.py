@@ -71,9 +71,8 @@ class GeneratingPair:
     ) -> None:
         self.contract = contract
         self.judge = judge
-        self.has_float64 = eager.has_float64
         self.chunk = prefill_chunk(contract.cache.max_len)
-        self._eager = eager
+        self.eager = eager
         self._directory = directory
         self._tops = cycle(NUM_TOPS)
         self._numbers: dict[Case, int] = {}
@@ -91,6 +90,10 @@ class GeneratingPair:
         """Load the graphs for a CPU, for so many threads."""
         with exported_graphs():
             return load_for_cpu(self.contract, self._directory, num_threads, num_slots)
+
+    def unload(self) -> None:
+        """Give back what the graphs take; no more is run by them."""
+        del self.batch, self.alone
 
     def asked(self, *, align_every: int = 0) -> Asked:
         """Return what to ask of a batch: the next number of likeliest tokens, in turn."""
@@ -180,7 +183,7 @@ class GeneratingPair:
     def eager_of(self, cases: Sequence[Case], tokens: Sequence[Tokens]) -> list[Eager]:
         """Return what the eager model gives for all cases; those of like lengths run together."""
         found: dict[int, Eager] = {}
-        for members in alike(cases, num_parameters(self._eager.model)):
+        for members in alike(cases, num_parameters(self.eager.model)):
             forward = logits_of([cases[i] for i in members], [tokens[i] for i in members])
             found |= zip(members, self._run(forward), strict=True)
         return [found[i] for i in range(len(cases))]
@@ -204,7 +207,7 @@ class GeneratingPair:
         return At(np.full(size, number), np.full(size, case.length), kinds, place)
 
     def _run(self, forward: Forward) -> list[Eager]:
-        return (self._eager.run if self.judge.needs_own else self._eager.exactly)(forward)
+        return (self.eager.run if self.judge.needs_own else self.eager.exactly)(forward)
 
     def _leave_behind(self) -> None:
         """Let the first rows hold what an earlier sequence left there."""

@@ -7,7 +7,7 @@ computed in float32 here, by the same bodies; those in float16 as they are, too.
 
 from __future__ import annotations
 
-import copy
+import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,6 +30,7 @@ from exporter.compare.scored_text import ScoredText
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.package_graphs import build_package_graphs, write_graphs
 from exporter.graphs.target import DTYPES, target_of
+from exporter.graphs.torch_export import copy_in
 from exporter.prover.cases import Covered
 from exporter.prover.draws import certify_draws
 from exporter.prover.driver import exported_graphs
@@ -148,6 +149,7 @@ def prove(
         dtype=str(form),
         reference="float64" if main.has_float64 else "mean of runs",
         half=half,
+        largest_half=found[_IN_HALF].largest_half if _IN_HALF in found else None,
         answers=main.answers,
         loss=loss,
         covered=main.covered,
@@ -221,6 +223,7 @@ def _graphs(
     with tempfile.TemporaryDirectory(prefix="tokenweir-twin-") as name:
         twins, bodies = Path(name), target_of(form).functions[form.precision]
         write_graphs(build_package_graphs(checkpoint, in_it, bodies, draws=False), twins)
+        gc.collect()  # what was traced
         for draws in DRAW_GRAPHS:  # the package's own are proven
             if (directory / draws).exists():
                 shutil.copy(directory / draws, twins)
@@ -233,6 +236,7 @@ class Outcome(NamedTuple):
     num_cases: int
     covered: Covered
     has_float64: bool
+    largest_half: float | None  # number that the eager model computes in float16, if it does
     answers: Answers | None = None  # of a one-pass model
 
 
@@ -264,7 +268,7 @@ def load(
 ) -> Players:
     """Load graphs, and set the eager model beside them, which runs in a type besides float64."""
     model, contract = subject.model, subject.contract
-    own = model if precision == "fp32" else copy.deepcopy(model).to(DTYPES[precision])
+    own = model if precision == "fp32" else copy_in(DTYPES[precision], model)
     eager = EagerModel.of(model, own, _probe(contract))
     with exported_graphs():
         if contract.generation:
@@ -290,18 +294,29 @@ def play_all(
     program: Program,
     judge: ExactJudge | LossJudge,
     meter: Meter,
+    *,
+    all_at_once: bool = False,
 ) -> Outcome:
-    """Play a program; CertificateError at the first play that the judge refuses."""
+    """Play a program; CertificateError at the first play that the judge refuses, or for all."""
+    covered = dict(program.covered)
     for play in program.plays:
         for work in play.run(players):
             meter.add(work, play.what, program.num_cases)
-        judge.check()
-    covered = dict(program.covered)
+        if not all_at_once:
+            judge.check()
+        if play is program.plays[0] and isinstance(players, GeneratingPair):
+            covered |= _draws(players)
+    judge.check()
     if isinstance(players, ItemPair):
         covered["undecided_labels"] = judge.tokens_undecided
         answers = compare_answers(contract, players.num_items, *players.told())
-        return Outcome(program.num_cases, covered, players.has_float64, answers)
-    if players.batch.has_draws:
-        covered["draws"] = certify_draws(players.batch, players.contract)
+        return Outcome(program.num_cases, covered, *players.eager.facts, answers)
     covered["undecided_tokens"] = judge.tokens_undecided
-    return Outcome(program.num_cases, covered, players.has_float64)
+    return Outcome(program.num_cases, covered, *players.eager.facts)
+
+
+def _draws(players: GeneratingPair) -> Covered:
+    """Hold graphs for draws, if there are any, against the engine's sampler."""
+    if not players.batch.has_draws:
+        return {}
+    return {"draws": certify_draws(players.batch, players.contract)}

@@ -80,10 +80,12 @@ def play_threads(pair: GeneratingPair, tried: Sequence[int], *, few: bool) -> It
     """Compute the longest sequence on several numbers of threads; yield the work of each run."""
     case = _longest_case(pair.contract, pair.judge.banned, few=few)
     (alone,) = pair.take_alone([case], [pair.run_alone(case)])
+    pair.unload()  # the graphs are loaded anew, and nothing is played behind this
     yield _work(case)
     for num_threads in tried:
         runner = pair.load(num_threads, 1)
         (found,) = generate(runner, [case], Asked(pair.chunk, MOST_TOP), [alone.tokens])
+        del runner  # before the next one takes memory
         how = f"alone on {num_threads} threads with {pair.contract.num_heads} heads"
         pair.take_row("numbers of threads", found, alone, 0, how)
         yield _work(case)

@@ -111,6 +111,7 @@ def _config(given: T5Config, tokens: SpecialTokens) -> TransformerConfig:
         activation=ACTIVATIONS[activation],
         gated_feed_forward=is_gated,
         feed_forward_bias=False,
+        float32_feed_forward_output=True,  # as `_keep_in_fp32_modules` of transformers has it
         norm="rms",
         norm_position="first",
         norm_eps=given.layer_norm_epsilon,

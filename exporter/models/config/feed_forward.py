@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from exporter.models.config.sizes import SizeOptions
+from exporter.models.config.sizes import SizeOptions, unless
 
 
 class FeedForwardOptions(SizeOptions):
@@ -13,3 +13,6 @@ class FeedForwardOptions(SizeOptions):
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     gated_feed_forward: bool = False  # down(activation(gate(x)) * up(x)), Shazeer 2020
     feed_forward_bias: bool = True
+    # In a package in float16 the second product stays in float32, and what it is added to: T5's
+    # values there pass the largest number of float16 on some texts.
+    float32_feed_forward_output: Annotated[bool, unless(False)] = False
