@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import re
@@ -31,7 +30,7 @@ from exporter.compare.scored_text import MAX_TOKENS, ScoredText, read_text
 from exporter.files import stage
 from exporter.graphs.contracts import contract_of
 from exporter.graphs.input_scales import Passage
-from exporter.graphs.package_graphs import build_package_graphs, check_format, write_graphs
+from exporter.graphs.package_graphs import check_format, write_package_graphs
 from exporter.graphs.target import DEFAULT, target_of
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.prover.progress import Progress, no_progress
@@ -163,8 +162,7 @@ def _write_files(
     """Write all of a package but its manifest."""
     for name in copied_files(checkpoint):
         (directory / name).write_bytes((checkpoint.path / name).read_bytes())
-    write_graphs(build_package_graphs(checkpoint, form, text=text), directory)
-    gc.collect()  # of what was traced much refers to itself; it is as large as the model
+    write_package_graphs(checkpoint, form, directory, text=text)
 
 
 def _write_manifest(

@@ -82,4 +82,6 @@ def _numbers(value: ir.Value) -> _Array:
     return _array(value).astype(np.float32)
 
 
-CARRIED_BIAS = RewriteRule(_normed_product, _carried, _can_carry)
+def carried_bias() -> RewriteRule:
+    """Return the rule."""
+    return RewriteRule(_normed_product, _carried, _can_carry)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
-from exporter.graphs.carried_biases import CARRIED_BIAS
+from exporter.graphs.carried_biases import carried_bias
 from exporter.graphs.joined_products import join_products
 
 _CONTRIB = "com.microsoft"
@@ -32,7 +32,7 @@ _CONTRIB = "com.microsoft"
 def fuse(model: ir.Model) -> None:
     """Rewrite a graph in place."""
     join_products(model)
-    for rules in _RULES:
+    for rules in _rules():
         rules.apply_to_model(model)
     RemoveUnusedNodesPass()(model)
     model.opset_imports[_CONTRIB] = 1
@@ -170,23 +170,25 @@ def _are_rows(_: Any, hidden: ir.Value, added: ir.Value, **__: ir.Value) -> bool
 
 # In this order: an activation adds the bias before it for nothing, and a norm that adds a residual
 # is none by itself any more.
-_RULES = (
-    RewriteRuleSet(
-        [
-            RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
-            RewriteRule(_silu, _quick_gelu),
-            RewriteRule(_row_of_row, _one_row, _are_tables),
-        ],
-        commute=True,
-    ),
-    RewriteRuleSet([CARRIED_BIAS], commute=True),
-    RewriteRuleSet(
-        [
-            RewriteRule(_bias_residual_norm, _skip_bias_norm, _is_bias),
-            RewriteRule(_residual_norm, _skip_norm, _are_rows),
-            RewriteRule(_residual_unshifted, _skip_unshifted, _are_rows),
-            RewriteRule(_residual_rms, _skip_rms, _are_rows),
-        ],
-        commute=True,
-    ),
-)
+def _rules() -> tuple[RewriteRuleSet, ...]:
+    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
+    return (
+        RewriteRuleSet(
+            [
+                RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
+                RewriteRule(_silu, _quick_gelu),
+                RewriteRule(_row_of_row, _one_row, _are_tables),
+            ],
+            commute=True,
+        ),
+        RewriteRuleSet([carried_bias()], commute=True),
+        RewriteRuleSet(
+            [
+                RewriteRule(_bias_residual_norm, _skip_bias_norm, _is_bias),
+                RewriteRule(_residual_norm, _skip_norm, _are_rows),
+                RewriteRule(_residual_unshifted, _skip_unshifted, _are_rows),
+                RewriteRule(_residual_rms, _skip_rms, _are_rows),
+            ],
+            commute=True,
+        ),
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
+import onnxscript.optimizer
 
 from engine.errors import CheckpointError, ConfigError
 from engine.package.graph_io import DRAW_GRAPHS
@@ -20,7 +23,7 @@ from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.graphs.weights import quantize
 from exporter.models.config import TransformerConfig
 from exporter.models.protocol import generator
-from exporter.operators.domain import Functions
+from exporter.operators.domain import OPSET, Functions
 from exporter.samples import encode_samples
 
 
@@ -80,6 +83,19 @@ def build_package_graphs(
     if draws and target.has_draws and contract is not None:
         return {**graphs, **draw_graphs(contract.vocab_size)}
     return graphs
+
+
+def write_package_graphs(
+    checkpoint: Checkpoint, form: PackageFormat, directory: Path, **options: Any
+) -> None:
+    """Write what `build_package_graphs` gives with these options, and give its memory back."""
+    write_graphs(build_package_graphs(checkpoint, form, **options), directory)
+    # The rules of torch's exporter keep the last graph that they were tried on, with its weights.
+    nothing = ir.node("Identity", [ir.Value(name="x")])
+    onnxscript.optimizer.optimize(
+        ir.Model(ir.Graph((), (), nodes=[nothing], opset_imports={"": OPSET}), ir_version=10)
+    )
+    gc.collect()
 
 
 def write_graphs(graphs: Graphs, directory: Path) -> None:

@@ -19,7 +19,7 @@ from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 def replace_reductions(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    _RULES.apply_to_model(model)
+    _rules().apply_to_model(model)
 
 
 def _length(op: Any, x: Any, axes: Any) -> Any:
@@ -63,9 +63,11 @@ def _is_one(_: Any, axes: ir.Value, **__: ir.Value) -> bool:
     return len(_numbers(axes)) == 1
 
 
-_RULES = RewriteRuleSet(
-    [
-        RewriteRule(_length, _root_of_product, _is_last),
-        RewriteRule(_maximum, _first_of_top, _is_one),
-    ]
-)
+def _rules() -> RewriteRuleSet:
+    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
+    return RewriteRuleSet(
+        [
+            RewriteRule(_length, _root_of_product, _is_last),
+            RewriteRule(_maximum, _first_of_top, _is_one),
+        ]
+    )

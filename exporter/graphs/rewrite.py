@@ -20,7 +20,7 @@ from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 def simplify(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    _RULES.apply_to_model(model)
+    _rules().apply_to_model(model)
     _state_shapes(model.graph)
     _repeat_masks(model.graph)
     RemoveUnusedNodesPass()(model)
@@ -144,14 +144,16 @@ def _joined(op: Any, name: str, *parts: ir.Value) -> ir.Value:
     return joined
 
 
-_RULES = RewriteRuleSet(
-    [
-        RewriteRule(_gather_nd, _gather),
-        RewriteRule(
-            _flattened_index, lambda op, table, index, **_: _gather(op, table, index), _is_flat
-        ),
-        RewriteRule(_three_linears, _one_linear, _are_weights),
-        RewriteRule(_three_products, _one_product, _are_weights),
-        RewriteRule(_gate_and_up, _gate_with_up, _are_weights),
-    ]
-)
+def _rules() -> RewriteRuleSet:
+    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
+    return RewriteRuleSet(
+        [
+            RewriteRule(_gather_nd, _gather),
+            RewriteRule(
+                _flattened_index, lambda op, table, index, **_: _gather(op, table, index), _is_flat
+            ),
+            RewriteRule(_three_linears, _one_linear, _are_weights),
+            RewriteRule(_three_products, _one_product, _are_weights),
+            RewriteRule(_gate_and_up, _gate_with_up, _are_weights),
+        ]
+    )

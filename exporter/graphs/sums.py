@@ -21,7 +21,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 def replace_sums(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    _RULES.apply_to_model(model)
+    _rules().apply_to_model(model)
 
 
 def _sum(op: Any, x: Any, axes: Any) -> Any:
@@ -77,10 +77,12 @@ def _is_over_width(_: Any, x: ir.Value, ones: ir.Value, norm: ir.Value, **__: ir
     return is_last and isinstance(x.shape[-1], int)
 
 
-_RULES = RewriteRuleSet(
-    [
-        RewriteRule(_sum, _product, _is_over_rows),
-        RewriteRule(_mean, _product, _is_over_rows),
-        RewriteRule(_norm, _norm_by_constant, _is_over_width),
-    ]
-)
+def _rules() -> RewriteRuleSet:
+    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
+    return RewriteRuleSet(
+        [
+            RewriteRule(_sum, _product, _is_over_rows),
+            RewriteRule(_mean, _product, _is_over_rows),
+            RewriteRule(_norm, _norm_by_constant, _is_over_width),
+        ]
+    )

@@ -175,7 +175,7 @@ def logits_of(cases: Sequence[Case], tokens: Sequence[Tokens], pad_token_id: int
             hidden[row, case.first_logit :][: case.num_logits] for row, case in enumerate(cases)
         ]
         logits = ours.decoder.logits_in_float32(torch.cat(parts))  # the weights are read once
-        return [as_array(one) for one in logits.split([len(part) for part in parts])]
+        return [as_array(one) for one in torch.split(logits, [len(part) for part in parts])]
 
     return forward
 

@@ -7,7 +7,6 @@ computed in float32 here, by the same bodies; those in float16 as they are, too.
 
 from __future__ import annotations
 
-import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from exporter.compare.answers import compare_answers
 from exporter.compare.quality import measure_text
 from exporter.compare.scored_text import ScoredText
 from exporter.graphs.contracts import Contract, contract_of
-from exporter.graphs.package_graphs import build_package_graphs, write_graphs
+from exporter.graphs.package_graphs import write_package_graphs
 from exporter.graphs.target import DTYPES, target_of
 from exporter.graphs.torch_export import copy_in
 from exporter.prover.cases import Covered
@@ -222,8 +221,7 @@ def _graphs(
         return
     with tempfile.TemporaryDirectory(prefix="tokenweir-twin-") as name:
         twins, bodies = Path(name), target_of(form).functions[form.precision]
-        write_graphs(build_package_graphs(checkpoint, in_it, bodies, draws=False), twins)
-        gc.collect()  # what was traced
+        write_package_graphs(checkpoint, in_it, twins, functions=bodies, draws=False)
         for draws in DRAW_GRAPHS:  # the package's own are proven
             if (directory / draws).exists():
                 shutil.copy(directory / draws, twins)
