@@ -13,6 +13,8 @@ from pathlib import Path
 
 from engine.errors import CheckpointError, PackageError, TokenweirError
 
+_unfinished: set[Path] = set()  # hidden directories of this process
+
 Content = bytes | Iterable[bytes | memoryview]  # of a file: whole, or piece by piece
 
 
@@ -95,10 +97,18 @@ def _replace_files(directory: Path, files: Mapping[str, Content]) -> None:
 def _hidden_directory(out: Path) -> Iterator[Path]:
     """Make a directory that is locked as long as this process lives, and remove it."""
     hidden = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
+    _unfinished.add(hidden)
     try:
         with _lock(hidden):
             yield hidden
     finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        _unfinished.discard(hidden)
+
+
+def remove_unfinished() -> None:
+    """Remove what this process has not finished: before it ends in the middle of a computation."""
+    for hidden in [*_unfinished]:
         shutil.rmtree(hidden, ignore_errors=True)
 
 

@@ -173,7 +173,7 @@ class _Played:
     def settle(self, theirs: Floats) -> None:
         """Keep what the eager model loses in any order of sums; it need not run again."""
         self.theirs = [theirs]
-        self.origins = []
+        self.origins = [(len(theirs), None, np.asarray)]
         self.num_runs = 1 + NUM_ORDERS
 
 
@@ -232,9 +232,10 @@ class ExactJudge(Judge):
         return played
 
     def check(self) -> None:
-        """Judge what was played; raise CertificateError that tells of each play that is wrong.
+        """Judge what was played; raise CertificateError for the first play that is wrong.
 
-        The eager model runs again where that may change it.
+        Where bits may differ, on a device, the error tells of all plays. The eager model runs again
+        where that may change the verdict.
         """
         self.judged, wrong = [], []
         self.tokens_compared = self.tokens_undecided = 0
@@ -243,14 +244,15 @@ class ExactJudge(Judge):
             if any(table.faults()) and not table.is_hopeless:
                 table = table.with_all_orders(played.origins)
                 played.settle(table.theirs)
-            wrong += [f"{play}, {fault.words(what)}" for fault in islice(table.faults(), 1)]
-            wrong += [f"{play}, {text}" for text in table.turned_tokens()]
+            faults = islice(table.faults(), 1)
+            wrong += [fault.words(play, what, self._precision) for fault in faults]
+            wrong += table.turned_tokens()
             choices, decided = int(np.isfinite(table.leads).sum()), int(table.decided.sum())
             self.tokens_compared += decided
             self.tokens_undecided += choices - decided
             self.judged.append(table.summary(play, what))
         if wrong:
-            raise CertificateError("\n".join(wrong))
+            raise CertificateError(wrong[0] if self._needs_equal_bits else "\n".join(wrong))
 
     @property
     def tokens_equal(self) -> int:
@@ -270,15 +272,16 @@ class _Fault(NamedTuple):
     worst_ours: float
     worst_theirs: float
 
-    def words(self, what: str) -> str:
+    def words(self, play: str, what: str, precision: Precision) -> str:
         """Say what is wrong, where, and what to do."""
         ratio = self.ours / self.theirs if self.theirs else np.inf
+        other = "" if precision == "fp32" else "export with --precision bf16 or fp32, and "
         return (
-            f"{self.of}: the {self.name} of what {what} are off is {self.ours:.3g} in the graph "
-            f"and {self.theirs:.3g} in the eager model itself, both against float64: {ratio:.3g} "
-            f"times, {self.factor:g} allowed; most of these at {self.worst}, by "
-            f"{self.worst_ours:.3g} and {self.worst_theirs:.3g}. The graph does not compute what "
-            "the model does; nothing is written, please report it with this line"
+            f"{self.worst}: {what} are {self.worst_ours:.3g} from float64, PyTorch's own "
+            f"{self.worst_theirs:.3g}; the {self.name} {self.of} ({play}) is {self.ours:.3g}, "
+            f"{ratio:.3g} times PyTorch's own {self.theirs:.3g}, where {self.factor:g} times are "
+            f"allowed: the graph computes something else than the model; {other}please report it "
+            "with the model's configuration"
         )
 
 
@@ -359,9 +362,9 @@ class _Table:
 
     def faults(self) -> Iterator[_Fault]:
         """Yield every quantile that is too large: of all positions, then of classes."""
-        yield from self._faults(np.arange(len(self.ours)), "all positions", MOST_TIMES)
-        for number, members in self._classes(self.lengths):
-            yield from self._faults(members, f"length {number}", OF_CLASS)
+        yield from self._faults(np.arange(len(self.ours)), "of all positions", MOST_TIMES)
+        for length, members in self._classes(self.lengths):
+            yield from self._faults(members, f"at length {length}", OF_CLASS)
         for kind, members in self._classes(self.kinds):
             yield from self._faults(members, KINDS[kind], OF_CLASS)
 

@@ -33,7 +33,7 @@ class LossLimits:
     max_token_loss: float  # share of greedy tokens, or of labels, that are not the eager model's
     max_logit_loss: float  # largest difference, in standard deviations of a position's logits
     max_perplexity_loss: float  # rise on the given text, as a share of the eager model's
-    max_vector_loss: float = 0.01  # 1 - cosine of an embedding to the eager model's
+    max_vector_loss: float = 0.03  # 1 - cosine of an embedding to the eager model's
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -46,12 +46,13 @@ class LossLimits:
         return cls(**{field.name: getattr(loss, field.name) for field in fields(cls)})
 
 
-_IN_8_BITS = LossLimits(0.1, 1.0, 0.05, 0.01)
+# The last is three times what all-MiniLM-L6-v2 loses on random tokens: 0.0094 in int8, 0.21 in int4.
+_IN_8_BITS = LossLimits(0.1, 1.0, 0.05, 0.03)
 DEFAULT_LIMITS = MappingProxyType[Weights, LossLimits](
     {
         **dict.fromkeys(("fp32", "fp16", "bf16"), _IN_8_BITS),  # an 8-bit cache
         **dict.fromkeys(("int8", "int8-fixed", "int8-blocks"), _IN_8_BITS),
-        "int4": LossLimits(0.3, 4.0, 0.25, 0.1),
+        "int4": LossLimits(0.3, 4.0, 0.25, 0.6),
     }
 )
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+_MOMENT = 1.5  # seconds in which an interrupted computation may end by itself
+_ENDING = tuple(bytes([number]) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
 class Interruption:
@@ -52,6 +58,39 @@ def cleaned_up() -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ended_soon(last_word: str, clean_up: Callable[[], None]) -> Iterator[None]:
+    """End the process where a signal finds the block in a computation that lasts.
+
+    It has a moment to end by itself, as `cleaned_up` lets it; `last_word` is printed either way.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals do not arrive here
+        return
+    ended, (ours, theirs) = threading.Event(), socket.socketpair()
+    theirs.setblocking(False)
+
+    def watch() -> None:
+        arrived = ours.recv(1)
+        if arrived in _ENDING and not ended.wait(_MOMENT):
+            print(last_word, file=sys.stderr, flush=True)
+            clean_up()
+            os._exit(128 + arrived[0])
+
+    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="interruption", daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        ended.set()
+        print(last_word, file=sys.stderr, flush=True)
+        raise
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(before)
+        theirs.close()  # which ends the thread
 
 
 def _handle(number: signal.Signals, handler: signal._HANDLER) -> signal._HANDLER:

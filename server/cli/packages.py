@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from server.cli.extras import needs
-from server.cli.interruption import cleaned_up
+from server.cli.interruption import cleaned_up, ended_soon
 from server.cli.options import (
     Number,
     any_path,
@@ -106,7 +107,7 @@ def export(checkpoint: Path, out: Path, text: Path | None, **typed: Any) -> None
     --kv-cache int8 takes a quarter of the memory, with a scale for each layer. These formats are
     not equal to the eager model: the certificate says how much they lose, and nothing is
     written if that is more than the --max-...-loss options allow. They default to 0.1, 1, 0.05 and
-    0.01; with int4 to 0.3, 4, 0.25 and 0.1. A model with random weights needs --max-token-loss 1.
+    0.03; with int4 to 0.3, 4, 0.25 and 0.6. A model with random weights needs --max-token-loss 1.
     """
     limits = {name: typed.pop(name) for name in list(typed) if name.endswith("_loss")}
     export_with_progress(
@@ -162,7 +163,10 @@ def export_with_progress(
     from server.cli.progress import show_progress
     from server.cli.tables import certificate_table, print_table
 
-    with cleaned_up(), show_progress("Comparing with PyTorch") as progress:
+    with (
+        _interruptible(f"interrupted: nothing was written to {out}"),
+        show_progress("Comparing with PyTorch") as progress,
+    ):
         manifest = export_package(
             checkpoint,
             out,
@@ -261,7 +265,10 @@ def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
     from server.cli.progress import show_progress
     from server.cli.tables import certificate_table, print_table
 
-    with cleaned_up(), show_progress("Comparing with PyTorch") as progress:
+    with (
+        _interruptible(f"interrupted: {package} is as it was"),
+        show_progress("Comparing with PyTorch") as progress,
+    ):
         found = verify_package(package, checkpoint, text=text, progress=progress)
     print_table(certificate_table(found.package.manifest, found.certificate))
     click.echo(found.summary())
@@ -278,7 +285,19 @@ def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineC
     from server.cli.progress import show_progress
     from server.cli.tables import device_table, print_table
 
-    with cleaned_up(), show_progress("Comparing with PyTorch") as progress:
+    with (
+        _interruptible(f"interrupted: {package} is as it was"),
+        show_progress("Comparing with PyTorch") as progress,
+    ):
         found = verify_on_device(package, checkpoint, config, progress=progress)
     print_table(device_table(found.package.manifest, found.certificate))
     click.echo(found.summary())
+
+
+@contextmanager
+def _interruptible(last_word: str) -> Iterator[None]:
+    """Let a signal end the block soon, also in the middle of a computation, with a last word."""
+    from exporter.files import remove_unfinished
+
+    with cleaned_up(), ended_soon(last_word, remove_unfinished):
+        yield
