@@ -76,7 +76,7 @@ class AsyncEngine(Engine):
 
         `warm_up` runs the model before the first request, and returns what that has shown.
 
-        `chat` makes texts of conversations, and is closed when the engine stops.
+        `chat` makes texts of conversations.
         """
         generation = package.manifest.generation
         assert generation is not None
@@ -145,8 +145,6 @@ class AsyncEngine(Engine):
         """
         await self._life.stop(grace, self._wait_for_streams, self._steps.end)
         self._fail_open(lambda request_id: draining())
-        if self._chat is not None:
-            self._chat.close()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Give the events of a request: Admitted, then each sequence's, then RequestFinished.

@@ -38,6 +38,7 @@ def _detokenizer(
         params.stop_strings,
         include_stop=include_stop,
         min_new_tokens=num_prefix + min_new_tokens,
+        skip_special=params.skip_special_tokens,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -75,6 +76,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the matched stop in the output
     ignore_eos: bool = False  # go on past end-of-sequence
+    skip_special_tokens: bool = True  # texts have none, such as <|im_end|>
 
     @property
     def num_sequences(self) -> int:
@@ -89,7 +91,7 @@ class ChatMessage:
     """What somebody says in a conversation."""
 
     role: str  # "user", "assistant" or what else the model's template knows
-    content: str
+    content: str | tuple[str, ...]  # a text, or one in parts
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Chat:
     """A conversation, of which the model's chat template makes a text."""
 
     messages: tuple[ChatMessage, ...]
+    variables: Mapping[str, object] = field(default_factory=dict)  # that the template names too
 
 
 @dataclass(frozen=True)

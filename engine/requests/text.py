@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -64,9 +64,14 @@ class GenerationTokenizer(Protocol):
         """Say whether a token is left out of texts, such as that of a language."""
 
     def detokenizer(
-        self, stop_strings: Sequence[str], *, include_stop: bool, min_new_tokens: int
+        self,
+        stop_strings: Sequence[str],
+        *,
+        include_stop: bool,
+        min_new_tokens: int,
+        skip_special: bool,
     ) -> Detokenizer:
-        """Return the empty text of a sequence.
+        """Return the empty text of a sequence, with special tokens unless they are skipped.
 
         A stop string that is completed by an earlier token than `min_new_tokens` is plain text.
         """
@@ -81,8 +86,8 @@ class ChatTemplate(Protocol):
         Raises ValueError, saying why, for a conversation that the model's template refuses.
         """
 
-    def close(self) -> None:
-        """Let go of what it has."""
+    def problem_of(self, variables: Collection[str]) -> str | None:
+        """Return what is wrong with variables of a conversation, by their names."""
 
 
 class ItemTokenizer(Protocol):

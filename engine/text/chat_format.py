@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from engine.json_file import parse_object, read_bounded
 from engine.wording import problems_of
@@ -22,6 +22,7 @@ class ChatFormat(BaseModel):
 
     template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
     tokens: dict[str, str] = {}  # `bos_token` and others
+    variables: dict[str, JsonValue] = {}  # of requests that do not set them
 
 
 def read_chat_format(path: str | os.PathLike[str]) -> ChatFormat:

@@ -3,76 +3,218 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from engine.requests.request import Chat
 from engine.text.chat_format import ChatFormat
+from engine.wording import listed
 
-_PROGRAM = Path(__file__).with_name("chat_process.py")
+_MAX_CHARS = 2**20  # of a conversation, of its text, and of any text in between
+_MAX_TURNS = 10**6  # of all loops of a template, for one conversation
+_GIVEN = frozenset({"messages", "add_generation_prompt"})  # by the server
+# Of no request here, but a template may name them, as it may in transformers.
+_NONE = {"tools": None, "documents": None}
+_PROBES = "probe one", "probe two"
+
+Messages = Sequence[Mapping[str, object]]
 
 
 class ChatTemplate:
-    """Applies the template of a model in a process of its own, which the first text starts.
+    """Applies the template of a model, one conversation after the other; any thread may ask.
 
-    Any thread may ask; one conversation is turned into a text after the other.
+    A template is a program that came with a model. Jinja's sandbox keeps it from all but what it is
+    given; its loops, and the texts that it makes, are bounded.
     """
 
     def __init__(self, form: ChatFormat) -> None:
+        """Raise ValueError for variables of the format that the template does not name."""
         self._form = form
-        self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        self._turns = 0  # of the conversation that is being rendered
+        self._problem: str | None = None
+        self._named: frozenset[str] = frozenset()
+        try:
+            self._template = self._compile(form.template)
+        except (TemplateError, RecursionError) as error:
+            self._problem = f"{type(error).__name__}: {error}"
+        if (problem := self.problem_of(form.variables)) is not None:
+            raise ValueError(f"variables: {problem}")
+        self._takes_texts, self._takes_parts = self._forms_of_content()
+
+    def problem_of(self, variables: Collection[str]) -> str | None:
+        """Return what is wrong with variables of a request, by their names."""
+        if unknown := [name for name in variables if name not in self._named - _GIVEN]:
+            others = self._named - _GIVEN - self._form.tokens.keys() - _NONE.keys()
+            return (
+                f"the model's chat template has no variable {listed(unknown)} to be set; "
+                f"it has {listed(sorted(others)) or 'none'}"
+            )
+        return None
 
     def render(self, chat: Chat) -> str:
         """Return the text, up to where the answer begins.
 
-        Raises ValueError, saying why, if the template refuses the conversation, or takes more time
-        or memory than it is given.
+        Raises ValueError, saying why, if the template refuses the conversation, leaves out all of
+        it, or goes beyond its bounds.
         """
-        asked = [{"role": one.role, "content": one.content} for one in chat.messages]
+        contents = [one.content for one in chat.messages]
+        said = [part for one in contents for part in ([one] if isinstance(one, str) else one)]
+        if (count := sum(map(len, said))) > _MAX_CHARS:
+            raise ValueError(f"{count:,} characters are more than {_MAX_CHARS:,}; send fewer")
         with self._lock:
-            process = self._process = self._process or self._start()
-            answer = self._answer(process, json.dumps(asked))
-        if "text" in answer:
-            return answer["text"]
-        raise ValueError(
-            f"the model's chat template refuses it: {answer['refused']}"
-            if "refused" in answer
-            else f"the model's chat template fails: {answer['failed']}"
-        )
+            text = self._render(self._messages(chat), chat.variables)
+            shown = any(part.strip() in text for part in said if part.strip())
+            if said and not shown and text == self._without(chat):
+                raise ValueError(
+                    "the model's chat template leaves out all that is said; send other roles, or "
+                    "a text in place of the conversation"
+                )
+        return text
 
-    def close(self) -> None:
-        """End the process, if there is one; the next text starts another."""
-        with self._lock:
-            if self._process is not None:
-                self._end(self._process)
-
-    def _answer(self, process: subprocess.Popen[str], line: str) -> dict[str, str]:
-        assert process.stdin is not None and process.stdout is not None
+    def _without(self, chat: Chat) -> str | None:
+        """Return the text of the conversation with other words; None if it has none."""
+        others = [{**one, "content": _PROBES[0]} for one in self._messages(chat)]
         try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            answer: dict[str, str] = json.loads(process.stdout.readline())
-        except (ValueError, OSError):  # nothing comes of one that was ended
-            self._end(process)
-            return {"failed": "it takes too much time or memory, send a shorter conversation"}
-        return answer
+            return self._render(others, chat.variables)
+        except ValueError:
+            return None
 
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-I", str(_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="utf-8",
+    def _forms_of_content(self) -> tuple[bool, bool]:
+        """Return whether the template shows what somebody says as a text, and in parts.
+
+        Both, if one part gives what a text does; a template that prints a list does not.
+        """
+
+        def shown(*contents: object) -> list[str]:
+            messages = [[{"role": "user", "content": content}] for content in contents]
+            try:
+                return [self._render(one, {}) for one in messages]
+            except ValueError:
+                return ["", ""]
+
+        texts, parts = shown(*_PROBES), shown(*(_parts([one]) for one in _PROBES))
+        takes_texts = texts[0] != texts[1] or parts[0] == parts[1]
+        return takes_texts, parts[0] != parts[1] and (not takes_texts or texts == parts)
+
+    def _messages(self, chat: Chat) -> Messages:
+        return [{"role": one.role, "content": self._content(one.content)} for one in chat.messages]
+
+    def _content(self, said: str | tuple[str, ...]) -> object:
+        if isinstance(said, str):
+            return said if self._takes_texts else _parts([said])
+        return _parts(said) if self._takes_parts else "\n".join(said)
+
+    def _render(self, messages: Messages, variables: Mapping[str, object]) -> str:
+        if self._problem is not None:
+            raise ValueError(f"the model's chat template cannot be read: {self._problem}")
+        self._turns = 0
+        given = {**_NONE, **self._form.tokens, **self._form.variables, **variables}
+        given |= {"messages": messages, "add_generation_prompt": True}
+        try:
+            pieces, num_chars = [], 0
+            for piece in self._template.generate(**given):
+                pieces.append(piece)
+                num_chars += len(piece)
+                _check_chars(num_chars)
+        except Exception as error:  # of the template's program, whatever it may be
+            what = f"{type(error).__name__}: {error}"[:1000]
+            raise ValueError(f"the model's chat template refuses it: {what}") from error
+        return "".join(pieces)
+
+    def _compile(self, source: str) -> Template:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            optimized=False,  # or constants are worked out here, without bounds
         )
-        assert process.stdin is not None
-        process.stdin.write(self._form.model_dump_json() + "\n")
-        return process
+        environment.filters |= {"tojson": _to_json, "turns": self._counted, "bounded": _bounded}
+        environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+        tree = environment.parse(source)
+        self._named = frozenset(find_undeclared_variables(tree))
+        code = environment.compile(_Bounds().visit(tree))
+        return Template.from_code(environment, code, environment.globals)
 
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        self._process = None
-        process.kill()
-        process.communicate()
+    def _counted(self, items: Iterable[object]) -> Iterable[object]:
+        """Return what a loop goes over; TemplateError where that is too much."""
+        found = list(items)
+        self._turns += len(found)
+        if self._turns > _MAX_TURNS:
+            raise TemplateError(f"its loops have more than {_MAX_TURNS:,} turns")
+        return found
+
+
+class _Bounds(NodeTransformer):
+    """Has every loop counted, and every text measured that is made of others."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        """Count the turns of a loop."""
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "turns")
+        return node
+
+    def visit_Concat(self, node: nodes.Expr) -> nodes.Node:
+        """Measure a result."""
+        self.generic_visit(node)
+        return _filtered(node, "bounded")
+
+    visit_Add = visit_Mul = visit_Concat
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks what the model writes, and changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Keep what is in the block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller: Any) -> Any:
+        return caller()
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Node:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _parts(texts: Iterable[str]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _bounded(value: object) -> object:
+    if isinstance(value, str | list | tuple):
+        _check_chars(len(value))
+    return value
+
+
+def _check_chars(count: int) -> None:
+    if count > _MAX_CHARS:
+        raise TemplateError(f"its text has more than {_MAX_CHARS:,} characters")
+
+
+def _to_json(value: object, **options: Any) -> str:
+    """Do as transformers does: no HTML, letters as they are."""
+    known = ("ensure_ascii", "indent", "separators", "sort_keys")
+    given = {"ensure_ascii": False} | {name: options[name] for name in known if name in options}
+    return json.dumps(value, **given)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -35,9 +35,17 @@ class SourceAndTarget:
         return self._target.is_special(token_id)
 
     def detokenizer(
-        self, stop_strings: Sequence[str], *, include_stop: bool, min_new_tokens: int
+        self,
+        stop_strings: Sequence[str],
+        *,
+        include_stop: bool,
+        min_new_tokens: int,
+        skip_special: bool,
     ) -> Detokenizer:
         """Return the empty text of what is written."""
         return self._target.detokenizer(
-            stop_strings, include_stop=include_stop, min_new_tokens=min_new_tokens
+            stop_strings,
+            include_stop=include_stop,
+            min_new_tokens=min_new_tokens,
+            skip_special=skip_special,
         )

@@ -15,6 +15,8 @@ from engine.requests.text import Encoding, Piece
 from engine.text.stop_strings import StopMatcher
 from engine.text.tokenizer_file import read_tokenizer_file
 
+_FIRST_HALF = 0xD800  # of a surrogate pair
+
 
 class Tokenizer:
     """The tokenizer of a package: `tokenizer.json` of the `tokenizers` library.
@@ -43,11 +45,10 @@ class Tokenizer:
         if cut_at is not None:  # of a pair, the longer one first
             self._tokenizer.enable_truncation(cut_at, strategy="longest_first")
         self.vocab_size = found.vocab_size
-        self._special_ids = frozenset(
-            token_id
-            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        )
+        # By name; of two that a text could be, the longer one first.
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        names = {token_id: token.content for token_id, token in added if token.special}
+        self.special_names = dict(sorted(names.items(), key=lambda one: -len(one[1])))
         unknown = found.unknown
         self._unknown_id = (
             self._tokenizer.token_to_id(unknown) if isinstance(unknown, str) else unknown
@@ -99,9 +100,9 @@ class Tokenizer:
             return len(token) != last - first
         return first > 0 and " " not in text[first - 1 : first + 1]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ids; special tokens and ids that have no token are left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds in the middle of a text; a special token, its name.
@@ -119,7 +120,7 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if token_id in self._special_ids:
+        if token_id in self.special_names:
             return token.encode()
         if self.is_byte_level:
             return _token_bytes(token)
@@ -130,26 +131,34 @@ class Tokenizer:
         added = twice[: -len(once)] if self._ends_words and once else twice[len(once) :]
         return added.encode()
 
-    def stream(self) -> TextStream:
+    def stream(self, *, skip_special: bool = True) -> TextStream:
         """Return a decoder that takes one token after the other."""
-        return _ByteLevelStream(self) if self.is_byte_level else _WindowStream(self)
+        kind = _ByteLevelStream if self.is_byte_level else _WindowStream
+        return kind(self, skip_special)
 
     def detokenizer(
-        self, stop_strings: Sequence[str], *, include_stop: bool, min_new_tokens: int
+        self,
+        stop_strings: Sequence[str],
+        *,
+        include_stop: bool,
+        min_new_tokens: int,
+        skip_special: bool,
     ) -> IncrementalDetokenizer:
         """Return the empty text of a sequence, see IncrementalDetokenizer."""
-        return IncrementalDetokenizer(self, stop_strings, include_stop, min_new_tokens)
+        return IncrementalDetokenizer(
+            self, stop_strings, include_stop, min_new_tokens, skip_special=skip_special
+        )
 
-    def visible_token(self, token_id: int) -> str | None:
+    def visible_token(self, token_id: int, *, skip_special: bool = True) -> str | None:
         """Return the token as the vocabulary has it; None if a decoded text leaves it out."""
-        if token_id in self._special_ids:
+        if skip_special and token_id in self.special_names:
             return None
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
     def is_special(self, token_id: int) -> bool:
         """Say whether a decoded text leaves a token out that the vocabulary has."""
-        return token_id in self._special_ids
+        return token_id in self.special_names
 
     def is_fallback_byte(self, token: str) -> bool:
         """Say whether a token such as <0xE3> stands for one byte."""
@@ -165,9 +174,11 @@ class IncrementalDetokenizer:
     """The text of one sequence while its tokens arrive.
 
     All pieces together are exactly the decoded text of all tokens, cut at the first stop string
-    (see StopMatcher): before it, or behind it with `include_stop`. Whatever a token has behind the
-    stop string is dropped. A piece holds whole characters only: bytes of an unfinished one wait,
-    and become U+FFFD if the sequence ends first. The time per token does not grow with the text.
+    (see StopMatcher): before it, or behind it with `include_stop`. A stop string that has the name
+    of a special token is found where the token is, too, though the text does not show it. Whatever
+    a token has behind the stop string is dropped. A piece holds whole characters only: bytes of an
+    unfinished one wait, and become U+FFFD if the sequence ends first. The time per token does not
+    grow with the text.
     """
 
     def __init__(
@@ -176,9 +187,16 @@ class IncrementalDetokenizer:
         stop_strings: Sequence[str] = (),
         include_stop: bool = False,
         min_new_tokens: int = 0,  # a stop string completed by an earlier token is plain text
+        *,
+        skip_special: bool = True,  # or the text shows special tokens
     ) -> None:
-        self._stream = tokenizer.stream()
-        self._matcher = StopMatcher(stop_strings, include_stop=include_stop)
+        self._stream = tokenizer.stream(skip_special=skip_special)
+        self._hidden = _HiddenTokens(tokenizer, stop_strings if skip_special else ())
+        self._include_hidden = include_stop and bool(self._hidden.chars)
+        self._matcher = StopMatcher(
+            [*stop_strings, *self._hidden.stops],
+            include_stop=include_stop and not self._include_hidden,
+        )
         self._min_new_tokens = min_new_tokens
         self._num_tokens = 0
 
@@ -191,15 +209,16 @@ class IncrementalDetokenizer:
             if self._matcher.matched is not None:
                 break
             self._num_tokens += 1
-            sendable.append(self._match(self._stream.push((token_id,))))
-        return Piece("".join(sendable), self._matcher.matched)
+            text = self._stream.push((token_id,)) + self._hidden.chars.get(token_id, "")
+            sendable.append(self._match(text))
+        return Piece("".join(sendable), self._matched)
 
     def finish(self) -> Piece:
         """Return what was held back, now that the sequence has ended; it may hold a match, too."""
         text = ""
         if self._matcher.matched is None:
-            text = self._match(self._stream.finish()) + self._matcher.finish()
-        return Piece(text, self._matcher.matched)
+            text = self._match(self._stream.finish()) + self._hidden.shown(self._matcher.finish())
+        return Piece(text, self._matched)
 
     def ignore_stops(self) -> None:
         """Take stop strings that become complete from now on as plain text."""
@@ -211,8 +230,41 @@ class IncrementalDetokenizer:
         twin._stream, twin._matcher = self._stream.fork(), self._matcher.fork()
         return twin
 
+    @property
+    def _matched(self) -> str | None:
+        """The stop string that was found, as it was given."""
+        found = self._matcher.matched
+        return found if found is None else self._hidden.stops.get(found, found)
+
     def _match(self, text: str) -> str:
-        return self._matcher.push(text, may_match=self._num_tokens >= self._min_new_tokens)
+        found = self._matcher.push(text, may_match=self._num_tokens >= self._min_new_tokens)
+        stop = self._matched if self._include_hidden else None
+        return self._hidden.shown(found) + (stop or "")
+
+
+class _HiddenTokens:
+    """What stands for special tokens in a text that is searched, and for stop strings with them.
+
+    That are halves of surrogate pairs, which no decoded text has.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+        self.chars: dict[int, str] = {}  # by the id of a special token that a stop string names
+        self.stops: dict[str, str] = {}  # the stop strings as given, by those with these
+        for stop in stop_strings:
+            hidden = stop
+            for token_id, name in tokenizer.special_names.items():
+                if name in hidden:
+                    char = self.chars.setdefault(token_id, chr(_FIRST_HALF + len(self.chars)))
+                    hidden = hidden.replace(name, char)
+            if hidden != stop:
+                self.stops.setdefault(hidden, stop)
+
+    def shown(self, text: str) -> str:
+        """Return a text without them."""
+        for char in self.chars.values():
+            text = text.replace(char, "")
+        return text
 
 
 class TextStream(Protocol):
@@ -231,20 +283,21 @@ class TextStream(Protocol):
 class _ByteLevelStream:
     """Of a byte-level tokenizer: every token is a string of bytes."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        is_special, bytes_of = self._tokenizer.is_special, self._tokenizer.token_bytes
-        found = [bytes_of(token_id) for token_id in token_ids if not is_special(token_id)]
+        skipped = self._tokenizer.special_names if self._skip_special else ()
+        bytes_of = self._tokenizer.token_bytes
+        found = [bytes_of(token_id) for token_id in token_ids if token_id not in skipped]
         return self._decoder.decode(b"".join(found))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
     def fork(self) -> _ByteLevelStream:
-        twin = _ByteLevelStream(self._tokenizer)
+        twin = _ByteLevelStream(self._tokenizer, self._skip_special)
         twin._decoder.setstate(self._decoder.getstate())
         return twin
 
@@ -255,15 +308,15 @@ class _WindowStream:
     A token's text depends on the one before it (a space between them, say), no further back.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
         self._context: list[int] = []  # the last token that is done with
         self._waiting: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         text, ends_in_bytes = "", bool(self._waiting)
         for token_id in token_ids:
-            token = self._tokenizer.visible_token(token_id)
+            token = self._tokenizer.visible_token(token_id, skip_special=self._skip_special)
             if token is None:
                 continue
             is_byte = self._tokenizer.is_fallback_byte(token)
@@ -277,13 +330,15 @@ class _WindowStream:
         return self._take() if self._waiting else ""
 
     def fork(self) -> _WindowStream:
-        twin = _WindowStream(self._tokenizer)
+        twin = _WindowStream(self._tokenizer, self._skip_special)
         twin._context, twin._waiting = self._context.copy(), self._waiting.copy()
         return twin
 
     def _take(self) -> str:
-        done = self._tokenizer.decode(self._context)
-        text = self._tokenizer.decode(self._context + self._waiting)[len(done) :]
+        skip = self._skip_special
+        done = self._tokenizer.decode(self._context, skip_special=skip)
+        ids = self._context + self._waiting
+        text = self._tokenizer.decode(ids, skip_special=skip)[len(done) :]
         self._context, self._waiting = self._waiting[-1:], []
         return text
 

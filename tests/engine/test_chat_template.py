@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -94,18 +95,8 @@ CHATS = {
 }
 
 
-@pytest.fixture
-def template() -> Iterator[Callable[[str], ChatTemplate]]:
-    """Return a function that makes a template, whose process ends with the test."""
-    made = []
-
-    def make(text: str) -> ChatTemplate:
-        made.append(ChatTemplate(ChatFormat(template=text, tokens=TOKENS)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def template(text: str, **settings: Any) -> ChatTemplate:
+    return ChatTemplate(ChatFormat(template=text, tokens=TOKENS, **settings))
 
 
 @pytest.fixture
@@ -125,7 +116,7 @@ def reader_of(
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_conversation_becomes_the_text_of_transformers(
-    style: str, template: Callable[[str], ChatTemplate]
+    style: str,
 ) -> None:
     ours, num_texts = template(STYLES[style]), 0
 
@@ -148,36 +139,78 @@ def test_a_conversation_becomes_the_text_of_transformers(
     ("text", "message"),
     [
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{% if", "TemplateSyntaxError"),
+        ("{% else", "TemplateSyntaxError"),
         ("{{ messages[5].content.x }}", "UndefinedError"),
         ("{{ raise_exception('not so') }}", "refuses it: TemplateError: not so"),
         ("{{ 'a' * 2000000 }}", "more than 1,048,576"),
-        ("{{ 'a' * 10**9 }}", "memory"),
         ("{% set n = namespace(x='abcd') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}"
-         "{% endfor %}", "memory"),
+         "{% endfor %}", "more than 1,048,576"),
+        ("{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3, "more than 1,000,000 turns"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
     ],
 )  # fmt: skip
-def test_a_template_cannot_do_what_it_wants(
-    text: str, message: str, template: Callable[[str], ChatTemplate]
-) -> None:
+def test_a_template_cannot_do_what_it_wants(text: str, message: str) -> None:
+    ours = template("{% if messages[0].role == 'user' %}" + text + "{% endif %}done")
+
     with pytest.raises(ValueError, match=message):
-        template(text).render(CHATS["a question"])
-
-
-def test_a_template_without_end_is_ended_and_the_next_conversation_answered(
-    template: Callable[[str], ChatTemplate],
-) -> None:
-    turns = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
-    ours = template("{% if messages[0].role == 'user' %}" + turns + "{% endif %}done")
-
-    with pytest.raises(ValueError, match="too much time or memory, send a shorter conversation"):
         ours.render(CHATS["a question"])
 
-    assert ours.render(CHATS["a system and turns"]) == "done"
+    if message != "TemplateSyntaxError":
+        assert ours.render(Chat((ChatMessage("system", "done"),))) == "done"
+
+
+TEXTS = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+PARTS = TEXTS.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}")
+BOTH = """{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content | trim }}
+{%- else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text | trim }}{% endif %}
+{%- endfor %}{% endif %};{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "of_parts"), [(TEXTS, "user:a\nb;"), (PARTS, "user:ab;"), (BOTH, "user:ab;")]
+)
+def test_a_template_gets_what_is_said_in_the_form_that_it_reads(text: str, of_parts: str) -> None:
+    ours = template(text)
+
+    assert ours.render(Chat((ChatMessage("user", "hi"),))) == "user:hi;"
+    assert ours.render(Chat((ChatMessage("user", ("a", "b")),))) == of_parts
+
+
+def test_a_conversation_of_which_nothing_is_left_is_refused() -> None:
+    ours = template(
+        "{% for m in messages if m.role == 'user' %}{{ m.content | upper }}{% endfor %}"
+    )
+
+    assert ours.render(Chat((ChatMessage("user", "hi"), ChatMessage("system", "lost")))) == "HI"
+    assert ours.render(Chat((ChatMessage("user", ""),))) == ""
+    with pytest.raises(ValueError, match="leaves out all that is said"):
+        ours.render(Chat((ChatMessage("system", "lost"),)))
+
+
+def test_variables_are_those_of_the_request_else_of_the_package() -> None:
+    text = (
+        "{% if thinks is defined and not thinks %}N{% else %}T{% endif %}{{ messages[0].content }}"
+    )
+    chat, without = CHATS["a question"].messages, {"thinks": False}
+
+    assert template(text).render(Chat(chat)).startswith("T")
+    assert template(text).render(Chat(chat, without)).startswith("N")
+    assert template(text, variables=without).render(Chat(chat)).startswith("N")
+    assert template(text, variables=without).render(Chat(chat, {"thinks": 1})).startswith("T")
+    assert template(text).problem_of(["thinks"]) is None
+    assert template(text).problem_of(["think", "messages"]) == (
+        "the model's chat template has no variable think, messages to be set; it has thinks"
+    )
+    with pytest.raises(ValueError, match="variables: the model's chat template has no variable x"):
+        template(text, variables={"x": 1})
+
+
+def test_a_conversation_that_is_longer_than_any_prompt_is_not_rendered() -> None:
+    with pytest.raises(ValueError, match="1,048,577 characters are more than 1,048,576"):
+        template(TEXTS).render(Chat((ChatMessage("user", "a" * (2**20 + 1)),)))
 
 
 async def test_the_text_of_a_conversation_gets_nothing_more_around_it(
-    template: Callable[[str], ChatTemplate],
     reader_of: Callable[..., RequestReader],
     byte_tokenizer: Tokenizer,
 ) -> None:
@@ -191,7 +224,7 @@ async def test_the_text_of_a_conversation_gets_nothing_more_around_it(
 
 
 async def test_a_conversation_that_is_refused_is_named_by_its_field(
-    template: Callable[[str], ChatTemplate], reader_of: Callable[..., RequestReader]
+    reader_of: Callable[..., RequestReader],
 ) -> None:
     request = GenerationRequest("one", CHATS["a system and turns"])
 

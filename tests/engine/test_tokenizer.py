@@ -160,8 +160,10 @@ def _stream(
     cuts: Sequence[int],
     stops: Sequence[str] = (),
     include_stop: bool = False,
+    *,
+    skip_special: bool = True,
 ) -> tuple[str, str | None]:
-    detokenizer = IncrementalDetokenizer(tokenizer, stops, include_stop)
+    detokenizer = IncrementalDetokenizer(tokenizer, stops, include_stop, skip_special=skip_special)
     text, start, turn = "", 0, 0
     while start < len(ids):
         size = cuts[turn % len(cuts)] if any(cuts) else 1
@@ -183,17 +185,17 @@ def _cut_naively(text: str, stops: Sequence[str], include: bool) -> tuple[str, s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(drawn=_cut_ids())
+@given(drawn=_cut_ids(), skip=st.booleans())
 @settings(max_examples=150)
 def test_streamed_text_of_any_tokens_is_the_whole_text(
-    kinds: dict[str, Tokenizer], kind: str, drawn: tuple[list[float], list[int]]
+    kinds: dict[str, Tokenizer], kind: str, drawn: tuple[list[float], list[int]], skip: bool
 ) -> None:
     tokenizer = kinds[kind]
     ids = [int(place * tokenizer.vocab_size) for place in drawn[0]]
 
-    text, stop = _stream(tokenizer, ids, drawn[1])
+    text, stop = _stream(tokenizer, ids, drawn[1], skip_special=skip)
 
-    assert (text, stop) == (tokenizer.decode(ids), None)
+    assert (text, stop) == (tokenizer.decode(ids, skip_special=skip), None)
 
 
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 5), min_size=1, max_size=8))
@@ -332,6 +334,44 @@ def test_stop_string_completed_before_min_new_tokens_is_plain_text(
     assert (piece.text, piece.stop) == ("ababx", "ab")
 
 
+@pytest.mark.parametrize(
+    ("stops", "skip", "include", "expected"),
+    [
+        (["</s>"], True, False, ("ab", "</s>")),
+        (["</s>\n"], True, False, ("ab", "</s>\n")),
+        (["b</s>"], True, False, ("a", "b</s>")),
+        (["b</s>\n"], True, True, ("ab</s>\n", "b</s>\n")),
+        (["b</s>c", "d<s></s>e"], True, False, ("ab\nc", "d<s></s>e")),
+        (["x</s>", "<s>e"], True, False, ("ab\ncde", None)),
+        (["cd<"], True, False, ("ab\ncde", None)),
+        (["cd<"], False, False, ("ab</s>\n", "cd<")),
+        (["</s>"], False, True, ("ab</s>", "</s>")),
+        ([], False, False, ("ab</s>\ncd<s></s>e", None)),
+    ],
+)
+def test_a_stop_string_with_a_special_token_is_found_where_the_token_is(
+    kinds: dict[str, Tokenizer],
+    stops: list[str],
+    skip: bool,
+    include: bool,
+    expected: tuple[str, str | None],
+) -> None:
+    tokenizer = kinds["byte"]
+    ids = tokenizer.encode("ab</s>\ncd<s></s>e")
+
+    for cuts in ([1], [3, 2], [40]):
+        assert _stream(tokenizer, ids, cuts, stops, include, skip_special=skip) == expected
+
+
+def test_a_stop_string_is_found_in_what_was_written_like_a_special_token(
+    kinds: dict[str, Tokenizer],
+) -> None:
+    tokenizer = kinds["byte"]
+    ids = [token_id for char in "ab</s>c" for token_id in tokenizer.encode(char)]
+
+    assert _stream(tokenizer, ids, [1], ["</s>"]) == ("ab", "</s>")
+
+
 def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer]) -> None:
     def seconds(tokenizer: Tokenizer, ids: list[int]) -> float:
         detokenizer = IncrementalDetokenizer(tokenizer, ["never" * 40])
@@ -449,7 +489,7 @@ def test_a_text_is_read_with_one_tokenizer_and_written_with_another(tmp_path: Pa
         tokenizers.Tokenizer(word_level).save(str(path))
     both = SourceAndTarget(*map(Tokenizer, paths))
 
-    text = both.detokenizer((), include_stop=False, min_new_tokens=0)
+    text = both.detokenizer((), include_stop=False, min_new_tokens=0, skip_special=True)
 
     assert (both.encode("b"), both.encode_part("y")) == ([1], [1])
     assert (both.source_token_bytes(1), both.token_bytes(1)) == (b" b", b" y")

@@ -20,6 +20,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Truncation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TruncationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Truncation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRUNCATION_UNSPECIFIED: _Truncation.ValueType  # 0
+    """It is refused, unless the model's own library cuts it (the package says so)."""
+    TRUNCATION_RIGHT: _Truncation.ValueType  # 1
+    """Its end is cut off; of a pair, that of the longer text."""
+    TRUNCATION_LEFT: _Truncation.ValueType  # 2
+    """Its beginning is cut off; of a pair, that of the longer text."""
+
+class Truncation(_Truncation, metaclass=_TruncationEnumTypeWrapper):
+    """What becomes of a text with more tokens than the model takes."""
+
+TRUNCATION_UNSPECIFIED: Truncation.ValueType  # 0
+"""It is refused, unless the model's own library cuts it (the package says so)."""
+TRUNCATION_RIGHT: Truncation.ValueType  # 1
+"""Its end is cut off; of a pair, that of the longer text."""
+TRUNCATION_LEFT: Truncation.ValueType  # 2
+"""Its beginning is cut off; of a pair, that of the longer text."""
+Global___Truncation: _TypeAlias = Truncation  # noqa: Y015
+
 class _Aggregation:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -108,6 +132,7 @@ class ClassifyRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
     model_version: _builtins.str
@@ -116,6 +141,8 @@ class ClassifyRequest(_message.Message):
     """Names the call."""
     top: _builtins.int
     """Labels to return; absent: the best one, 0: all."""
+    truncation: Global___Truncation.ValueType
+    """What becomes of texts that are too long."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Item]:
         """Items."""
@@ -128,10 +155,11 @@ class ClassifyRequest(_message.Message):
         request_id: _builtins.str = ...,
         items: _abc.Iterable[Global___Item] | None = ...,
         top: _builtins.int | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top", b"_top", "top", b"top"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top", b"_top", "items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top", b"_top", "items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id", "top", b"top", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top: _TypeAlias = _typing.Literal["top"]  # noqa: Y015
     _WhichOneofArgType__top: _TypeAlias = _typing.Literal["_top", b"_top"]  # noqa: Y015
@@ -248,6 +276,7 @@ class LabelRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     AGGREGATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
     model_version: _builtins.str
@@ -256,6 +285,8 @@ class LabelRequest(_message.Message):
     """Names the call."""
     aggregation: Global___Aggregation.ValueType
     """What a span is."""
+    truncation: Global___Truncation.ValueType
+    """What becomes of texts that are too long."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Item]:
         """Items."""
@@ -268,10 +299,11 @@ class LabelRequest(_message.Message):
         request_id: _builtins.str = ...,
         items: _abc.Iterable[Global___Item] | None = ...,
         aggregation: Global___Aggregation.ValueType = ...,
+        truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -386,6 +418,7 @@ class EmbedRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
     model_version: _builtins.str
@@ -394,6 +427,8 @@ class EmbedRequest(_message.Message):
     """Names the call."""
     normalize: _builtins.bool
     """Scale to length 1."""
+    truncation: Global___Truncation.ValueType
+    """What becomes of texts that are too long."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Item]:
         """Items."""
@@ -406,10 +441,11 @@ class EmbedRequest(_message.Message):
         request_id: _builtins.str = ...,
         items: _abc.Iterable[Global___Item] | None = ...,
         normalize: _builtins.bool = ...,
+        truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "request_id", b"request_id", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
