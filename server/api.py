@@ -10,7 +10,7 @@ from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_s
 
 from server.reflection import REFLECTION
 
-API_MINOR = 5
+API_MINOR = 6
 
 _FILES = (generation_service_pb2, prediction_service_pb2, admin_service_pb2)
 GENERATION = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.json_file import read_bounded
+from engine.json_file import parse_object, read_bounded
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.options import existing_file
 
@@ -64,6 +64,19 @@ class _TokenIds(click.ParamType[tuple[int, ...]]):
         """Return the numbers, between commas or spaces."""
         parts = str(value).replace(",", " ").split()
         return tuple(_token_id.convert(part, param, ctx) for part in parts)
+
+
+class _JsonObject(click.ParamType[dict[str, Any]]):
+    name = "JSON object"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        """Return the object."""
+        try:
+            return parse_object(str(value).encode())
+        except ValueError as error:
+            self.fail(f"{value!r} is not a JSON object: {error}", param, ctx)
 
 
 _token_id = _TokenId()
@@ -164,6 +177,12 @@ _OPTIONS = (
     click.option("--ids", is_flag=True, help="TEXT and --prefix are token ids, such as 5,7,9."),
     click.option("--chat", is_flag=True, help="TEXT is what a user says to a chat model."),
     click.option("--system", metavar="TEXT", help="With --chat: what the model is told first."),
+    click.option(
+        "--chat-template-kwargs",
+        type=_JsonObject(),
+        metavar="JSON",
+        help='With --chat: variables of the template, such as {"enable_thinking": false}.',
+    ),
     click.option("--max-new-tokens", type=int, help="At most so many.  [default: model's]"),
     click.option("--min-new-tokens", type=int, help="No end before so many."),
     click.option("--stop", multiple=True, help="Stop at this string; may be repeated."),
@@ -192,6 +211,11 @@ _OPTIONS = (
         multiple=True,
         metavar="NAME",
         help="Not the model's default of this option, such as banned_tokens; * for all.",
+    ),
+    click.option(
+        "--skip-special-tokens/--keep-special-tokens",
+        default=None,
+        help="Print no special tokens, such as <|im_end|>.  [default: skip-special-tokens]",
     ),
     click.option("--tokens-per-message", type=int, help="Of the stream.  [default: 1]"),
     click.option(
@@ -292,7 +316,8 @@ def token_ids(text: str) -> list[int]:
 
 def _is_unset_flag(name: str, value: object) -> bool:
     """Say whether it is False because nobody typed it; some options can be typed as False."""
-    return value is False and name not in ("early_stop", "renormalize", "batch_invariant")
+    may_be_false = "early_stop", "renormalize", "batch_invariant", "skip_special_tokens"
+    return value is False and name not in may_be_false
 
 
 def _by_token_id(biases: Iterable[tuple[int, float]]) -> dict[int, float]:

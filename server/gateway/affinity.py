@@ -30,7 +30,7 @@ _VIEWS = message_views(
         "Input": ("text", "tokens", "chat"),
         "TokenIds": ("ids",),
         "Chat": ("messages",),
-        "ChatMessage": ("content",),
+        "ChatMessage": ("content", "parts"),
     },
 )
 
@@ -84,5 +84,6 @@ def _first_block(prompt: Any) -> str | list[int] | None:
     if prompt.tokens.ids:
         block = list(prompt.tokens.ids[: _BLOCK // 4])
         return block if len(block) == _BLOCK // 4 else None
-    text = prompt.text or "\n".join(one.content for one in prompt.chat.messages)
+    said = ("\n".join(one.parts) or one.content for one in prompt.chat.messages)
+    text = prompt.text or "\n".join(said)
     return text[:_BLOCK] if len(text) >= _BLOCK else None

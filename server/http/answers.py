@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tokenweir import GeneratedSequence, PositionLogprobs, Usage
+from tokenweir import GeneratedSequence, PositionLogprobs, TokenLogprob, Usage
 from tokenweir.v1 import common_pb2
 
 Positions = Sequence[PositionLogprobs] | Sequence[common_pb2.PositionLogprobs]
@@ -109,14 +110,26 @@ def _text_logprobs(positions: Positions, offset: int) -> Json | None:
         return None
     found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for position in positions:
-        token = token_text(position.chosen.piece)
-        found["tokens"].append(token)
+        names = _names([*position.top, position.chosen])
+        found["tokens"].append(names[-1])
         found["token_logprobs"].append(finite(position.chosen.logprob))
         found["text_offset"].append(offset)
         offset += len(position.chosen.piece.decode(errors="ignore"))
-        found["top_logprobs"].append(
-            {token_text(one.piece): finite(one.logprob) for one in (*position.top, position.chosen)}
-            if position.top
-            else None
-        )
+        numbers = [finite(one.logprob) for one in (*position.top, position.chosen)]
+        is_asked = bool(position.top)
+        found["top_logprobs"].append(dict(zip(names, numbers, strict=True)) if is_asked else None)
     return found
+
+
+def _names(tokens: Sequence[TokenLogprob | common_pb2.TokenLogprob]) -> list[str]:
+    """Return what tells tokens of a position apart: their texts, or as vLLM does their ids.
+
+    That is where a token has no text, or another one the same.
+    """
+    ids = [one.token_id if isinstance(one, TokenLogprob) else one.id for one in tokens]
+    texts = [token_text(one.piece) for one in tokens]
+    count = Counter(text for _, text in {*zip(ids, texts, strict=True)})
+    return [
+        text if text and count[text] == 1 else f"token_id:{token_id}"
+        for token_id, text in zip(ids, texts, strict=True)
+    ]

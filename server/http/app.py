@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from starlette.applications import Starlette
@@ -34,13 +34,14 @@ from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import HttpError, http_error, refused_arguments
 from server.http.load_history import LoadHistory
 from server.http.page import Page
-from server.http.requests import CompletionRequest, GenerationRequest
+from server.http.requests import CompletionRequest, GenerationRequest, OpenAiRequest
 from server.http.streams import Chunks, EventStream, Message
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Prompt = str | list[int] | list[dict[str, str]]
+RequestT = TypeVar("RequestT", bound=OpenAiRequest)
+Prompt = str | list[int] | list[dict[str, Any]]
 _CLIENT_GONE = 499  # nobody reads it
 _REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
@@ -99,7 +100,9 @@ class HttpDoor:
     async def models(self, request: Request) -> Response:
         """List the models."""
         found = await self.caller(request).models()
-        return JSONResponse({"object": "list", "data": list(map(_model_json, found))})
+        # Clients that are told no name take the first, and most of them generate.
+        listed = sorted(found, key=lambda model: "generate" not in model.capabilities)
+        return JSONResponse({"object": "list", "data": list(map(_model_json, listed))})
 
     async def model(self, request: Request) -> Response:
         """Say what one model is."""
@@ -112,38 +115,52 @@ class HttpDoor:
 
     async def completions(self, request: Request) -> Response:
         """Complete one or more prompts."""
-        _named(request, TextForm.prefix)
-        asked = await parsed(request, CompletionRequest, self._config)
-        prompts = cast("list[Prompt]", asked.prompts)
-        return await self._generate(request, asked, prompts, TextForm())
+        asked = await self._asked(request, CompletionRequest, TextForm.prefix)
+        return await self._generate(request, asked, asked.prompt, TextForm())
 
     async def chat(self, request: Request) -> Response:
         """Answer in a conversation, with a model that has a chat template."""
-        _named(request, ChatForm.prefix)
-        asked = await parsed(request, ChatRequest, self._config)
-        return await self._generate(request, asked, [asked.chat], ChatForm())
+        asked = await self._asked(request, ChatRequest, ChatForm.prefix)
+        return await self._generate(request, asked, [asked.messages], ChatForm())
 
     async def embeddings(self, request: Request) -> Response:
         """Return the vectors of texts."""
-        request_id = _named(request, "embd-")
-        asked = await parsed(request, EmbeddingRequest, self._config)
-        with refused_arguments():
+        asked = await self._asked(request, EmbeddingRequest, "embd-")
+        request_id = request.state.request_id
+        normalize = asked.normalize is not False
+        with refused_arguments(asked.as_sent):
             call = self.caller(request).embed_many(
-                asked.model, asked.items, normalize=asked.normalize, request_id=request_id
+                asked.model, asked.input, normalize=normalize, request_id=request_id
             )
             found = await _unless_gone(request, call)
         return JSONResponse(embeddings_json(asked, found), headers={_REQUEST_ID: request_id})
 
+    async def _asked(self, request: Request, model: type[RequestT], prefix: str) -> RequestT:
+        """Return the body of a request, which has an id in every answer from now on.
+
+        That is the one that its client gives it, in a header or the body, or another one.
+        """
+        header = request.headers.get(_REQUEST_ID, "")
+        is_good = _is_id(header)
+        request.state.request_id = header if is_good else prefix + uuid.uuid4().hex
+        asked = await parsed(request, model, self._config)
+        if not is_good and asked.request_id and _is_id(asked.request_id):
+            request.state.request_id = asked.request_id
+        request.state.as_sent = asked.as_sent
+        return asked
+
     async def _generate(
-        self, request: Request, asked: GenerationRequest, prompts: list[Prompt], form: Form
+        self, request: Request, asked: GenerationRequest, prompts: Sequence[Prompt], form: Form
     ) -> Response:
         client = self.caller(request)
         request_id = request.state.request_id
         with refused_arguments():
             options = asked.options
+        if asked.leaves_search_open and not await _has_search(client, asked.model):
+            options["strategy"] = "sampling"  # as OpenAI's temperature of 1 does
         options["request_id"] = request_id
         if not asked.stream:
-            with refused_arguments():
+            with refused_arguments(asked.as_sent):
                 call = client.generate_many(asked.model, prompts, **_of_a_whole(options))
                 found = await _unless_gone(request, call)
             results = [sequence for result in found.results for sequence in result.sequences]
@@ -160,7 +177,9 @@ class HttpDoor:
             client.stream_messages(asked.model, prompts[0], _STREAM_ATTEMPTS, **options),
         )
         chunks = Chunks(form, request_id, asked.model, has_usage=asked.has_usage)
-        return await _streamed(request, messages, chunks, request_id)
+        with refused_arguments(asked.as_sent):
+            first = await _unless_gone(request, _first(messages))
+        return EventStream(first, messages, chunks, request_id, asked.as_sent)
 
     def caller(self, request: Request) -> AsyncClient:
         """Return a client that calls as who sent the request; HttpError for no token."""
@@ -172,27 +191,20 @@ class HttpDoor:
             ) from error
 
 
-def _named(request: Request, prefix: str) -> str:
-    """Let a request have the id that its client gives it, or another one, in every answer."""
-    given = request.headers.get(_REQUEST_ID, "")
-    is_good = 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
-    request.state.request_id = given if is_good else prefix + uuid.uuid4().hex
-    return cast(str, request.state.request_id)
+def _is_id(given: str) -> bool:
+    return 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
+
+
+async def _has_search(client: AsyncClient, name: str) -> bool:
+    """Return whether a model has a default by which it finds several outputs."""
+    found = [model.defaults for model in await client.models() if model.model == name]
+    return any(defaults.get("strategy") in ("beam", "sampling") for defaults in found)
 
 
 def _of_a_whole(options: StreamOptions) -> GenerateOptions:
     """Return the options without those that only a stream has."""
     known = GenerateOptions.__annotations__
     return cast(GenerateOptions, {name: said for name, said in options.items() if name in known})
-
-
-async def _streamed(
-    request: Request, messages: AsyncGenerator[Message], chunks: Chunks, request_id: str
-) -> Response:
-    """Return the stream once it has begun: until then an error has a status of its own."""
-    with refused_arguments():
-        first = await _unless_gone(request, _first(messages))
-    return EventStream(first, messages, chunks, request_id)
 
 
 async def _first(messages: AsyncGenerator[Message]) -> Message:
@@ -241,7 +253,7 @@ async def _answer_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, TokenweirClientError), "the table of handlers says so"
     if (known := error.metadata.get("request_id")) is not None:
         request.state.request_id = known  # the log's: of a stranger the server reads no id
-    return _failed(request, http_error(error))
+    return _failed(request, http_error(error, getattr(request.state, "as_sent", str)))
 
 
 async def _answer_wrong_path(request: Request, error: Exception) -> Response:

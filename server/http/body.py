@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from engine.wording import shortened
 from server.front_config import HttpConfig
 from server.http.errors import HttpError
+from server.http.requests import OpenAiRequest
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+RequestT = TypeVar("RequestT", bound=OpenAiRequest)
 _MAX_FAULTS = 5  # named in an answer
 
 
-async def parsed(request: Request, model: type[ModelT], config: HttpConfig) -> ModelT:
+async def parsed(request: Request, model: type[RequestT], config: HttpConfig) -> RequestT:
     """Return the body as a model; HttpError for one that is too long, too slow or wrong."""
     try:
         async with asyncio.timeout(config.body_seconds):
@@ -26,9 +29,12 @@ async def parsed(request: Request, model: type[ModelT], config: HttpConfig) -> M
     except ClientDisconnect as error:
         raise HttpError(400, "the body ended early") from error
     try:
-        return model.model_validate_json(body)
+        asked = model.model_validate_json(body)
     except ValidationError as error:
-        raise _wrong(error) from error
+        raise _refusal([_fault(*one["loc"], what=one["msg"]) for one in error.errors()]) from error
+    if faults := [(name.partition(".")[0], what) for name, what in asked.faults()]:
+        raise _refusal(faults)
+    return asked
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -44,13 +50,16 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _wrong(error: ValidationError) -> HttpError:
+def _fault(*place: int | str, what: str) -> tuple[str | None, str]:
+    """Return the field that pydantic finds wrong, and what it says of it."""
+    what = what.removeprefix("Value error, ")
+    if not place:
+        return None, what
+    name, *inner = place
+    keys = [f"[{one}]" if isinstance(one, int) else f".{one}" for one in inner if one != "[key]"]
+    return str(name), f"{shortened(name)}{shortened(''.join(keys))}: {what}"
+
+
+def _refusal(faults: Sequence[tuple[str | None, str]]) -> HttpError:
     """Return the answer that names the wrong fields."""
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    places = [".".join(map(str, fault["loc"])) for fault in faults]
-    said = [
-        f"{place}: {fault['msg']}" if place else fault["msg"]
-        for place, fault in zip(places, faults, strict=True)
-    ]
-    param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
-    return HttpError(400, "; ".join(said[:_MAX_FAULTS]), param=param)
+    return HttpError(400, "; ".join(what for _, what in faults[:_MAX_FAULTS]), param=faults[0][0])

@@ -2,104 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from tokenweir import GeneratedSequence, StreamOptions, TokenLogprob
 from tokenweir.v1 import common_pb2
 
 from server.http.answers import Json, Positions, finish_reason, finite, token_text
 from server.http.requests import GenerationRequest
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class TextPart(_Strict):
-    """A part of what is said; there are no others than texts."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(_Strict):
-    """What somebody says."""
-
-    role: str
-    content: str | list[TextPart]
-
-    @property
-    def text(self) -> str:
-        """The content, its parts joined by line ends."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
-
-
-class JsonSchema(_Strict):
-    """A schema that the answer must fit."""
-
-    name: str = ""
-    description: str | None = None
-    strict: bool | None = None  # it always holds
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class ResponseFormat(_Strict):
-    """What the answer must be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema and the type json_schema belong together")
-        return self
-
-    @property
-    def schema_of_answer(self) -> dict[str, Any] | None:
-        """The JSON schema of the answer; None: any text."""
-        if self.json_schema is not None:
-            return self.json_schema.schema_
-        return {"type": "object"} if self.type == "json_object" else None
+# Variables of chat templates that clients send by themselves.
+_VARIABLES = ("enable_thinking", "reasoning_effort")
 
 
 class ChatRequest(GenerationRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    input_field = "messages"
+    own_names = GenerationRequest.own_names | {*_VARIABLES}
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]  # our client looks at each
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("give max_completion_tokens or max_tokens")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is for logprobs=true")
-        return self
-
-    @property
-    def chat(self) -> list[dict[str, str]]:
-        """The conversation as our client takes it."""
-        return [{"role": one.role, "content": one.text} for one in self.messages]
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def options(self) -> StreamOptions:
-        """As the base's, with log-probabilities and a schema where they are asked for."""
+        """As the base's, with log-probabilities and variables of the template where there are any.
+
+        Raises ValueError for what does not go together.
+        """
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_completion_tokens, max_tokens: give one of them only")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is for logprobs=true")
         said = super().options
         if self.logprobs:
             said["logprobs"] = self.top_logprobs or 0
-        if self.response_format is not None:
-            said["json_schema"] = self.response_format.schema_of_answer
+        given = {name: self.extra.get(name) for name in _VARIABLES}
+        variables = {name: value for name, value in given.items() if value is not None}
+        if variables:
+            said["chat_template_kwargs"] = {**variables, **(self.chat_template_kwargs or {})}
         return said
 
     def _apart(self) -> set[str]:
-        return {"messages", "logprobs", "top_logprobs", "response_format"}
+        return {"messages", "logprobs", "top_logprobs"}
+
+    def _sent_names(self) -> dict[str, str]:
+        names = super()._sent_names()
+        if self.top_logprobs is not None:
+            names["logprobs"] = "top_logprobs"
+        return names
+
+    def as_sent(self, message: str) -> str:
+        """As the base's; a message of the conversation is one of `messages`."""
+        return re.sub(r"\bprompt(?=[\[.])", "messages", super().as_sent(message))
 
 
 class ChatForm:

@@ -9,27 +9,38 @@ from typing import Literal
 
 from tokenweir import Answers
 
-from server.http.requests import OpenAiRequest, Prompts, listed
+from server.http.errors import HttpError
+from server.http.requests import OpenAiRequest, Prompts
 
 
 class EmbeddingRequest(OpenAiRequest):
     """The body of `/v1/embeddings`."""
 
+    input_field = "input"
+
     input: Prompts
-    encoding_format: Literal["float", "base64"] = "float"
-    normalize: bool = True  # our own: to length 1, as OpenAI's vectors are
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None  # those of the model
+    normalize: bool | None = None  # our own; absent: to length 1, as OpenAI's vectors are
 
     @property
-    def items(self) -> list[str | list[int]]:
-        """The texts or token ids, one or more."""
-        return listed(self.input)
+    def num_inputs(self) -> int:
+        """How many texts it has."""
+        return len(self.input)
 
 
 def embeddings_json(
     asked: EmbeddingRequest, found: Answers[tuple[float, ...]]
 ) -> dict[str, object]:
-    """Return the vectors as numbers, or as the bytes of float32 in base64."""
-    is_plain = asked.encoding_format == "float"
+    """Return the vectors as numbers, or as the bytes of float32 in base64.
+
+    Raises HttpError where they have another size than was asked for.
+    """
+    size = len(found.results[0])
+    if asked.dimensions not in (None, size):
+        message = f"dimensions: {asked.dimensions} are not the {size} that this model gives"
+        raise HttpError(400, f"{message}; leave it out", param="dimensions")
+    is_plain = asked.encoding_format != "base64"
     tokens = found.usage.input_tokens
     return {
         "object": "list",

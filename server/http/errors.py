@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import tokenweir
@@ -30,10 +31,8 @@ _STATUSES: Mapping[type[tokenweir.TokenweirClientError], tuple[int, str]] = Mapp
 _CODES: Mapping[str, str] = MappingProxyType(
     {"MODEL_NOT_FOUND": "model_not_found", "UNAUTHENTICATED": "invalid_api_key"}
 )
-# What our protocol calls the fields, by the ends of their paths.
-_PARAMS: Mapping[str, str] = MappingProxyType(
-    {"num_outputs": "n", "max_new_tokens": "max_tokens", "strings": "stop", "inputs": "prompt"}
-)
+
+AsSent = Callable[[str], str]  # a message with the fields as a request calls them
 
 
 class HttpError(Exception):
@@ -67,31 +66,33 @@ class HttpError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def http_error(error: tokenweir.TokenweirClientError) -> HttpError:
+def http_error(error: tokenweir.TokenweirClientError, as_sent: AsSent = str) -> HttpError:
     """Return what a client of ours has raised as an answer."""
     status, kind = next(_STATUSES[base] for base in type(error).__mro__ if base in _STATUSES)
     if error.reason == "MESSAGE_TOO_LARGE":
         status = 413
+    param = as_sent(error.violations[0].field).partition("[")[0] if error.violations else None
     return HttpError(
         status,
-        str(error),
+        as_sent(error.message),
         kind=kind,
-        param=_param(error.violations[0].field) if error.violations else None,
+        param=param,
         code=_CODES.get(error.reason, error.reason.lower()) or None,
         retry_after=error.retry_after,
     )
 
 
 @contextlib.contextmanager
-def refused_arguments() -> Iterator[None]:
+def refused_arguments(as_sent: AsSent = str) -> Iterator[None]:
     """Answer what cannot be sent at all with 400: the client names the argument."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise HttpError(400, str(error)) from error
+        message = as_sent(str(error))
+        raise HttpError(400, message, param=_first_name(message)) from error
 
 
-def _param(field: str) -> str:
-    """Return what OpenAI calls the field of a path as `decoding.sampling.top_p`."""
-    name = field.partition("[")[0].rpartition(".")[2]
-    return _PARAMS.get(name, name)
+def _first_name(message: str) -> str | None:
+    """Return the field that a message begins with, as in `seed=-1: ...` or `stop[0] is ...`."""
+    found = re.match(r"(\w+)(?:\[|\.|=|, \w+|:| is )", message)
+    return found[1] if found else None

@@ -2,137 +2,348 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, cast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from tokenweir import StreamOptions
+
+from engine.wording import shortened
 
 # Nothing of an answer depends on these.
 _HARMLESS = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "parallel_tool_calls".split()
+    "parallel_tool_calls cache_prompt".split()
 )
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {  # values that say the same as nothing
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
+# What says the same as nothing, as null, false and what is empty do for every other name.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),  # without tools
-    "functions": ([],),
+    "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "use_beam_search": (False,),
+    "priority": (0,),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "detokenize": (True,),
+    "spaces_between_special_tokens": (True,),
 }
-_RENAMED: Mapping[str, str] = {
+_ABSENT: tuple[object, ...] = (None, False, "", [], {})
+_TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # what rules them out with "none"
+_RENAMED: Mapping[str, str] = {  # options of our client that have another name here
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "n": "num_outputs",
 }
-_NOT_TAKEN = frozenset(  # those of the door, of who calls, and those that have a name above
-    {"request_id", "timeout", "tenant", "priority", "stop_strings", *_RENAMED.values()}
+_ALSO: Mapping[str, str] = {  # those that have another name besides
+    "include_stop_str_in_output": "include_stop",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+# Those of the door, of who calls, those that have a name above, and what no answer here has.
+_NOT_TAKEN = frozenset(
+    "request_id timeout tenant priority stop_strings alignment prompt_logprobs".split()
 )
 # Our client's own options, which OpenAI does not have, under their own names.
-OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN
+OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED.values()}
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+_OF_SEARCH = frozenset(("strategy", "beam", "best_of", *_OF_SAMPLING))
+_LIKENESS = 0.7  # of a name that may have been meant
 
-Tokens = Annotated[list[int], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1)]
-Prompts = str | Tokens | Texts | Annotated[list[Tokens], Field(min_length=1)]
+# A field of our protocol in a message, and the names of our client's options.
+_PATH = re.compile(
+    r"\b(?:request\.)?(?:(?P<many>inputs|items|prompts)(?:\[(?P<number>\d+)\]|(?=:))"
+    r"|decoding|stopping|output|scheduling)(?P<rest>(?:\.\w+|\[-?\w+\])*)"
+)
+_LAST = re.compile(r"(\w+)((?:\[-?\w+\])*)$")
+_OPTIONS_OF_FIELDS = {
+    "width": "beam",
+    "end": "beam_end",
+    "strings": "stop",
+    "token_ids": "stop_token_ids",
+    "constraint": "json_schema",
+}
 
 
-class OpenAiRequest(BaseModel):
-    """A request; `own` are the options that only our server knows."""
+def _prompts(value: object) -> list[str | list[int]]:
+    """Return one prompt or several as several; ValueError for none."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _are_ids(value):
+            return [value]
+        if all(isinstance(one, str) for one in value) or all(
+            one and _are_ids(one) for one in value
+        ):
+            return value
+    raise ValueError(
+        "give a text or token ids, or a list of the one or the other, not an empty one"
+    )
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) is int for one in value)
+
+
+def _texts(value: object) -> list[str]:
+    match value:
+        case str():
+            return [value]
+        case list() if all(isinstance(one, str) for one in value):
+            return value
+    raise ValueError("give a text, or a list of texts")
+
+
+Prompts = Annotated[list[str | list[int]], PlainValidator(_prompts)]
+_Texts = Annotated[list[str], PlainValidator(_texts)]
+
+
+class Body(BaseModel):
+    """What is in a request, or in an object of it, with the types that JSON has."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: str
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What is known by no field of the model."""
+        return self.model_extra or {}
 
-    @model_validator(mode="after")
-    def _refuse_unknown(self) -> OpenAiRequest:
-        for name, value in (self.model_extra or {}).items():
-            is_neutral = value is None or value in _NEUTRAL.get(name, ())
-            if not (name in _HARMLESS or name in self._own_names() or is_neutral):
-                raise ValueError(f"{name} is not an option of this server; leave it out")
-        return self
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yield every field that says something and is not taken, with what is said of it."""
+        for name, value in self.extra.items():
+            if not self._is_taken(name, value):
+                yield name, self._refusal_of(name, value)
+        for name in type(self).model_fields:
+            if isinstance(inner := getattr(self, name), Body):
+                yield from ((f"{name}.{one}", f"{name}.{what}") for one, what in inner.faults())
+
+    def _is_taken(self, name: str, value: object) -> bool:
+        return value in _ABSENT
+
+    def _refusal_of(self, name: str, value: object) -> str:
+        near = get_close_matches(name, self._known_names(), 1, _LIKENESS)
+        way_out = f"the nearest is {near[0]}" if near else "leave it out"
+        return f"{name} is not an option of this server; {way_out}"
+
+    def _known_names(self) -> Sequence[str]:
+        return tuple(type(self).model_fields)
+
+
+class OpenAiRequest(Body):
+    """A request; beside its fields there may be options that only our server knows."""
+
+    input_field: ClassVar[str]
+    own_names: ClassVar[frozenset[str]] = frozenset()
+
+    model: str
+    request_id: str | None = None
 
     @property
-    def own(self) -> dict[str, Any]:
-        """The options of ours that were given."""
-        extra = self.model_extra or {}
-        return {name: extra[name] for name in self._own_names() if extra.get(name) is not None}
+    def num_inputs(self) -> int:
+        """How many inputs it has."""
+        return 1
 
-    def _own_names(self) -> frozenset[str]:
-        return frozenset()
+    def _is_taken(self, name: str, value: object) -> bool:
+        is_ruled_out = name in _TOOLS and self.extra.get(_TOOLS[name]) == "none"
+        neutral = (None, *_NEUTRAL[name]) if name in _NEUTRAL else _ABSENT
+        return name in self._known_names() or is_ruled_out or value in neutral
+
+    def _known_names(self) -> Sequence[str]:
+        return (*super()._known_names(), *self.own_names, *_HARMLESS)
+
+    def _refusal_of(self, name: str, value: object) -> str:
+        if name in _NEUTRAL:
+            said = shortened(json.dumps(value))
+            return f"{name}={said} is not an option of this server; leave it out"
+        return super()._refusal_of(name, value)
+
+    def as_sent(self, message: str) -> str:
+        """Return a message with the fields of our protocol and client as the request calls them."""
+        names = self._sent_names()
+
+        def renamed(path: re.Match[str]) -> str:
+            rest: str = path["rest"]
+            if path["many"] is None:
+                if (last := _LAST.search(rest)) is None:
+                    return path[0]  # a word of the message
+                option = _OPTIONS_OF_FIELDS.get(last[1], last[1])
+                return names.get(option, option) + last[2]
+            if rest.startswith(".prefix"):
+                return "target_prefix"
+            if rest == ".chat.template_variables":
+                return "chat_template_kwargs"
+            is_one_of = path["number"] is not None and self.num_inputs > 1
+            place = f"[{path['number']}]" if is_one_of else ""
+            return f"{self.input_field}{place}{_index_in(rest)}"
+
+        named = _PATH.sub(renamed, message)
+        return re.sub(rf"\b({'|'.join(names)})\b", lambda word: names[word[0]], named)
+
+    def _sent_names(self) -> dict[str, str]:
+        """Return what the request calls options of our client, where it does not call them so."""
+        given = {*self.model_fields_set, *self.extra}
+        names = {"max_new_tokens": "max_tokens"}  # of its two names
+        names |= {ours: name for name, ours in _ALSO.items() if name in given}
+        others = {
+            ours: name for name, ours in _RENAMED.items() if name in given or ours not in names
+        }
+        return names | others
 
 
-class StreamDetails(BaseModel):
+def _index_in(rest: str) -> str:
+    """Return the place of an id, or of a message, in the path behind an input."""
+    found = re.search(r"(?:^|\.ids)(\[\d+\].*)$", rest)
+    return found[1] if found else ""
+
+
+class StreamDetails(Body):
     """How a stream ends."""
 
-    model_config = ConfigDict(strict=True)
-
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: bool | None = None  # nothing is added here, which may be asked for
+
+
+class JsonSchema(Body):
+    """A schema that the answer must fit."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None  # it always holds
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Body):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer; None: any text. ValueError for one with another type."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("response_format: json_schema and the type json_schema go together")
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return None if self.type == "text" else self.schema_ or {"type": "object"}
+
+
+class StructuredOutputs(Body):
+    """The same, as vLLM has it."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was given, as options of our client."""
+        schema = {"type": "object"} if self.json_object else self.json_
+        given: dict[str, Any] = {"json_schema": schema, "regex": self.regex}
+        given |= {"choice": self.choice, "grammar": self.grammar}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class GenerationRequest(OpenAiRequest):
     """What completions have in common."""
+
+    own_names = OWN_OPTIONS | {*_ALSO}
 
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: _Texts | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[int, float] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamDetails | None = None
 
     @property
     def has_usage(self) -> bool:
         """Whether a stream ends with what it took."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def leaves_search_open(self) -> bool:
+        """Whether several outputs are asked for, and not how they are to be found."""
+        return (self.n or 1) > 1 and not _OF_SEARCH & self.options.keys()
 
     @property
     def options(self) -> StreamOptions:
         """The options of our client; what is left out has the model's default.
 
-        Raises ValueError for a bias whose token is not a number.
+        Raises ValueError for what does not go together.
         """
-        typed = self.model_dump(exclude={"model", "stream", "stream_options", *self._apart()})
-        said = {
-            _RENAMED.get(name, name): typed[name]
-            for name in type(self).model_fields
-            if typed.get(name) is not None
-        } | self.own
-        if self.logit_bias is not None:
-            said["logit_bias"] = {int(token): value for token, value in self.logit_bias.items()}
+        apart = {"model", "request_id", "stream", "stream_options", *self._apart()}
+        typed = self.model_dump(exclude={*apart, *self.extra, *_OF_ANSWER})
+        said = {_RENAMED.get(name, name): value for name, value in typed.items()}
+        said |= {
+            _ALSO.get(name, name): value
+            for name, value in self.extra.items()
+            if name in GenerationRequest.own_names
+        }
+        said = {name: value for name, value in said.items() if value is not None}
+        said |= self._of_answer()
+        if said.get("top_k") == -1:
+            said["top_k"] = 0  # all
+        if said.get("length_penalty") == 1 and "beam" not in said:  # of no search, a default
+            del said["length_penalty"]
         if self.temperature == 0:  # the most likely token, whatever else is said of sampling
             said = {name: said[name] for name in said if name not in _OF_SAMPLING}
             said.setdefault("strategy", "greedy")
         return cast(StreamOptions, said)
 
+    def _of_answer(self) -> dict[str, Any]:
+        """Return what the answer's text must be; ValueError for what contradicts itself."""
+        found: dict[str, Any] = {}
+        if self.structured_outputs is not None:
+            found |= self.structured_outputs.options
+        if self.response_format is not None:
+            if (schema := self.response_format.schema_of_answer) is not None:
+                found["json_schema"] = schema
+        return found
+
     def _apart(self) -> set[str]:
         """Return the fields that are not options."""
         return set()
 
-    def _own_names(self) -> frozenset[str]:
-        return OWN_OPTIONS
+    def _sent_names(self) -> dict[str, str]:
+        names = super()._sent_names()
+        for name in _OF_ANSWER:
+            if getattr(self, name) is not None:
+                names["json_schema"] = name
+        return names
+
+
+_OF_ANSWER = ("structured_outputs", "response_format")
 
 
 class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`."""
+
+    input_field = "prompt"
 
     prompt: Prompts
     logprobs: int | None = None
     best_of: int | None = None
 
     @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one or more."""
-        return listed(self.prompt)
+    def num_inputs(self) -> int:
+        """How many prompts it has."""
+        return len(self.prompt)
 
     @property
     def options(self) -> StreamOptions:
@@ -144,10 +355,3 @@ class CompletionRequest(GenerationRequest):
 
     def _apart(self) -> set[str]:
         return {"prompt"}
-
-
-def listed(prompts: Prompts) -> list[str | list[int]]:
-    """Return one prompt or several as several."""
-    if isinstance(prompts, str) or isinstance(prompts[0], int):
-        return [prompts]
-    return list(prompts)

@@ -13,7 +13,7 @@ from tokenweir import BrokenStream, TokenweirClientError
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from server.http.answers import Form, Json, Positions, envelope, finish_reason, usage_json
-from server.http.errors import http_error
+from server.http.errors import AsSent, http_error
 
 Message = generation_service_pb2.GenerateStreamResponse
 
@@ -22,10 +22,15 @@ class EventStream(StreamingResponse):
     """A stream that ends its call of the server as soon as its reader is gone."""
 
     def __init__(
-        self, first: Message, messages: AsyncGenerator[Message], chunks: Chunks, request_id: str
+        self,
+        first: Message,
+        messages: AsyncGenerator[Message],
+        chunks: Chunks,
+        request_id: str,
+        as_sent: AsSent,
     ) -> None:
         super().__init__(
-            _events(first, messages, chunks),
+            _events(first, messages, chunks, as_sent),
             headers={
                 "Cache-Control": "no-store",
                 "X-Accel-Buffering": "no",
@@ -96,7 +101,7 @@ class Chunks:
 
 
 async def _events(
-    first: Message, messages: AsyncIterator[Message], chunks: Chunks
+    first: Message, messages: AsyncIterator[Message], chunks: Chunks, as_sent: AsSent
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a stream, of which the first message has come already.
 
@@ -111,7 +116,7 @@ async def _events(
         chunks.check_end()
         yield b"data: [DONE]\n\n"
     except TokenweirClientError as error:
-        yield _event(dict(http_error(error).body))
+        yield _event(dict(http_error(error, as_sent).body))
 
 
 def _name(reason: int) -> str:

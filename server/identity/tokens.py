@@ -87,12 +87,12 @@ def _token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     found = [str(value) for key, value in metadata if key == METADATA_KEY]
     if not found:
         raise Unauthenticated(
-            "this server asks for a token, and the call has none; send it as the metadata "
+            "this server asks for a token, and the call has none; send it as "
             "`authorization: Bearer TOKEN` (--token, or TOKENWEIR_TOKEN)"
         )
     (value, *others) = found
     if others or value[: len(_SCHEME)].lower() != _SCHEME:
-        raise Unauthenticated("the metadata `authorization` must be `Bearer` and one token")
+        raise Unauthenticated("`authorization` must be `Bearer` and one token")
     return value[len(_SCHEME) :].strip()
 
 

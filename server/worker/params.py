@@ -74,7 +74,7 @@ def _of_controls(controls: pb.LogitControls) -> dict[str, Any]:
 def _of_the_end(stopping: pb.Stopping, output: pb.Output) -> dict[str, Any]:
     return {
         **_present(stopping, "max_new_tokens", "min_new_tokens"),
-        **_present(output, "logprobs", "prompt_logprobs"),
+        **_present(output, "logprobs", "prompt_logprobs", "skip_special_tokens"),
         "alignment": output.alignment,
         "allow_partial": output.allow_partial,
         "stop_strings": tuple(stopping.strings),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from google.protobuf.json_format import MessageToJson
 from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
 from engine.config import RequestLimits
-from engine.errors import FieldViolation
+from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import Manifest
 from engine.requests.checks import raise_if_any
@@ -60,7 +62,7 @@ def generation_requests(
     return [
         GenerationRequest(
             request_id=next(request_ids),
-            prompt=_chat(one.chat) if one.HasField("chat") else _prompt(one),
+            prompt=_chat(one.chat, f"inputs[{i}].chat") if one.HasField("chat") else _prompt(one),
             params=params,
             deadline=deadline,
             input_path=f"inputs[{i}]",
@@ -164,8 +166,24 @@ def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
     return PredictionItem(content, item.text_pair if item.HasField("text_pair") else None)
 
 
-def _chat(chat: generation_service_pb2.Chat) -> Chat:
-    return Chat(tuple(ChatMessage(message.role, message.content) for message in chat.messages))
+def _chat(chat: generation_service_pb2.Chat, path: str) -> Chat:
+    messages = tuple(
+        ChatMessage(one.role, tuple(one.parts) or one.content) for one in chat.messages
+    )
+    if not chat.HasField("template_variables"):
+        return Chat(messages)
+    try:
+        variables = MessageToJson(chat.template_variables)
+    except ValueError as error:  # a number that JSON has not
+        what = FieldViolation(f"{path}.template_variables", str(error))
+        raise InvalidRequest([what]) from error
+    return Chat(messages, json.loads(variables, parse_float=_number))
+
+
+def _number(text: str) -> int | float:
+    """Return a number of a Struct, which has no other than float: a whole one as int."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _prompt(one: generation_service_pb2.Input) -> str | tuple[int, ...]:

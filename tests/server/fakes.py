@@ -254,7 +254,8 @@ class FakeGenerator(_Lifecycle):
         path = request.input_path
         prompt = request.prompt
         if isinstance(prompt, Chat):
-            prompt = prompt.messages[-1].content
+            said = prompt.messages[-1].content
+            prompt = said if isinstance(said, str) else " ".join(said)
         words = prompt.split() if isinstance(prompt, str) else [str(i) for i in prompt]
         where = f"{path}.text" if isinstance(prompt, str) else f"{path}.tokens"
         if not words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -61,11 +62,42 @@ def test_a_prompt_can_be_a_conversation() -> None:
     assert one == pb.Input(chat=pb.Chat(messages=messages))
 
 
-def test_what_is_no_message_is_named_by_its_place() -> None:
-    with pytest.raises(TypeError, match=r"prompt\[0\] has role, text; a message has role and"):
-        generate_request("m", [{"role": "user", "text": "Why?"}], {})  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"prompt\[0\]\['content'\]"):
-        generate_request("m", [{"role": "user", "content": 7}], {})  # type: ignore[list-item]
+def test_what_is_said_may_come_in_parts_and_with_variables_of_the_template() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
+    said = [{"role": "user", "content": parts, "name": "bob", "refusal": None}]
+
+    (one,) = generate_request("m", said, {"chat_template_kwargs": {"thinks": False}}).inputs
+
+    (message,) = one.chat.messages
+    assert message == pb.ChatMessage(role="user", parts=["a", "b"])
+    assert dict(one.chat.template_variables) == {"thinks": False}
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "user", "text": "Why?"}, "prompt[1].text cannot be sent; a message has role and"),
+        ({"role": "user"}, "prompt[1].content is missing; a message has role and content"),
+        ({"role": 5, "content": "a"}, "prompt[1].role=5: "),
+        ({"role": "user", "content": "\ud800"}, "prompt[1].content is not Unicode text"),
+        (
+            {"role": "user", "content": [{"type": "text"}]},
+            "prompt[1].content[0].text is None; give",
+        ),
+        ({"role": "user", "content": ["a"]}, "prompt[1].content[0] is no part; one is"),
+        ("a", "prompt[1] is no message; a message has role and content"),
+    ],
+)
+def test_what_is_no_message_is_named_by_its_place(message: Any, problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(problem)):
+        generate_request("m", [{"role": "user", "content": "a"}, message], {})
+
+
+def test_variables_of_a_template_are_a_mapping_and_of_a_conversation() -> None:
+    said = [{"role": "user", "content": "a"}]
+    for prompt, variables in (("a", {"b": 1}), (said, 5), (said, {"b": object()})):
+        with pytest.raises((TypeError, ValueError), match="chat_template_kwargs"):
+            generate_request("m", prompt, {"chat_template_kwargs": variables})  # type: ignore[arg-type,typeddict-item]
 
 
 def test_of_two_options_that_say_the_same_one_is_to_be_given() -> None:

@@ -93,6 +93,13 @@ OPTIONS = (
     Option("stop_token_ids", (3,), "--stop-token 3", "stop_token_ids"),
     Option("include_stop", True, "--include-stop", "include_stop"),
     Option("ignore_eos", True, "--ignore-eos", "ignore_eos"),
+    Option("skip_special_tokens", False, "--keep-special-tokens", "skip_special_tokens"),
+    Option(
+        "chat_template_kwargs",
+        {"a": 1},
+        '--chat-template-kwargs {"a":1}',
+        "call.template_variables",
+    ),
     Option(
         "without_defaults",
         ("beam", "top_k"),
@@ -208,7 +215,10 @@ def test_the_load_test_has_it_under_the_same_name(option: Option, tmp_path: Path
 def test_what_the_client_takes_reaches_its_field(option: Option) -> None:
     beside = {"beam": 2} if option.beside == "beam" else {}
 
-    message = stream_request("m", "prompt", {option.name: option.value, **beside})  # type: ignore[misc]
+    is_of_chats = option.name == "chat_template_kwargs"
+    prompt: Any = [{"role": "user", "content": "a"}] if is_of_chats else "prompt"
+
+    message = stream_request("m", prompt, {option.name: option.value, **beside})  # type: ignore[misc]
     request = message.request
     room, _, name = option.path.rpartition(".")
     params = sampling_params(request)
@@ -235,6 +245,7 @@ def test_what_the_client_takes_reaches_its_field(option: Option) -> None:
                 "without_defaults": tuple(request.without_defaults),
                 "determinism": request.scheduling.determinism == invariant,
                 "tokens_per_message": message.tokens_per_message,
+                "template_variables": dict(request.inputs[0].chat.template_variables),
             }[name]
 
     assert found == (option.value if option.engine is None else option.engine)

@@ -64,7 +64,8 @@ def stopping(options: Mapping[str, object]) -> pb.Stopping:
 def output(options: Mapping[str, object]) -> pb.Output:
     """Return what to return; token ids always."""
     message = pb.Output(token_ids=True)
-    set_fields(message, options, "logprobs", "prompt_logprobs", "alignment", "allow_partial")
+    names = "logprobs", "prompt_logprobs", "alignment", "allow_partial", "skip_special_tokens"
+    set_fields(message, options, *names)
     return message
 
 

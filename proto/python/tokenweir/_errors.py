@@ -64,15 +64,20 @@ class TokenweirClientError(Exception):
         self.retry_after = retry_after
         self.violations = tuple(violations)
 
-    def __str__(self) -> str:
-        label = f"{self.code.name}/{self.reason}" if self.reason else self.code.name
-        lines = [f"{label}: {self.args[0]}"]
-        lines += [
+    @property
+    def message(self) -> str:
+        """What the server said, and the violations that this does not say."""
+        said: str = self.args[0]
+        more = [
             f"  {violation.field}: {violation.description}"
             for violation in self.violations
-            if violation.description not in self.args[0]
+            if violation.description not in said
         ]
-        return "\n".join(lines)
+        return "\n".join([said, *more])
+
+    def __str__(self) -> str:
+        reason = f"/{self.reason}" if self.reason and self.reason != self.code.name else ""
+        return f"{self.code.name}{reason}: {self.message}"
 
 
 class InvalidArgument(TokenweirClientError):

@@ -9,14 +9,25 @@ from typing import Literal, TypedDict
 Prompt = str | Sequence[int]  # text, or token ids
 
 
+class TextPart(TypedDict):
+    """A part of what somebody says."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(TypedDict):
-    """What somebody says in a conversation."""
+    """What somebody says in a conversation.
+
+    What other clients of chat APIs put beside it may be there where it is null or empty, and `name`
+    and `reasoning_content` anyway: nothing of them is sent.
+    """
 
     role: str  # "system", "user", "assistant" or what else the model's chat template knows
-    content: str
+    content: str | Sequence[TextPart]
 
 
-Chat = Sequence[Message | Mapping[str, str]]  # of which the model's chat template makes a text
+Chat = Sequence[Message | Mapping[str, object]]  # of which the model's chat template makes a text
 Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
 Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
 
@@ -96,6 +107,8 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     grammar: str | None
     choice: Sequence[str] | None
     target_prefix: Prompt | None  # the output begins with it
+    # Variables that the model's chat template names besides, such as {"enable_thinking": False}.
+    chat_template_kwargs: Mapping[str, object] | None
     max_new_tokens: int | None  # left out: the model's limit
     min_new_tokens: int | None
     stop: str | Sequence[str] | None
@@ -106,6 +119,7 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     logprobs: int | None  # alternatives of every token; 0: the token's own only
     prompt_logprobs: int | None  # the same of the prompt or the target prefix
     alignment: bool | None  # attention from every output token to the source
+    skip_special_tokens: bool | None  # False: texts have special tokens, such as <|im_end|>
     without_defaults: Sequence[str] | None  # names of defaults that do not hold; "*": none does
     allow_partial: bool | None  # at the deadline or a drain, return what there is
 

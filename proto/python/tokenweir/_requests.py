@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
+from tokenweir._chat import chat_message
 from tokenweir._decoding import decoding, output, scheduling, stopping, without_defaults
 from tokenweir._fields import extend_field, set_field, set_fields, token_ids
 from tokenweir._options import (
@@ -55,7 +56,7 @@ def generate_request(
 ) -> generation_service_pb2.GenerateRequest:
     """Return the request for one prompt, given as text or as token ids."""
     check_names(options, GenerateOptions)
-    return _generate_request(model, [_input(prompt, "prompt")], options)
+    return _generate_request(model, [_input(prompt, "prompt", options)], options)
 
 
 def generate_many_request(
@@ -64,7 +65,7 @@ def generate_many_request(
     """Return the request for several prompts, which have all options in common."""
     check_names(options, GenerateOptions)
     check_list(prompts, "prompts")
-    inputs = [_input(prompt, f"prompts[{place}]") for place, prompt in enumerate(prompts)]
+    inputs = [_input(one, f"prompts[{place}]", options) for place, one in enumerate(prompts)]
     return _generate_request(model, inputs, options)
 
 
@@ -74,7 +75,7 @@ def stream_request(
     """Return the request for one streamed prompt."""
     check_names(options, StreamOptions)
     request = generation_service_pb2.GenerateStreamRequest(
-        request=_generate_request(model, [_input(prompt, "prompt")], options)
+        request=_generate_request(model, [_input(prompt, "prompt", options)], options)
     )
     set_fields(request, options, "tokens_per_message")
     return request
@@ -136,7 +137,7 @@ def score_many_request(
 
 
 def _scored(source: Prompt, target: Prompt, where: str = "") -> generation_service_pb2.Input:
-    message = _input(source, f"{where}source")
+    message = _input(source, f"{where}source", {})
     _set_prefix(message, target, f"{where}target")
     return message
 
@@ -220,28 +221,20 @@ def _fill_identity(
     set_field(request, "request_id", options.get("request_id") or str(uuid.uuid4()))
 
 
-def _input(prompt: Prompt | Chat, argument: str) -> generation_service_pb2.Input:
+def _input(
+    prompt: Prompt | Chat, argument: str, options: Mapping[str, object]
+) -> generation_service_pb2.Input:
+    variables = cast("Mapping[str, object] | None", options.get("chat_template_kwargs"))
+    if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        chat = chat_message(cast(Chat, prompt), variables, argument)
+        return generation_service_pb2.Input(chat=chat)
+    if variables:
+        raise ValueError(f"chat_template_kwargs are of a conversation, and {argument} is none")
     if isinstance(prompt, str):
         message = generation_service_pb2.Input()
         set_field(message, "text", prompt, argument)
         return message
-    if prompt and isinstance(prompt[0], Mapping):
-        return generation_service_pb2.Input(chat=_chat(cast(Chat, prompt), argument))
     return generation_service_pb2.Input(tokens=token_ids(cast(Sequence[int], prompt), argument))
-
-
-def _chat(chat: Chat, argument: str) -> generation_service_pb2.Chat:
-    found = generation_service_pb2.Chat()
-    for place, message in enumerate(chat):
-        if set(message) != {"role", "content"}:
-            raise TypeError(
-                f"{argument}[{place}] has {', '.join(map(str, message)) or 'nothing'}; a message "
-                "has role and content"
-            )
-        added = found.messages.add()
-        set_field(added, "role", message["role"], f"{argument}[{place}]['role']")
-        set_field(added, "content", message["content"], f"{argument}[{place}]['content']")
-    return found
 
 
 def _set_prefix(message: generation_service_pb2.Input, prefix: object, argument: str) -> None:

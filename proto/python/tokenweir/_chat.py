@@ -1,0 +1,71 @@
+"""Turns a conversation, as clients of chat APIs write it, into the protocol's Chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tokenweir._fields import extend_field, set_field
+from tokenweir._options import Chat
+from tokenweir.v1 import generation_service_pb2 as pb
+
+# Beside them a field may be null or empty, as if it were not there.
+_SAID = ("role", "content")
+# No chat template that is known reads them, and servers write them into what is sent back.
+_UNREAD = ("annotations", "id", "name", "reasoning", "reasoning_content")
+
+
+def chat_message(chat: Chat, variables: Mapping[str, object] | None, argument: str) -> pb.Chat:
+    """Return a conversation; TypeError or ValueError names the field that cannot be sent."""
+    found = pb.Chat()
+    for place, message in enumerate(chat):
+        _add(found.messages.add(), message, f"{argument}[{place}]")
+    if variables:
+        if not isinstance(variables, Mapping):
+            raise TypeError(
+                f"chat_template_kwargs={variables!r}: give a mapping of names to values"
+            )
+        try:
+            found.template_variables.update(dict(variables))  # type: ignore[arg-type]  # checked by protobuf
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"chat_template_kwargs={variables!r}: {error}") from None
+    return found
+
+
+def _add(added: pb.ChatMessage, message: object, where: str) -> None:
+    if not isinstance(message, Mapping):
+        raise TypeError(f"{where} is no message; a message has role and content")
+    for name, value in message.items():
+        if name not in _SAID and name not in _UNREAD and not _is_absent(value):
+            raise ValueError(f"{where}.{name} cannot be sent; a message has role and content")
+    set_field(added, "role", _given(message, "role", where), f"{where}.role")
+    content = _given(message, "content", where)
+    if isinstance(content, str):
+        set_field(added, "content", content, f"{where}.content")
+    elif isinstance(content, Sequence) and not isinstance(content, bytes):
+        for place, part in enumerate(content):
+            found = f"{where}.content[{place}]"
+            extend_field(added.parts, [_text_of(part, found)], f"{found}.text")
+    else:
+        raise TypeError(f"{where}.content={content!r}: give a text, or a list of parts")
+
+
+def _given(message: Mapping[str, object], name: str, where: str) -> object:
+    value = message.get(name)
+    if value is None or value == []:
+        raise TypeError(f"{where}.{name} is missing; a message has role and content")
+    return value
+
+
+def _text_of(part: object, where: str) -> str:
+    """Return the text of a part; what stands beside it, such as for caches, says nothing more."""
+    if not isinstance(part, Mapping):
+        raise TypeError(f'{where} is no part; one is {{"type": "text", "text": ...}}')
+    if part.get("type") != "text":
+        raise ValueError(f"{where} is of type {part.get('type')!r}; only texts can be sent")
+    if not isinstance(text := part.get("text"), str):
+        raise TypeError(f"{where}.text is {text!r}; give a text")
+    return text
+
+
+def _is_absent(value: object) -> bool:
+    return value is None or value == "" or value == [] or value == {}
