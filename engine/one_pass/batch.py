@@ -66,7 +66,7 @@ def _prediction(
         return None
     return ItemPrediction(
         # Copies, so that no item keeps its whole batch in memory.
-        logits=(logits[list(item.kept)] if item.kept else logits).copy(),
+        logits=(logits if item.kept is None else logits[list(item.kept)]).copy(),
         embedding=embedding.copy(),
         input_tokens=item.length,
         spans=item.spans,

@@ -30,7 +30,7 @@ class EncodedItem:
     cost: int  # tokens it counts as in budgets
     token_types: NDArray[Any] | None = None  # (length,), where the graph takes them
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token that is kept
-    kept: tuple[int, ...] = ()  # labeller: places of the tokens that are not special
+    kept: tuple[int, ...] | None = None  # labeller: places of the tokens that are not special
     continues: tuple[bool, ...] = ()  # labeller: which of them go on with a word
 
 
@@ -93,39 +93,28 @@ class ItemEncoder:
     def _encode_text(
         self, text: str, pair: str | None, contract: EncodingContract, path: str
     ) -> EncodedItem:
-        self._check_texts(text, pair, path)
+        if pair is not None and self._task == "label":
+            raise _invalid(f"{path}.text_pair", "a labeller takes one text; leave it out")
         assert self._tokenizer is not None
         found = self._tokenizer.encode_with_offsets(text, pair)
-        if all(found.special):
-            raise _invalid(
-                f"{path}.text", f"{text[:40]!r} holds nothing that the model reads; give words"
-            )
+        if not found.ids:  # a blank text has those of special tokens, if its model puts any there
+            raise _invalid(f"{path}.text", f"{text[:40]!r} has no token of this model; give words")
         types = contract.num_token_types
         if types and max(found.token_types) >= types:
             raise _invalid(
                 f"{path}.text_pair", "this model takes one text, not a pair; leave it out"
             )
         _check_length(len(found.ids), contract.max_len, f"{path}.text")
-        kept: tuple[int, ...] = ()
-        if self._task == "label":
-            kept = tuple(i for i, special in enumerate(found.special) if not special)
+        kept = tuple(i for i, special in enumerate(found.special) if not special)
         return EncodedItem(
             values=np.array(found.ids),
             length=len(found.ids),
             cost=len(found.ids),
             token_types=_types(found.token_types, contract),
             spans=tuple(found.offsets[i] for i in kept),
-            kept=kept,
+            kept=kept if self._task == "label" else None,
             continues=tuple(found.continues[i] for i in kept),
         )
-
-    def _check_texts(self, text: str, pair: str | None, path: str) -> None:
-        if not text:
-            raise _invalid(f"{path}.text", "the text is empty; give at least one character")
-        if pair is not None and self._task == "label":
-            raise _invalid(f"{path}.text_pair", "a labeller takes one text; leave it out")
-        if pair is not None and not pair:
-            raise _invalid(f"{path}.text_pair", "the second text is empty; give it or leave it out")
 
     def _encode_ids(
         self, ids: tuple[int, ...], pair: str | None, contract: EncodingContract, path: str

@@ -119,7 +119,7 @@ def _run(graph: Graph, items: Sequence[EncodedItem], manifest: Manifest) -> list
         if prediction is None:
             raise ValueError("what the model gives is not finite")
         shapes = (prediction.logits.shape, prediction.embedding.shape)
-        if not items[0].kept and shapes != wanted:
+        if items[0].kept is None and shapes != wanted:
             raise ValueError(f"logits and embedding of an item are {shapes}, not {wanted}")
         found.append(prediction)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -59,7 +60,7 @@ def find_entities(
 def _words(continues: Sequence[bool], count: int, strategy: Strategy) -> Iterator[tuple[int, int]]:
     """Yield first and last of the tokens that get one label."""
     starts = [i for i in range(count) if strategy == "simple" or i == 0 or not continues[i]]
-    yield from zip(starts, [*starts[1:], count], strict=True)
+    yield from pairwise([*starts, count])
 
 
 def _chosen(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tokenizers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
@@ -391,7 +392,7 @@ async def test_images_share_a_batch() -> None:
 
 async def test_every_wrong_item_is_named_at_once(tokenizer: Tokenizer) -> None:
     items = [
-        PredictionItem(""),
+        PredictionItem("w0"),
         PredictionItem("w0"),
         PredictionItem("w0 " * 11),
         PredictionItem((1, 40, -1)),
@@ -399,14 +400,11 @@ async def test_every_wrong_item_is_named_at_once(tokenizer: Tokenizer) -> None:
         PredictionItem(b"\x89PNG"),
         PredictionItem((1,) * 13),
         PredictionItem((1,), "pair"),
-        PredictionItem("  "),
-        PredictionItem("w0", ""),
     ]
     async with running(FakeGraph(), tokenizer) as engine:
         found = await violations(engine, items)
 
     assert set(found) == {
-        "items[0].text",
         "items[2].text",
         "items[3].tokens.ids[1]",
         "items[3].tokens.ids[2]",
@@ -414,11 +412,42 @@ async def test_every_wrong_item_is_named_at_once(tokenizer: Tokenizer) -> None:
         "items[5].image",
         "items[6].tokens.ids",
         "items[7].text_pair",
-        "items[8].text",
-        "items[9].text_pair",
     }
     assert "13 tokens are more than 12" in found["items[2].text"]
     assert "40 is outside the vocabulary, 0 to 39" in found["items[3].tokens.ids[1]"]
+
+
+@pytest.mark.parametrize("task", ["classify", "label"])
+async def test_a_blank_text_is_read_as_the_tokens_around_it(
+    tokenizer: Tokenizer, task: str
+) -> None:
+    graph = FakeGraph(label=task == "label")
+    items = [PredictionItem(text) for text in ("", " ", "\n\n")]
+    async with running(graph, tokenizer, make_package(task)) as engine:
+        answer = await ask(engine, items)
+
+    assert graph.batches[0].tolist() == [[1, 2]] * 3
+    for item in answer.items:
+        assert (item.spans, item.logits.shape) == ((), (0, 3) if task == "label" else (3,))
+        assert item.embedding.tolist() == [3.0] * DIM
+
+
+async def test_one_of_a_pair_may_be_empty(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        await ask(engine, [PredictionItem("w0", ""), PredictionItem("", "w0")])
+
+    assert graph.batches[0].tolist() == [[1, 3, 2, 2], [1, 2, 3, 2]]
+
+
+async def test_a_text_without_a_token_is_named(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.save(str(tmp_path / "tokenizer.json"))
+    async with running(FakeGraph(), Tokenizer(tmp_path / "tokenizer.json")) as engine:
+        found = await violations(engine, [PredictionItem(" ")])
+
+    assert found == {"items[0].text": "' ' has no token of this model; give words"}
 
 
 async def test_labeller_takes_single_texts_only(tokenizer: Tokenizer) -> None:

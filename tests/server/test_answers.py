@@ -73,6 +73,13 @@ def test_spans_stand_at_the_bytes_of_their_tokens() -> None:
     ]
 
 
+def test_a_text_without_words_has_no_spans() -> None:
+    item = replace(_item([0.0]), logits=np.zeros((0, 3), np.float32))
+
+    for strategy in (None, "simple", "average"):
+        assert not prediction_answers.spans(item, LABELS, strategy).spans
+
+
 def test_vectors_are_scaled_to_length_1_only_if_asked_and_zero_stays_zero() -> None:
     zero = replace(_item([0.0]), embedding=np.zeros(2, dtype=np.float32))
 

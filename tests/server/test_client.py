@@ -873,7 +873,7 @@ async def test_many_prompts_are_one_call_of_the_async_client(server):
 
     async with AsyncClient(server.address, timeout=60) as client:
         assert (await client.generate_many("m", ["a"])).texts == ("2031-10-14",)
-        with pytest.raises(BrokenStream, match="1 results came back for 2 prompts"):
+        with pytest.raises(BrokenStream, match="1 results came back for 2 inputs"):
             await client.generate_many("m", ["a", "b"])
 
 

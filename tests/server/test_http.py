@@ -151,6 +151,8 @@ async def test_a_stream_of_beams_has_the_best_one():
         ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer", "max_tokens"),
         ({"prompt": []}, "prompt: give a text or token ids, or a list of the one or the other, not "
          "an empty one", "prompt"),
+        ({"prompt": ["a"] * 2049}, "prompt: 2,049 are more than 2,048; send fewer", "prompt"),
+        ({"prompt": ["a"] * 70 + [""]}, "prompt[70]: it is empty", "prompt"),
         ({"prompt": None}, "prompt: give a text or token ids, or a list of the one or the other, "
          "not an empty one", "prompt"),
         ({"stop": 5}, "stop: give a text, or a list of texts", "stop"),
@@ -651,6 +653,20 @@ async def test_embeddings_are_numbers_or_their_bytes():
     vector = struct.unpack("<2f", base64.b64decode(packed["data"][0]["embedding"]))
     assert vector == pytest.approx([0.6, 0.8])
     assert (status, fitting) == (400, 200)
+
+
+async def test_a_request_may_have_as_many_inputs_as_openai_takes():
+    texts = ["a b", "a"] * 1024
+    async with http_before(FakeGenerator(), FakePredictor()) as caller:
+        _, vectors = await caller.post("embeddings", model="tags", input=texts)
+        _, answers = await caller.post(model="dates", prompt=texts[:130], n=1)
+        status, refused = await caller.post("embeddings", model="tags", input=[*texts, "a"])
+
+    assert [one["index"] for one in vectors["data"]] == list(range(2048))
+    assert vectors["usage"]["prompt_tokens"] == 5 * 2048
+    assert [one["text"] for one in answers["choices"]] == ["a b ", "a "] * 65
+    assert answers["usage"]["completion_tokens"] == 3 * 65
+    assert (status, refused["error"]["param"]) == (400, "input")
 
 
 async def test_the_package_openai_is_a_client():

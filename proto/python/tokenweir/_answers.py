@@ -69,11 +69,11 @@ def generation(response: generation_service_pb2.GenerateResponse) -> Generation:
     )
 
 
-def generations(response: generation_service_pb2.GenerateResponse, count: int) -> Generations:
-    """Return the answers for the `count` inputs of a request, in their order."""
+def generations(response: generation_service_pb2.GenerateResponse) -> Generations:
+    """Return the answers for the inputs of a request, in their order."""
     return Generations(
         request_id=response.request_id,
-        results=_results(response, count),
+        results=_results(response, len(response.results)),
         usage=_usage(response.usage),
         timing=_timing(response.timing),
         provenance=_provenance(response.provenance),
@@ -127,32 +127,29 @@ def embedding(response: prediction_service_pb2.EmbedResponse) -> Embedding:
     )
 
 
-def scores(response: generation_service_pb2.ScoreResponse, count: int) -> Answers[TargetScore]:
-    """Return the scores of the `count` targets of a request, in their order."""
+def scores(response: generation_service_pb2.ScoreResponse) -> Answers[TargetScore]:
+    """Return the scores of the targets of a request, in their order."""
     found = [TargetScore(one.sum_logprob, _positions(one.positions)) for one in response.scores]
-    return _answers(response, found, count)
+    return _answers(response, found)
 
 
 def classifications(
-    response: prediction_service_pb2.ClassifyResponse, count: int
+    response: prediction_service_pb2.ClassifyResponse,
 ) -> Answers[tuple[ScoredLabel, ...]]:
-    """Return the classes of the `count` items of a request, in their order."""
-    return _answers(response, [_classes(one) for one in response.results], count)
+    """Return the classes of the items of a request, in their order."""
+    return _answers(response, [_classes(one) for one in response.results])
 
 
 def labellings(
     response: prediction_service_pb2.LabelResponse, texts: Sequence[str]
 ) -> Answers[tuple[LabelledSpan, ...]]:
     """Return the spans of each text of a request, in their order."""
-    found = [_spans(*pair) for pair in zip(response.results, texts, strict=False)]
-    return _answers(response, found, len(texts))
+    return _answers(response, [_spans(*pair) for pair in zip(response.results, texts, strict=True)])
 
 
-def embeddings(
-    response: prediction_service_pb2.EmbedResponse, count: int
-) -> Answers[tuple[float, ...]]:
-    """Return the vectors of the `count` items of a request, in their order."""
-    return _answers(response, [tuple(one.values) for one in response.vectors], count)
+def embeddings(response: prediction_service_pb2.EmbedResponse) -> Answers[tuple[float, ...]]:
+    """Return the vectors of the items of a request, in their order."""
+    return _answers(response, [tuple(one.values) for one in response.vectors])
 
 
 def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
@@ -368,10 +365,7 @@ def _answers(
     | prediction_service_pb2.LabelResponse
     | prediction_service_pb2.EmbedResponse,
     results: Sequence[T],
-    count: int,
 ) -> Answers[T]:
-    if len(results) != count:
-        raise BrokenStream(f"{len(results)} results came back for {count} items")
     return Answers(
         results=tuple(results),
         usage=_usage(response.usage),

@@ -166,6 +166,11 @@ def deadline_after(timeout: float | None) -> float | None:
     return time.monotonic() + timeout
 
 
+def seconds_until(deadline: float | None) -> float | None:
+    """Return what is left until a deadline of `deadline_after`, as it takes it."""
+    return None if deadline is None else deadline - time.monotonic()
+
+
 @contextlib.contextmanager
 def typed_errors(deadline: float | None) -> Iterator[None]:
     """Raise what fails in a call that is made in the block as the client's exceptions.

@@ -17,6 +17,7 @@ from tokenweir._errors import (
     Unavailable,
     closed_under_way,
     error_from_call,
+    seconds_until,
 )
 from tokenweir.received import ORIGIN_KEY, ReceivedSequence
 from tokenweir.v1 import generation_service_pb2
@@ -92,7 +93,7 @@ class Resumption(Generic[CallT]):
 
     def begin(self) -> CallT:
         """Return the first call."""
-        return self._start(self._request, self._time_left())
+        return self._start(self._request, seconds_until(self.deadline))
 
     def pause_after(self, error: grpc.RpcError) -> float:
         """Return the seconds after which the stream may go on; raise how it ends if it may not.
@@ -111,7 +112,7 @@ class Resumption(Generic[CallT]):
         if not isinstance(typed, passing) or not self._may_go_on():
             raise typed from error
         pause = max(self._pause, min(typed.retry_after or 0.0, _MAX_PAUSE))
-        if (left := self._time_left()) is not None and left <= pause:
+        if (left := seconds_until(self.deadline)) is not None and left <= pause:
             raise typed from error
         self._first_error = self._first_error or typed
         self._pause = min(2 * self._pause, _MAX_PAUSE)
@@ -134,9 +135,6 @@ class Resumption(Generic[CallT]):
         self._request.received.extend(seen.received())
         self._request.origin = self._origin
         try:
-            return self._start(self._request, self._time_left())
+            return self._start(self._request, seconds_until(self.deadline))
         except (ValueError, grpc.aio.UsageError) as error:  # the channel is
             raise closed_under_way() from error
-
-    def _time_left(self) -> float | None:
-        return None if self.deadline is None else self.deadline - time.monotonic()

@@ -9,12 +9,20 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tokenweir import _answers as answers
 from tokenweir import _requests as requests
 from tokenweir._channel import CLOSED, Metadata, call_metadata, far_end
-from tokenweir._errors import closed_under_way, deadline_after, typed_errors
+from tokenweir._errors import (
+    TokenweirClientError,
+    closed_under_way,
+    deadline_after,
+    seconds_until,
+    typed_errors,
+)
+from tokenweir._many import ManyCalls
 from tokenweir._options import (
     Aggregation,
     CallOptions,
@@ -53,8 +61,8 @@ from tokenweir.v1 import (
     prediction_service_pb2_grpc,
 )
 
-RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
 CallT = TypeVar("CallT")
 
 
@@ -101,13 +109,13 @@ class Client:
     def generate_many(
         self, model: str, prompts: Sequence[Prompt | Chat], **options: Unpack[GenerateOptions]
     ) -> Generations:
-        """Generate from several prompts in one call; one that is refused fails the whole call.
+        """Generate from several prompts; one that is refused fails all of them.
 
-        A server takes ModelInfo.limits.max_inputs of them, and one deadline is that of all.
+        They go in calls of 64, or as many as the server takes. One deadline is that of all.
         """
         request = requests.generate_many_request(model, prompts, options)
-        response = self._call(self._generation.Generate, request, options)
-        return answers.generations(response, len(request.inputs))
+        response = self._call_many(self._generation.Generate, request, options)
+        return answers.generations(response)
 
     def stream(
         self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
@@ -131,10 +139,10 @@ class Client:
     def score_many(
         self, model: str, pairs: Sequence[tuple[Prompt, Prompt]], **options: Unpack[ScoreOptions]
     ) -> Answers[TargetScore]:
-        """Score several targets, each behind its source, in one call, as `generate_many`."""
+        """Score several targets, each behind its source, as `generate_many`."""
         request = requests.score_many_request(model, pairs, options)
-        response = self._call(self._generation.Score, request, options)
-        return answers.scores(response, len(request.inputs))
+        response = self._call_many(self._generation.Score, request, options)
+        return answers.scores(response)
 
     def classify(
         self,
@@ -156,11 +164,11 @@ class Client:
         top: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[ScoredLabel, ...]]:
-        """Classify several items in one call, as `generate_many`; all have one `text_pair`."""
+        """Classify several items as `generate_many`; all have one `text_pair`."""
         requests.check_list(items, "items")
         request = requests.classify_request(model, items, top, options)
-        response = self._call(self._prediction.Classify, request, options)
-        return answers.classifications(response, len(request.items))
+        response = self._call_many(self._prediction.Classify, request, options)
+        return answers.classifications(response)
 
     def label(
         self,
@@ -183,10 +191,10 @@ class Client:
         aggregation: Aggregation | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[LabelledSpan, ...]]:
-        """Label the tokens of several texts in one call, as `generate_many`."""
+        """Label the tokens of several texts as `generate_many`."""
         requests.check_list(texts, "texts")
         request = requests.label_request(model, texts, aggregation, options)
-        response = self._call(self._prediction.Label, request, options)
+        response = self._call_many(self._prediction.Label, request, options)
         return answers.labellings(response, [item.text for item in request.items])
 
     def embed(
@@ -209,11 +217,11 @@ class Client:
         normalize: bool = False,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[float, ...]]:
-        """Return the vectors of several items in one call, as `generate_many`."""
+        """Return the vectors of several items as `generate_many`."""
         requests.check_list(items, "items")
         request = requests.embed_request(model, items, normalize, options)
-        response = self._call(self._prediction.Embed, request, options)
-        return answers.embeddings(response, len(request.items))
+        response = self._call_many(self._prediction.Embed, request, options)
+        return answers.embeddings(response)
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Return what the server serves."""
@@ -303,6 +311,21 @@ class Client:
         with typed_errors(deadline_after(timeout)):
             return method(request, timeout=timeout, metadata=self._metadata)
 
+    def _call_many(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        options: CallOptions,
+    ) -> ResponseT:
+        calls: ManyCalls[RequestT, ResponseT] = ManyCalls(request)
+        deadline = deadline_after(options.get("timeout", self._timeout))
+        while (part := calls.next()) is not None:
+            try:
+                calls.answered(self._call(method, part, {"timeout": seconds_until(deadline)}))
+            except TokenweirClientError as error:
+                calls.failed(error)
+        return calls.joined()
+
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(CLOSED)
@@ -341,13 +364,13 @@ class AsyncClient:
     async def generate_many(
         self, model: str, prompts: Sequence[Prompt | Chat], **options: Unpack[GenerateOptions]
     ) -> Generations:
-        """Generate from several prompts in one call; one that is refused fails the whole call.
+        """Generate from several prompts; one that is refused fails all of them.
 
-        A server takes ModelInfo.limits.max_inputs of them, and one deadline is that of all.
+        They go in calls of 64, or as many as the server takes. One deadline is that of all.
         """
         request = requests.generate_many_request(model, prompts, options)
-        response = await self._call(self._open().generation.Generate, request, options)
-        return answers.generations(response, len(request.inputs))
+        response = await self._call_many(self._open().generation.Generate, request, options)
+        return answers.generations(response)
 
     def stream(
         self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
@@ -401,10 +424,10 @@ class AsyncClient:
     async def score_many(
         self, model: str, pairs: Sequence[tuple[Prompt, Prompt]], **options: Unpack[ScoreOptions]
     ) -> Answers[TargetScore]:
-        """Score several targets, each behind its source, in one call, as `generate_many`."""
+        """Score several targets, each behind its source, as `generate_many`."""
         request = requests.score_many_request(model, pairs, options)
-        response = await self._call(self._open().generation.Score, request, options)
-        return answers.scores(response, len(request.inputs))
+        response = await self._call_many(self._open().generation.Score, request, options)
+        return answers.scores(response)
 
     async def stream_events(
         self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
@@ -449,11 +472,11 @@ class AsyncClient:
         top: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[ScoredLabel, ...]]:
-        """Classify several items in one call, as `generate_many`; all have one `text_pair`."""
+        """Classify several items as `generate_many`; all have one `text_pair`."""
         requests.check_list(items, "items")
         request = requests.classify_request(model, items, top, options)
-        response = await self._call(self._open().prediction.Classify, request, options)
-        return answers.classifications(response, len(request.items))
+        response = await self._call_many(self._open().prediction.Classify, request, options)
+        return answers.classifications(response)
 
     async def label(
         self,
@@ -476,10 +499,10 @@ class AsyncClient:
         aggregation: Aggregation | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[LabelledSpan, ...]]:
-        """Label the tokens of several texts in one call, as `generate_many`."""
+        """Label the tokens of several texts as `generate_many`."""
         requests.check_list(texts, "texts")
         request = requests.label_request(model, texts, aggregation, options)
-        response = await self._call(self._open().prediction.Label, request, options)
+        response = await self._call_many(self._open().prediction.Label, request, options)
         return answers.labellings(response, [item.text for item in request.items])
 
     async def embed(
@@ -503,11 +526,11 @@ class AsyncClient:
         normalize: bool = False,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[float, ...]]:
-        """Return the vectors of several items in one call, as `generate_many`."""
+        """Return the vectors of several items as `generate_many`."""
         requests.check_list(items, "items")
         request = requests.embed_request(model, items, normalize, options)
-        response = await self._call(self._open().prediction.Embed, request, options)
-        return answers.embeddings(response, len(request.items))
+        response = await self._call_many(self._open().prediction.Embed, request, options)
+        return answers.embeddings(response)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Return what the server serves."""
@@ -630,6 +653,22 @@ class AsyncClient:
         timeout = (options or {}).get("timeout", self._timeout)
         with typed_errors(deadline_after(timeout)):
             return await method(request, timeout=timeout, metadata=self._metadata)
+
+    async def _call_many(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        options: CallOptions,
+    ) -> ResponseT:
+        calls: ManyCalls[RequestT, ResponseT] = ManyCalls(request)
+        deadline = deadline_after(options.get("timeout", self._timeout))
+        while (part := calls.next()) is not None:
+            try:
+                asked: CallOptions = {"timeout": seconds_until(deadline)}
+                calls.answered(await self._call(method, part, asked))
+            except TokenweirClientError as error:
+                calls.failed(error)
+        return calls.joined()
 
 
 def _start(
