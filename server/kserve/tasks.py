@@ -23,6 +23,7 @@ INPUT_IDS: Named = ("input_ids", "INT64", (-1, -1))
 IMAGE: Named = ("image", "BYTES", (-1,))
 _OF_ITEMS = ("text", "input_ids", "image")
 _INTEGERS = ("INT32", "INT64")
+_MAX_ITEMS = 2048  # of a request; our client divides them
 _RANKS = {"input_ids": 2, "image": 4}  # of several items
 
 
@@ -199,12 +200,18 @@ async def _items(asked: Asked) -> list[Any]:
     """Return what is to be worked at: texts, runs of token ids, or images."""
     known = [name for name, *_ in inputs_of(asked.model)]
     unknown = sorted(short(name) for name in set(asked.inputs) - set(known))
+    theirs = f"inputs of {asked.model.model}"
+    if unknown:
+        what = "is not an input" if len(unknown) == 1 else "are no inputs"
+        raise Refused(
+            f"{', '.join(unknown)} {what} of {asked.model.model}; its inputs are {', '.join(known)}"
+        )
     given = [asked.inputs[name] for name in _OF_ITEMS if name in asked.inputs]
-    if unknown or len(given) != 1:
-        wrong = f"{', '.join(unknown) or 'so many'} are none" if unknown else f"{len(given)} were"
-        raise Refused(f"inputs of {asked.model.model} are {', '.join(known)}: {wrong} given")
+    if len(given) != 1:
+        of_items = [name for name in known if name in _OF_ITEMS]
+        raise Refused(f"{len(given)} {theirs} were given; give one of {', '.join(of_items)}")
     (tensor,) = given
-    _check_number(asked.model, tensor)
+    _check_number(tensor)
     match tensor.name:
         case "text":
             return _texts(tensor)
@@ -213,15 +220,15 @@ async def _items(asked: Asked) -> list[Any]:
     return await asyncio.to_thread(encoded_images, tensor)
 
 
-def _check_number(model: ModelInfo, tensor: Tensor) -> None:
-    """Raise Refused for more items than the server takes, before anything is made of each."""
-    number, most = 1, model.limits.max_inputs  # 0: not said
+def _check_number(tensor: Tensor) -> None:
+    """Raise Refused for too many items, before anything is made of each."""
+    number = 1
     if tensor.datatype == "BYTES":
         number = len(tensor.values)
     elif len(tensor.shape) == _RANKS.get(tensor.name):
         number = tensor.shape[0]
-    if most and number > most:
-        raise Refused(f"{tensor.name} has {number} items; {model.model} takes {most} in a request")
+    if number > _MAX_ITEMS:
+        raise Refused(f"{tensor.name} has {number:,} items, more than {_MAX_ITEMS:,}; send fewer")
 
 
 def _pair(asked: Asked) -> str | None:

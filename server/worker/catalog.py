@@ -41,6 +41,10 @@ class Catalog:
         self.predictors = {n: e for n, e in found if isinstance(e, PredictingEngine)}
         self._scorers = {n: e for n, e in found if isinstance(e, ScoringEngine)}
 
+    def known(self, name: str) -> str:
+        """Return the name if a model has it, else ""; what metrics are labelled with has an end."""
+        return name if name in self.engines else ""
+
     def served(self, name: str) -> ServedModel:
         """Return what answers say of the model."""
         return self._served(name, self.engines[name])

@@ -83,8 +83,8 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
         record = current_record()
         record.tenant = request.scheduling.tenant
+        record.model = self._catalog.known(request.model)
         found = self._catalog.scoring(request.model, request.model_version)
-        record.model = request.model
         inputs = requests.score_requests(request, **self._given(found.model, context))
         scores = await all_of([found.engine.score(one) for one in inputs])
         for score in scores:
@@ -107,8 +107,8 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
         record = current_record()
         record.tenant = request.scheduling.tenant
+        record.model = self._catalog.known(request.model)
         found = self._catalog.generating(request.model, request.model_version)
-        record.model = request.model
         given = self._given(found.model, context)
         return found, requests.generation_requests(
             request, deltas=deltas, seed=seed, known=self._known, **given

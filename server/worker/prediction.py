@@ -87,9 +87,9 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         request: pb.ClassifyRequest | pb.LabelRequest | pb.EmbedRequest,
         context: Context,
     ) -> tuple[ServedModel, Prediction]:
-        found = self._catalog.predicting(request.model, request.model_version, capability)
         record = current_record()
-        record.model = request.model
+        record.model = self._catalog.known(request.model)
+        found = self._catalog.predicting(request.model, request.model_version, capability)
         items = requests.prediction_items(request.items, request.request_id, self._limits)
         prediction = await found.engine.predict(
             items, request_id=current_request_id(), deadline=engine_deadline(context)

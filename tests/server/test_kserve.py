@@ -231,9 +231,12 @@ def pixels(num_images: int) -> protocol.ModelInferRequest.InferInputTensor:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (request("dates"), "inputs of dates are text, input_ids: 0 were given"),
+        (request("dates"), "0 inputs of dates were given; give one of text, input_ids"),
         (request("dates", texts("a"), texts("b")), "inputs[1] (text): there is an input of this"),
-        (request("dates", tensor("prompt", "BYTES", (0,))), "prompt are none"),
+        (
+            request("dates", tensor("TEXT", "BYTES", (0,))),
+            "TEXT is not an input of dates; its inputs",
+        ),
         (request("dates", tensor("text", "BYTES", (2,), bytes_contents=[b"a"])), "shape [2]"),
         (request("dates", tensor("text", "BYTES", (-1,), bytes_contents=[b"a"])), "shape [-1]"),
         (
@@ -257,14 +260,14 @@ def pixels(num_images: int) -> protocol.ModelInferRequest.InferInputTensor:
         (request("dates", texts("a"), timeout=-1), "timeout (-1)"),
         (request("dates", texts()), "inputs"),
         (request("tags", texts("a"), seed=1), "seed: no parameter of a labelling"),
-        (request("eyes", texts("a")), "inputs of eyes are image: text are none"),
+        (request("eyes", texts("a")), "text is not an input of eyes; its inputs are image"),
         (request("eyes", tensor("image", "UINT8", (1,), uint_contents=[1])), "is no image"),
         (request("eyes", tensor("image", "UINT8", (1, 1, 2), uint_contents=[1, 1])), "channels"),
         (request("eyes", tensor("image", "UINT8", (1, 1, 1), uint_contents=[256])), "0 to 255"),
         (request("eyes", tensor("image", "FP32", (1, 1, 1), fp32_contents=[0.5])), "0 to 255"),
         (request("eyes", tensor("image", "INT32", (1, 1, 1), int_contents=[1])), "0 to 255"),
         (request("eyes", tensor("image", "FP32", (1, 1, 1), fp32_contents=[300])), "0 to 255"),
-        (request("eyes", pixels(65)), "image has 65 items; eyes takes 64 in a request"),
+        (request("eyes", pixels(2049)), "image has 2,049 items, more than 2,048; send fewer"),
     ],
 )
 async def test_what_is_wrong_is_named(asked: protocol.ModelInferRequest, said: str):

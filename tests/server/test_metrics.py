@@ -234,6 +234,11 @@ async def test_failures_and_refusals_are_counted_by_reason(cell: Cell) -> None:
     assert await cell.value(requests, method="Generate", code="INTERNAL") == 1
     await until_true(lambda: cell.value(requests, method="GenerateStream", code="CANCELLED"), 2)
     assert await cell.value("tokenweir_gateway_queue_seconds_count") == 3
+    embed = prediction_service_pb2.EmbedRequest(model="dates")
+    await failure_of(cell.stubs.prediction.Embed(embed))
+    await until_true(
+        lambda: cell.value(failures, reason="CAPABILITY_NOT_SUPPORTED", model_name="dates"), 1
+    )
     await failure_of(cell.stubs.generation.Generate(generate("")))
     await until_true(lambda: cell.value(failures, reason="INVALID_FIELD"), 1)
 
