@@ -23,8 +23,8 @@ _MAX_MESSAGE_CHARS = 500
 _MAX_CHARS = 65_536  # of a constraint's texts
 _STACK_BYTES = 256 * 2**20  # reserved, not used: rules that nest deeply are followed recursively
 
-# White space that a schema does not ask for: a model may else write nothing more than that.
-_JSON_OPTIONS = {"whitespace_pattern": r"[ \t\n\r]{0,40}"}
+# White space between things: a weak model would else write nothing more than that.
+_JSON_OPTIONS = {"whitespace_pattern": r"[ \n]?"}
 
 # In llguidance's units, which are the same on every machine; the times are those on one core.
 _LIMITS = LLParserLimits(

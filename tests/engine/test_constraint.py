@@ -106,6 +106,17 @@ def test_every_text_validates_against_the_schema(
     jsonschema.validate(json.loads(text), schema)
 
 
+def test_between_things_of_json_is_one_blank_or_line_end_at_most(
+    compiler: ConstraintCompiler,
+) -> None:
+    schema = Constraint("json_schema", ('{"type": "array", "items": {"type": "integer"}}',))
+
+    for text in ("[", "[1,", "[1"):
+        assert allowed_after(compiler, schema, text) & {*b" \t\r\n"} == {*b" \n"}
+        for space in " \n":
+            assert not allowed_after(compiler, schema, text + space) & {*b" \t\r\n"}
+
+
 @settings(max_examples=25)
 @given(
     choices=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1),
