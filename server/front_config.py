@@ -50,13 +50,16 @@ class HttpConfig(FrontConfig):
     body_seconds: float = 30.0  # for the body of a request to come
     head_seconds: float = 10.0  # for what stands before it
     max_head_bytes: int = 64 << 10
+    keep_alive_seconds: float = 75.0  # of a connection without a request; more than proxies wait
+    ping_seconds: float = 1.0  # of silence in a stream before a comment is sent
+    allowed_origins: tuple[str, ...] = ()  # whose pages may ask, "*": all; of none by default
     # Of the admin port, if it asks for one: who reads the load on the page shows it too.
     admin_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(self, "max_body_bytes", "max_head_bytes")
-        check_positive(self, "body_seconds", "head_seconds")
+        check_positive(self, "body_seconds", "head_seconds", "keep_alive_seconds", "ping_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

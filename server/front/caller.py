@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from tokenweir import AsyncClient
@@ -14,11 +15,11 @@ HEALTH_SECONDS = 5.0  # for the server behind to say how it is
 def client_as(
     client: AsyncClient, headers: Mapping[str, str], certified: str | None = None
 ) -> AsyncClient:
-    """Return a client that calls as the headers of a request say; ValueError for no token.
+    """Return a client that calls as the headers of a request say.
 
-    `certified` is the name on the certificate that came with the request.
+    `certified` is the name on the certificate that came with the request. An `authorization` of
+    another scheme, or without a token, is as none: the server behind says whether it needs one.
     """
-    header = headers.get("authorization")
     told: list[tuple[str, str | bytes]] = [
         (name, value)
         for name in ("traceparent", "tracestate")
@@ -26,9 +27,6 @@ def client_as(
     ]
     if certified is not None:
         told.append((CERTIFIED_KEY, certified.encode()))
-    if header is None:
-        return client.calling_as(metadata=told)
-    kind, _, token = header.partition(" ")
-    if kind.lower() != "bearer":
-        raise ValueError("Authorization is to be: Bearer TOKEN")
-    return client.calling_as(token.strip(), metadata=told)
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    is_token = scheme.lower() == "bearer" and re.fullmatch(r"[!-~]+", token.strip())
+    return client.calling_as(token.strip() if is_token else None, metadata=told)

@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tokenweir import (
     AsyncClient,
-    BrokenStream,
     GenerateOptions,
     ModelInfo,
     StreamOptions,
@@ -31,11 +31,11 @@ from server.http.bound import Bound
 from server.http.chat import ChatForm, ChatRequest
 from server.http.connection import CERTIFIED
 from server.http.embeddings import EmbeddingRequest, embeddings_json
-from server.http.errors import HttpError, http_error, refused_arguments
+from server.http.errors import AsSent, HttpError, http_error, refused_arguments
 from server.http.load_history import LoadHistory
 from server.http.page import Page
 from server.http.requests import CompletionRequest, GenerationRequest, OpenAiRequest
-from server.http.streams import Chunks, EventStream, Message
+from server.http.streams import Chunks, EventStream, Message, Streams, events
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ Prompt = str | list[int] | list[dict[str, Any]]
 _CLIENT_GONE = 499  # nobody reads it
 _REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
+_MAX_STREAMS = 64  # of a request
 _STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
 
 
@@ -68,7 +69,10 @@ def application(
             Route("/v1/embeddings", door.embeddings, methods=post),
             *page.routes,
         ],
-        middleware=[Middleware(Bound, max_requests=config.max_requests)],
+        middleware=[
+            *_for_pages(config.allowed_origins),
+            Middleware(Bound, max_requests=config.max_requests),
+        ],
         exception_handlers={
             HttpError: _answer_refusal,
             TokenweirClientError: _answer_failure,
@@ -168,27 +172,69 @@ class HttpDoor:
             body = envelope(request_id, form.object, asked.model, choices)
             body["usage"] = usage_json(found.usage)
             return JSONResponse(body, headers={_REQUEST_ID: request_id})
-        if len(prompts) > 1:
-            raise HttpError(
-                400, "a stream is of one prompt; send a request for each", param="prompt"
+        return await self._stream(request, asked, prompts, form, client, options)
+
+    async def _stream(
+        self,
+        request: Request,
+        asked: GenerationRequest,
+        prompts: Sequence[Prompt],
+        form: Form,
+        client: AsyncClient,
+        options: StreamOptions,
+    ) -> Response:
+        """Return a stream that has begun: until then an error has a status of its own."""
+        if len(prompts) > _MAX_STREAMS:
+            message = f"{len(prompts)} streams are more than {_MAX_STREAMS}; send fewer prompts"
+            raise HttpError(400, message, param="prompt")
+
+        def start(place: int, admitted: asyncio.Event) -> AsyncGenerator[Message]:
+            found = client.stream_messages(
+                asked.model, prompts[place], _STREAM_ATTEMPTS, admitted, **options
             )
-        messages = cast(
-            AsyncGenerator[Message],
-            client.stream_messages(asked.model, prompts[0], _STREAM_ATTEMPTS, **options),
-        )
-        chunks = Chunks(form, request_id, asked.model, has_usage=asked.has_usage)
-        with refused_arguments(asked.as_sent):
-            first = await _unless_gone(request, _first(messages))
-        return EventStream(first, messages, chunks, request_id, asked.as_sent)
+            return cast(AsyncGenerator[Message], found)
+
+        def as_sent(place: int) -> AsSent:
+            return lambda message: asked.as_sent(message.replace("inputs[0]", f"inputs[{place}]"))
+
+        request_id, ping_seconds = request.state.request_id, self._config.ping_seconds
+        chunks = [
+            Chunks(form, request_id, asked.model, place * (asked.n or 1))
+            for place in range(len(prompts))
+        ]
+        streams = Streams(len(prompts), start)
+        streams.begin()
+        try:
+            await _unless_gone(request, streams.wait_until_admitted(ping_seconds))
+            if streams.failure is not None:
+                place, error = streams.failure
+                request.state.as_sent = as_sent(place)
+                with refused_arguments(request.state.as_sent):
+                    raise error
+        except BaseException:
+            await streams.end()
+            raise
+        found = events(streams, chunks, as_sent, has_usage=asked.has_usage)
+        return EventStream(streams, found, request_id, ping_seconds)
 
     def caller(self, request: Request) -> AsyncClient:
-        """Return a client that calls as who sent the request; HttpError for no token."""
-        try:
-            return client_as(self._client, request.headers, getattr(request.state, CERTIFIED, None))
-        except ValueError as error:
-            raise HttpError(
-                401, str(error), kind="authentication_error", code="invalid_api_key"
-            ) from error
+        """Return a client that calls as who sent the request."""
+        return client_as(self._client, request.headers, getattr(request.state, CERTIFIED, None))
+
+
+def _for_pages(origins: Sequence[str]) -> list[Middleware]:
+    """Return what lets pages of other origins ask, where some may."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[_REQUEST_ID, "Retry-After"],
+        )
+    ]
 
 
 def _is_id(given: str) -> bool:
@@ -205,13 +251,6 @@ def _of_a_whole(options: StreamOptions) -> GenerateOptions:
     """Return the options without those that only a stream has."""
     known = GenerateOptions.__annotations__
     return cast(GenerateOptions, {name: said for name, said in options.items() if name in known})
-
-
-async def _first(messages: AsyncGenerator[Message]) -> Message:
-    first = await anext(messages, None)
-    if first is None:
-        raise BrokenStream("the stream ended without a message")
-    return first
 
 
 async def _unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:

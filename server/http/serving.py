@@ -42,7 +42,8 @@ async def serve(
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # seconds of asyncio
+            timeout_keep_alive=config.keep_alive_seconds,  # type: ignore[arg-type]  # of asyncio
+            timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # likewise
         ),
         certificate,
     )

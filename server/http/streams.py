@@ -2,35 +2,98 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import suppress
 
 from starlette.responses import StreamingResponse
+from starlette.types import Message as AsgiMessage
 from starlette.types import Send
-from tokenweir import BrokenStream, TokenweirClientError
+from tokenweir import BrokenStream, TokenweirClientError, Usage
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from server.http.answers import Form, Json, Positions, envelope, finish_reason, usage_json
 from server.http.errors import AsSent, http_error
 
 Message = generation_service_pb2.GenerateStreamResponse
+Start = Callable[[int, asyncio.Event], AsyncGenerator[Message]]  # of a prompt; what is set with it
+
+
+class Streams:
+    """The streams of a request, one for each of its prompts, whose messages are read as they come.
+
+    They run from `begin` to `end`.
+    """
+
+    def __init__(self, num_prompts: int, start: Start) -> None:
+        self._admitted = [asyncio.Event() for _ in range(num_prompts)]
+        self._messages: asyncio.Queue[tuple[int, Message | None]] = asyncio.Queue(1)
+        self._streams = [start(place, event) for place, event in enumerate(self._admitted)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self.failure: tuple[int, Exception] | None = None  # of which prompt
+
+    def begin(self) -> None:
+        """Ask for all of them."""
+        self._tasks = [asyncio.create_task(self._read(at)) for at in range(len(self._streams))]
+
+    async def end(self) -> None:
+        """End what still runs."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+
+    async def wait_until_admitted(self, seconds: float) -> None:
+        """Return when the server has begun with all of them, one has failed, or so much later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for event in self._admitted:
+                    await event.wait()
+
+    async def messages(self) -> AsyncGenerator[tuple[int, Message]]:
+        """Yield the messages, each with the place of its prompt; raise the first failure."""
+        num_open = len(self._streams)
+        while num_open:
+            place, message = await self._messages.get()
+            if self.failure is not None:
+                raise self.failure[1]
+            if message is None:
+                num_open -= 1
+            else:
+                yield place, message
+
+    async def _read(self, place: int) -> None:
+        try:
+            async for message in self._streams[place]:
+                self._admitted[place].set()
+                await self._messages.put((place, message))
+        except Exception as error:  # noqa: BLE001  # it is for who reads the messages
+            self.failure = self.failure or (place, error)
+            for event in self._admitted:  # nobody has to wait for the others
+                event.set()
+        self._admitted[place].set()
+        await self._messages.put((place, None))
 
 
 class EventStream(StreamingResponse):
-    """A stream that ends its call of the server as soon as its reader is gone."""
+    """Streams that end as soon as their reader is gone.
+
+    A comment is sent whenever nothing else was for `ping_seconds`: who reads, or stands between,
+    does not wait in silence.
+    """
 
     def __init__(
         self,
-        first: Message,
-        messages: AsyncGenerator[Message],
-        chunks: Chunks,
+        streams: Streams,
+        events: AsyncGenerator[bytes],
         request_id: str,
-        as_sent: AsSent,
+        ping_seconds: float,
     ) -> None:
         super().__init__(
-            _events(first, messages, chunks, as_sent),
+            events,
             headers={
                 "Cache-Control": "no-store",
                 "X-Accel-Buffering": "no",
@@ -38,24 +101,55 @@ class EventStream(StreamingResponse):
             },
             media_type="text/event-stream",
         )
-        self._messages = messages
+        self._streams, self._ping_seconds = streams, ping_seconds
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events."""
-        async with aclosing(self._messages):
-            await super().stream_response(send)
+        """Send the events, and end the streams."""
+        pinged = _Pinged(send, self._ping_seconds)
+        pinging = asyncio.create_task(pinged.ping())
+        try:
+            await super().stream_response(pinged)
+        finally:
+            pinging.cancel()
+            await self._streams.end()
+
+
+class _Pinged:
+    """Sends what it is given, and says something where that is nothing for a while."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        self._clock = asyncio.get_running_loop().time
+        self._last = self._clock()
+        self._is_open = False
+
+    async def __call__(self, message: AsgiMessage) -> None:
+        self._last = self._clock()
+        self._is_open = message.get("more_body", True)
+        await self._send(message)
+
+    async def ping(self) -> None:
+        while self._is_open:
+            if (left := self._last + self._seconds - self._clock()) > 0:
+                await asyncio.sleep(left)
+            else:
+                await self({"type": "http.response.body", "body": _PING, "more_body": True})
+
+
+_PING = b": ping\n\n"
 
 
 class Chunks:
     """Makes OpenAI's chunks of the messages of one stream."""
 
-    def __init__(self, form: Form, request_id: str, model: str, *, has_usage: bool) -> None:
+    def __init__(self, form: Form, request_id: str, model: str, first_index: int) -> None:
+        """`first_index` is that of its first output among those of the request."""
         self._form, self._id, self._model = form, request_id, model
-        self._has_usage = has_usage
+        self._first_index = first_index
         self._num_messages = 0
         self._sent: Counter[int] = Counter()  # characters, by output
         self._begun: set[int] = set()
-        self._is_whole = False
+        self._usage: common_pb2.Usage | None = None  # once all has come
 
     def of(self, message: Message) -> Iterator[Json]:
         """Yield the chunks of the next message; BrokenStream if one was lost."""
@@ -71,52 +165,62 @@ class Chunks:
             case "finished":
                 yield from self._end(message.finished)
             case "summary":
-                self._is_whole = True
-                if self._has_usage:
-                    usage = usage_json(message.summary.usage)
-                    yield self._chunk() | {"usage": usage}
+                self._usage = message.summary.usage
 
-    def check_end(self) -> None:
-        """Raise BrokenStream unless all has come."""
-        if not self._is_whole:
+    def usage_at_end(self) -> common_pb2.Usage:
+        """Return what it took; BrokenStream unless all has come."""
+        if self._usage is None:
             raise BrokenStream(f"the stream ended after {self._num_messages} messages")
+        return self._usage
+
+    def of_usage(self, usages: Sequence[common_pb2.Usage]) -> Json:
+        """Return the chunk of what all streams of the request took."""
+        whole = Usage(
+            input_tokens=sum(one.input_tokens for one in usages),
+            output_tokens=sum(one.output_tokens for one in usages),
+            cached_input_tokens=sum(one.cached_input_tokens for one in usages),
+        )
+        return self._chunk() | {"usage": usage_json(whole)}
 
     def _more(self, index: int, text: str, logprobs: Positions) -> Iterator[Json]:
+        place = self._first_index + index
         if index not in self._begun:
             self._begun.add(index)
-            if (first := self._form.first(index)) is not None:
+            if (first := self._form.first(place)) is not None:
                 yield self._chunk(first)
         if text or logprobs:
-            yield self._chunk(self._form.piece(index, text, logprobs, self._sent[index]))
+            yield self._chunk(self._form.piece(place, text, logprobs, self._sent[index]))
         self._sent[index] += len(text)
 
     def _end(self, finished: Message.Finished) -> Iterator[Json]:
         sequence = finished.sequence  # all of it, where nothing was streamed
         yield from self._more(finished.index, sequence.text, sequence.logprobs)
         value = sequence.finish_reason or finished.finish_reason
-        yield self._chunk(self._form.last(finished.index, finish_reason(_name(value))))
+        place = self._first_index + finished.index
+        yield self._chunk(self._form.last(place, finish_reason(_name(value))))
 
     def _chunk(self, *choices: Json) -> Json:
         return envelope(self._id, self._form.chunk_object, self._model, choices)
 
 
-async def _events(
-    first: Message, messages: AsyncIterator[Message], chunks: Chunks, as_sent: AsSent
+async def events(
+    streams: Streams, chunks: Sequence[Chunks], as_sent: Callable[[int], AsSent], *, has_usage: bool
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a stream, of which the first message has come already.
+    """Yield the events of streams that have begun; `as_sent` is by the place of a prompt.
 
-    An error ends it with an event that says so, without `[DONE]`.
+    An error ends them with an event that says so, without `[DONE]`.
     """
     try:
-        for chunk in chunks.of(first):
-            yield _event(chunk)
-        async for message in messages:
-            if data := b"".join(map(_event, chunks.of(message))):
+        async for place, message in streams.messages():
+            if data := b"".join(map(_event, chunks[place].of(message))):
                 yield data
-        chunks.check_end()
+        usages = [one.usage_at_end() for one in chunks]
+        if has_usage:
+            yield _event(chunks[0].of_usage(usages))
         yield b"data: [DONE]\n\n"
     except TokenweirClientError as error:
-        yield _event(dict(http_error(error, as_sent).body))
+        place = streams.failure[0] if streams.failure is not None else 0
+        yield _event(dict(http_error(error, as_sent(place)).body))
 
 
 def _name(reason: int) -> str:

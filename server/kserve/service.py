@@ -169,10 +169,7 @@ async def _answered(context: Context, answer: Awaitable[T]) -> T:
 def _client_as(client: AsyncClient, context: Context) -> AsyncClient:
     headers = dict(context.invocation_metadata() or ())
     texts = {name: value for name, value in headers.items() if isinstance(value, str)}
-    try:
-        return client_as(client, texts)
-    except ValueError as error:
-        raise Refused(str(error), grpc.StatusCode.UNAUTHENTICATED) from error
+    return client_as(client, texts)
 
 
 def _seconds(microseconds: Any, context: Context, most: float) -> float:

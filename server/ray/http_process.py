@@ -150,9 +150,10 @@ def _log(line: str) -> None:
 
 
 def _section(config: HttpConfig) -> str:
-    """Return the settings that a file may have, all of them numbers, as its section."""
+    """Return the settings that a file may have, numbers and lists of texts, as its section."""
     names = (one.name for one in fields(config) if f"http.{one.name}" not in FOLLOWING)
-    return "\n".join(["[http]", *(f"{name} = {getattr(config, name)!r}" for name in names)])
+    lines = (f"{name} = {json.dumps(getattr(config, name))}" for name in names)
+    return "\n".join(["[http]", *lines])
 
 
 def _stderr(process: asyncio.subprocess.Process) -> asyncio.StreamReader:

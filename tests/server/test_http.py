@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -129,6 +130,104 @@ async def test_a_stream_has_the_pieces_the_end_and_what_it_took():
     assert len({one["id"] for one in events[:-1]}) == 1
 
 
+async def test_a_stream_of_several_prompts_tells_them_apart():
+    async with http_before(able()) as caller:
+        events = await caller.stream(
+            model="dates", prompt=["ab c", "d"], n=2, stream_options={"include_usage": True}
+        )
+
+    assert events[-1] == "[DONE]"
+    *pieces, usage = events[:-1]
+    choices = [one["choices"][0] for one in pieces]
+    texts = ["".join(one["text"] for one in choices if one["index"] == i) for i in range(4)]
+    assert texts == ["ab c ", "ab c ", "d ", "d "]
+    assert sorted(one["index"] for one in choices if one["finish_reason"] == "stop") == [*range(4)]
+    assert (usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == (3, 3)
+
+
+async def test_one_of_several_streams_that_fails_ends_all_of_them():
+    def answer(request: Any, context: grpc.ServicerContext) -> object:
+        yield next(iter(stream_messages(["a"])))
+        read.wait(60)
+        if request.request.inputs[0].text == "b":
+            fail(context, grpc.StatusCode.INTERNAL, "inputs[0].text: gone")
+        context.add_callback(ended.set)
+        ended.wait(60)
+
+    read, ended = threading.Event(), threading.Event()
+    with scripted_server() as script:
+        script.answers["GenerateStream"] = answer
+        async with http_server(script.address) as caller:
+            body = {"model": "m", "prompt": ["a", "b"], "stream": True}
+            async with caller.session.post(f"{caller.url}/v1/completions", json=body) as found:
+                await found.content.readuntil(b"\n\n")
+                read.set()
+                last = (await found.text()).strip().rpartition("data: ")[2]
+
+    assert json.loads(last)["error"]["message"] == "prompt[1]: gone"
+    assert await asyncio.to_thread(ended.wait, 60)
+
+
+async def test_a_stream_answers_at_once_and_is_never_silent():
+    generator = able()
+    config = HttpConfig(port=0, ping_seconds=0.05, grace=1)
+    async with http_before(generator, config=config) as caller:
+        body = {"model": "dates", "prompt": "HOLD", "beam": 4, "stream": True}
+        async with caller.session.post(f"{caller.url}/v1/completions", json=body) as found:
+            assert (found.status, generator.release.is_set()) == (200, False)
+            pings = [await found.content.readexactly(8) for _ in range(3)]
+            generator.release.set()
+            rest = await found.text()
+
+    assert pings == [b": ping\n\n"] * 3
+    assert rest.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_stream_that_waits_for_its_turn_answers_after_a_while(is_refused: bool):
+    def answer(request: object, context: grpc.ServicerContext) -> object:
+        answered.wait(60)
+        if is_refused:
+            fail(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        yield from stream_messages(["a"])
+
+    answered = threading.Event()
+    config = HttpConfig(port=0, ping_seconds=0.05, grace=1)
+    with scripted_server() as script:
+        script.answers["GenerateStream"] = answer
+        async with http_server(script.address, config) as caller:
+            body = {"model": "m", "prompt": "a", "stream": True}
+            async with caller.session.post(f"{caller.url}/v1/completions", json=body) as found:
+                assert found.status == 200
+                assert await found.content.readexactly(8) == b": ping\n\n"
+                answered.set()
+                rest = (await found.text()).replace(": ping\n\n", "")
+
+    assert ('"message":"full"' in rest, "[DONE]" in rest) == (is_refused, not is_refused)
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [((), "http://a", None), (("http://a",), "http://a", "http://a"),
+     (("http://a",), "http://b", None), (("*",), "http://b", "*")],
+)  # fmt: skip
+async def test_pages_of_other_origins_ask_where_they_may(
+    origins: tuple[str, ...], origin: str, allowed: str | None
+):
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST",
+             "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+    config = HttpConfig(port=0, allowed_origins=origins, grace=1)
+    async with http_before(FakeGenerator(), config=config) as caller:
+        url = f"{caller.url}/v1/chat/completions"
+        async with caller.session.options(url, headers=asked) as found:
+            assert found.status == (200 if allowed else 400 if origins else 405)
+            assert found.headers.get("Access-Control-Allow-Origin") == allowed
+        for path, status in (("/v1/models", 200), ("/v1/models/x", 404)):
+            async with caller.session.get(caller.url + path, headers=asked) as found:
+                assert found.status == status
+                assert found.headers.get("Access-Control-Allow-Origin") == allowed
+
+
 async def test_a_stream_of_beams_has_the_best_one():
     async with http_before(able()) as caller:
         events = await caller.stream(model="dates", prompt="ab c", beam=4)
@@ -165,8 +264,9 @@ async def test_a_stream_of_beams_has_the_best_one():
          "min_tokens"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x: Input should be a valid integer, unable to parse "
          "string as an integer", "logit_bias"),
-        ({"prompt": ["a", "b"], "stream": True}, "a stream is of one prompt; send a request for "
-         "each", "prompt"),
+        ({"prompt": ["a"] * 65, "stream": True}, "65 streams are more than 64; send fewer prompts",
+         "prompt"),
+        ({"prompt": ["a", "", "b"], "stream": True}, "prompt[1]: it is empty", "prompt"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_json, guided_regex: give one of them "
          "only", "guided_json"),
         ({"seed": -1}, "seed=-1: Value out of range: -1", "seed"),
@@ -358,14 +458,20 @@ async def test_an_error_within_a_stream_is_its_last_event():
 
         def answer(request: object, context: grpc.ServicerContext) -> object:
             yield next(iter(stream_messages(["a"])))
+            read.wait(60)
             fail(context, grpc.StatusCode.UNAVAILABLE, "gone")
 
+        read = threading.Event()
         script.answers["GenerateStream"] = answer
         async with http_server(script.address) as caller:
-            events = await caller.stream(model="m", prompt="a")
+            body = {"model": "m", "prompt": "a", "stream": True}
+            async with caller.session.post(f"{caller.url}/v1/completions", json=body) as found:
+                first = await found.content.readuntil(b"\n\n")
+                read.set()
+                last = (await found.text()).strip()
 
-    assert events[0]["choices"][0]["text"] == "a"
-    assert events[-1]["error"]["message"] == "gone"
+    assert json.loads(first.removeprefix(b"data: "))["choices"][0]["text"] == "a"
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "gone"
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
@@ -403,12 +509,29 @@ async def test_who_calls_is_told_to_the_server_behind():
             for headers in ({}, {"Authorization": "Bearer theirs"}):
                 async with caller.session.get(f"{caller.url}/v1/models", headers=headers) as found:
                     assert found.status == 200
-            for wrong in ("Basic eA==", "Bearer ", "Bearer a b"):
-                headers = {"Authorization": wrong}
+            for wrong in ("Basic eA==", "Bearer ", "Bearer", "Bearer a b", "tw_x", ""):  # are none
+                headers = {"Authorization": wrong, "api-key": "x"}
                 async with caller.session.get(f"{caller.url}/v1/models", headers=headers) as found:
-                    assert (found.status, found.headers["WWW-Authenticate"]) == (401, "Bearer")
+                    assert found.status == 200
 
-    assert authorized(script) == ["Bearer own", "Bearer theirs"]
+    assert authorized(script) == ["Bearer own", "Bearer theirs", *["Bearer own"] * 6]
+
+
+async def test_a_token_is_asked_for_where_the_server_behind_asks_for_one(tmp_path: Path):
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(entry("tw_a", tenant="a"))
+    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tokens=tokens)))
+    address = f"127.0.0.1:{await gateway.start()}"
+    async with http_server(address) as caller:
+        for shown in ({}, {"Authorization": "Bearer "}, {"Authorization": "Basic eA=="}):
+            async with caller.session.get(f"{caller.url}/v1/models", headers=shown) as found:
+                error = (await found.json())["error"]
+                assert (found.status, found.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert error["code"] == "invalid_api_key"
+            assert error["message"].startswith(
+                "this server asks for a token, and the call has none; send it as `authorization: "
+            )
+    await gateway.close()
 
 
 async def test_models_are_listed_and_found_by_their_names():

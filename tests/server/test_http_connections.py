@@ -53,6 +53,21 @@ async def test_a_head_that_does_not_come_is_not_waited_for(parser: Any, head: by
         assert await asyncio.wait_for(reader.read(), 60) == b""
 
 
+async def test_a_connection_is_kept_as_long_as_is_said(parser: Any):
+    request = GET + b"\r\n"
+    async with (
+        http(keep_alive_seconds=0.5) as caller,
+        connected(caller, request) as (reader, writer),
+    ):
+        await reader.readuntil(b"</html>\n")
+        await asyncio.sleep(0.2)
+        writer.write(request)
+        assert await reader.readuntil(b"</html>\n")
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+
+    assert HttpConfig().keep_alive_seconds >= 75
+
+
 async def test_the_next_head_of_a_connection_is_not_waited_for_either(parser: Any):
     async with http(head_seconds=0.5) as caller, connected(caller, GET + b"\r\n") as streams:
         reader, writer = streams

@@ -384,11 +384,17 @@ class AsyncClient:
         return AsyncTextStream(Resumption(start, request, deadline, self._max_attempts))
 
     async def stream_messages(
-        self, model: str, prompt: Prompt | Chat, max_attempts: int, **options: Unpack[StreamOptions]
+        self,
+        model: str,
+        prompt: Prompt | Chat,
+        max_attempts: int,
+        admitted: asyncio.Event,
+        **options: Unpack[StreamOptions],
     ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
         """Generate, and yield the messages of the protocol as they come, of any number of outputs.
 
         A stream that breaks goes on as that of `stream`, as often as `max_attempts` says here.
+        `admitted` is set when the server has begun with it.
         """
         request = requests.stream_request(model, prompt, options)
         deadline = deadline_after(options.get("timeout", self._timeout))
@@ -397,6 +403,8 @@ class AsyncClient:
         call, seen = resumption.begin(), SeenMessages()
         try:
             with typed_errors(deadline):
+                if await call.initial_metadata():  # a server that takes a stream says who it is
+                    admitted.set()
                 while True:
                     try:
                         async for message in call:
