@@ -30,6 +30,7 @@ from server.http.body import parsed
 from server.http.bound import Bound
 from server.http.chat import ChatForm, ChatRequest
 from server.http.connection import CERTIFIED
+from server.http.counts import Counting, Counts
 from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import AsSent, HttpError, http_error, refused_arguments
 from server.http.load_history import LoadHistory
@@ -56,20 +57,22 @@ def application(
 
     `history` is what its page shows of workers and load.
     """
-    door = HttpDoor(client, config)
-    page = Page(door.caller, door.server_health, history, config.admin_token)
+    door, counts = HttpDoor(client, config), Counts()
+    page = Page(door.caller, door.server_health, history, counts, config.admin_token)
     get, post = ["GET"], ["POST"]
+    routes = [
+        Route("/health", door.health, methods=get),
+        Route("/v1/models", door.models, methods=get),
+        Route("/v1/models/{model:path}", door.model, methods=get),
+        Route("/v1/completions", door.completions, methods=post),
+        Route("/v1/chat/completions", door.chat, methods=post),
+        Route("/v1/embeddings", door.embeddings, methods=post),
+        *page.routes,
+    ]
     return Starlette(
-        routes=[
-            Route("/health", door.health, methods=get),
-            Route("/v1/models", door.models, methods=get),
-            Route("/v1/models/{model:path}", door.model, methods=get),
-            Route("/v1/completions", door.completions, methods=post),
-            Route("/v1/chat/completions", door.chat, methods=post),
-            Route("/v1/embeddings", door.embeddings, methods=post),
-            *page.routes,
-        ],
+        routes=routes,
         middleware=[
+            Middleware(Counting, counts=counts, routes=routes),
             *_for_pages(config.allowed_origins),
             Middleware(Bound, max_requests=config.max_requests),
         ],

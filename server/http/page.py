@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from tokenweir import AsyncClient, ModelInfo
 
+from server.http.counts import Counts
 from server.http.errors import HttpError
 from server.http.load_history import LoadHistory
 
@@ -32,10 +33,11 @@ class Page:
         caller: Callable[[Request], AsyncClient],
         health: Callable[[], Awaitable[str]],
         history: LoadHistory | None,
+        counts: Counts,
         admin_token: str | None,
     ) -> None:
         """Without a `history` the page says so; with an `admin_token` who reads it shows that."""
-        self._caller, self._health = caller, health
+        self._caller, self._health, self._counts = caller, health, counts
         self._history, self._token = history, admin_token
         self._html = _FILE.read_text(encoding="utf-8")
         self._headers = {
@@ -52,7 +54,13 @@ class Page:
             Route("/", self.page, methods=get),
             Route("/page/models", self.models, methods=get),
             Route("/page/load", self.load, methods=get),
+            Route("/metrics", self.metrics, methods=get),
         ]
+
+    async def metrics(self, request: Request) -> Response:
+        """Return what was answered, for Prometheus, to who may see the load."""
+        await self._shown(request)
+        return self._counts.page()
 
     async def page(self, request: Request) -> Response:
         """Return the page; it holds nothing of the server."""

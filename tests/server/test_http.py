@@ -21,8 +21,10 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from prometheus_client.parser import text_string_to_metric_families
 from tokenweir import PositionLogprobs, TokenLogprob
 
+from engine.requests.request import Constraint
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
 from server.cli.app import run
@@ -235,108 +237,100 @@ async def test_a_stream_of_beams_has_the_best_one():
     assert [one["choices"][0]["text"] for one in events[:-1]] == ["ab c ", ""]
 
 
-@pytest.mark.parametrize(
-    ("body", "said", "param"),
-    [
-        ({"suffix": "b"}, "suffix is not an option of this server; leave it out", "suffix"),
-        ({"max_tokns": 5}, "max_tokns is not an option of this server; the nearest is max_tokens",
-         "max_tokns"),
-        ({"tenant": "me"}, "tenant is not an option of this server; leave it out", "tenant"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs is not an option of this server; leave it out",
-         "prompt_logprobs"),
-        ({"priority": 3}, "priority=3 is not an option of this server; leave it out", "priority"),
-        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."
-         "continuous_usage_stats is not an option of this server; leave it out", "stream_options"),
-        ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer", "max_tokens"),
-        ({"prompt": []}, "prompt: give a text or token ids, or a list of the one or the other, not "
-         "an empty one", "prompt"),
-        ({"prompt": ["a"] * 2049}, "prompt: 2,049 are more than 2,048; send fewer", "prompt"),
-        ({"prompt": ["a"] * 70 + [""]}, "prompt[70]: it is empty", "prompt"),
-        ({"prompt": None}, "prompt: give a text or token ids, or a list of the one or the other, "
-         "not an empty one", "prompt"),
-        ({"stop": 5}, "stop: give a text, or a list of texts", "stop"),
-        ({"stop": ["a", ""]}, "stop[1]: 0 characters are outside 1 to 256", "stop"),
-        ({"top_p": 7}, "top_p: 7 is outside (0, 1]; 1 means all", "top_p"),
-        ({"n": 99, "top_p": 1}, "n: 99 is outside 1 to 8", "n"),
-        ({"max_tokens": 0}, "max_tokens: 0 is below 1; leave it out for the model's limit",
-         "max_tokens"),
-        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens: 3 is outside 0 to max_tokens (2)",
-         "min_tokens"),
-        ({"logit_bias": {"x": 1}}, "logit_bias.x: Input should be a valid integer, unable to parse "
-         "string as an integer", "logit_bias"),
-        ({"prompt": ["a"] * 65, "stream": True}, "65 streams are more than 64; send fewer prompts",
-         "prompt"),
-        ({"prompt": ["a", "", "b"], "stream": True}, "prompt[1]: it is empty", "prompt"),
-        ({"guided_json": {}, "guided_regex": "a"}, "guided_json, guided_regex: give one of them "
-         "only", "guided_json"),
-        ({"seed": -1}, "seed=-1: Value out of range: -1", "seed"),
-        ({"seed": -1, "stream": True}, "seed=-1: Value out of range: -1", "seed"),
-    ],
-)  # fmt: skip
-async def test_what_is_wrong_is_named_as_it_was_sent(
-    body: dict[str, object], said: str, param: str | None
-):
+WRONG = [
+    ({"suffix": "b"}, "suffix is not an option of this server; leave it out", "suffix"),
+    ({"max_tokns": 5}, "max_tokns is not an option of this server; the nearest is max_tokens",
+     "max_tokns"),
+    ({"tenant": "me"}, "tenant is not an option of this server; leave it out", "tenant"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs is not an option of this server; leave it out",
+     "prompt_logprobs"),
+    ({"priority": 3}, "priority=3 is not an option of this server; leave it out", "priority"),
+    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."
+     "continuous_usage_stats is not an option of this server; leave it out", "stream_options"),
+    ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer", "max_tokens"),
+    ({"prompt": []}, "prompt: give a text or token ids, or a list of the one or the other, not "
+     "an empty one", "prompt"),
+    ({"prompt": ["a"] * 2049}, "prompt: 2,049 are more than 2,048; send fewer", "prompt"),
+    ({"prompt": ["a"] * 70 + [""]}, "prompt[70]: it is empty", "prompt"),
+    ({"prompt": None}, "prompt: give a text or token ids, or a list of the one or the other, "
+     "not an empty one", "prompt"),
+    ({"stop": 5}, "stop: give a text, or a list of texts", "stop"),
+    ({"stop": ["a", ""]}, "stop[1]: 0 characters are outside 1 to 256", "stop"),
+    ({"top_p": 7}, "top_p: 7 is outside (0, 1]; 1 means all", "top_p"),
+    ({"n": 99, "top_p": 1}, "n: 99 is outside 1 to 8", "n"),
+    ({"max_tokens": 0}, "max_tokens: 0 is below 1; leave it out for the model's limit",
+     "max_tokens"),
+    ({"max_tokens": 2, "min_tokens": 3}, "min_tokens: 3 is outside 0 to max_tokens (2)",
+     "min_tokens"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x: Input should be a valid integer, unable to parse "
+     "string as an integer", "logit_bias"),
+    ({"prompt": ["a"] * 65, "stream": True}, "65 streams are more than 64; send fewer prompts",
+     "prompt"),
+    ({"prompt": ["a", "", "b"], "stream": True}, "prompt[1]: it is empty", "prompt"),
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_json, guided_regex: give one of them "
+     "only", "guided_json"),
+    ({"seed": -1}, "seed=-1: Value out of range: -1", "seed"),
+    ({"seed": -1, "stream": True}, "seed=-1: Value out of range: -1", "seed"),
+]  # fmt: skip
+
+
+async def test_what_is_wrong_is_named_as_it_was_sent():
     async with http_before(able()) as caller:
-        status, found = await caller.post(**{"model": "dates", "prompt": "a", **body})
+        for body, said, param in WRONG:
+            status, found = await caller.post(**{"model": "dates", "prompt": "a", **body})
+            assert (status, found["error"]["message"], found["error"]["param"]) == (
+                400,
+                said,
+                param,
+            )
+            assert found["error"]["type"] == "invalid_request_error"
 
-    assert (status, found["error"]["message"], found["error"]["param"]) == (400, said, param)
-    assert found["error"]["type"] == "invalid_request_error"
+
+NOTHING = [
+    *({name: None} for name in ("max_tokens", "stop", "response_format", "whatever")),
+    *({name: False} for name in ("echo", "use_beam_search", "timings_per_token", "stream")),
+    {"skip_special_tokens": True, "spaces_between_special_tokens": True},
+    {"add_generation_prompt": True, "include_stop_str_in_output": False},
+    {"cache_prompt": True, "priority": 0, "length_penalty": 1.0, "n": 1, "best_of": 1},
+    {"tools": [], "tool_choice": "auto", "functions": [], "suffix": "", "stop": []},
+    {"tools": [{"type": "function"}], "tool_choice": "none", "logit_bias": {}},
+    {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
+    {"chat_template_kwargs": {}, "structured_outputs": None},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *({name: None} for name in ("max_tokens", "stop", "response_format", "whatever")),
-        *({name: False} for name in ("echo", "use_beam_search", "timings_per_token", "stream")),
-        {"skip_special_tokens": True, "spaces_between_special_tokens": True},
-        {"add_generation_prompt": True, "include_stop_str_in_output": False},
-        {"cache_prompt": True, "priority": 0, "length_penalty": 1.0, "n": 1, "best_of": 1},
-        {"tools": [], "tool_choice": "auto", "functions": [], "suffix": "", "stop": []},
-        {"tools": [{"type": "function"}], "tool_choice": "none", "logit_bias": {}},
-        {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
-        {"chat_template_kwargs": {}, "structured_outputs": None},
-    ],
-)
-async def test_what_says_the_same_as_nothing_changes_nothing(body: dict[str, object]):
+async def test_what_says_the_same_as_nothing_changes_nothing():
     generator = able()
     async with http_before(generator) as caller:
-        for said in ({}, body):
-            status, found = await caller.post(model="dates", prompt="a", **said)
-            assert (status, found["choices"][0]["text"]) == (200, "a ")
+        for body in ({}, *NOTHING):
+            status, found = await caller.post(model="dates", prompt="a", **body)
+            assert (status, body, found["choices"][0]["text"]) == (200, body, "a ")
 
-    plain, asked = generator.requests
-    assert asked.params == plain.params
+    assert len({repr(one.params) for one in generator.requests}) == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "value"),
-    [
-        ({"guided_json": {"type": "null"}}, "json_schema", '{"type": "null"}'),
-        ({"structured_outputs": {"json": {"type": "null"}}}, "json_schema", '{"type": "null"}'),
-        ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
-        ({"structured_outputs": {"regex": "a"}}, "regex", "a"),
-        ({"guided_choice": ["a"]}, "choice", "a"),
-        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
-        ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, "json_schema",
-         '{"type": "null"}'),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True,
-         "schema": {"type": "null"}}}}, "json_schema", '{"type": "null"}'),
-        ({"response_format": {"type": "text"}}, "", ""),
-    ],
-)  # fmt: skip
-async def test_what_an_answer_must_be_may_be_said_as_others_say_it(
-    body: dict[str, object], kind: str, value: str
-):
+FORMATS = [
+    ({"guided_json": {"type": "null"}}, "json_schema", '{"type": "null"}'),
+    ({"structured_outputs": {"json": {"type": "null"}}}, "json_schema", '{"type": "null"}'),
+    ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
+    ({"structured_outputs": {"regex": "a"}}, "regex", "a"),
+    ({"guided_choice": ["a"]}, "choice", "a"),
+    ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+    ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, "json_schema",
+     '{"type": "null"}'),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True,
+     "schema": {"type": "null"}}}}, "json_schema", '{"type": "null"}'),
+    ({"response_format": {"type": "text"}}, "", ""),
+]  # fmt: skip
+
+
+async def test_what_an_answer_must_be_may_be_said_as_others_say_it():
     generator = able()
     async with http_before(generator) as caller:
-        assert (await caller.post(model="dates", prompt="a", **body))[0] == 200
-
-    found = generator.requests[0].params.constraint
-    assert (
-        (kind, value) == ("", "")
-        if found is None
-        else (found.kind, found.values) == (kind, (value,))
-    )
+        for body, kind, value in FORMATS:
+            assert (await caller.post(model="dates", prompt="a", **body))[0] == 200
+            found = generator.requests[-1].params.constraint
+            assert found == (Constraint(kind, (value,)) if kind else None), body
 
 
 @pytest.mark.parametrize(
@@ -578,6 +572,40 @@ async def test_models_are_those_that_the_token_of_a_request_may_use(tmp_path: Pa
     assert [model["model"] for model in shown["models"]] == ["tags"]
 
 
+async def test_answers_are_counted_by_route_and_status():
+    config = HttpConfig(port=0, max_requests=1, grace=0)
+    generator = FakeGenerator()
+    async with http_before(generator, config=config) as caller:
+        for prompt in ("a", "b", ""):
+            await caller.post(model="dates", prompt=prompt)
+        call = asyncio.create_task(caller.post(model="dates", prompt="HOLD"))
+        await asyncio.wait_for(generator.seen.wait(), 60)
+        await caller.post("embeddings", model="dates", input="a")
+        generator.release.set()
+        await call
+        for path in ("/v1/models/x", "/v1/models/y", "/made/up", "/v1/nothing"):
+            await caller.session.get(caller.url + path)
+        async with caller.session.get(f"{caller.url}/metrics") as found:
+            families = text_string_to_metric_families(await found.text())
+
+    (family,) = families
+    assert {(*sample.labels.values(), sample.value) for sample in family.samples} == {
+        ("/v1/completions", "200", 3),
+        ("/v1/completions", "400", 1),
+        ("/v1/embeddings", "503", 1),
+        ("/v1/models/{model:path}", "404", 2),
+        ("other", "404", 2),
+    }
+
+
+async def test_counts_are_for_who_may_see_the_load():
+    config = HttpConfig(port=0, admin_token="tw_a", grace=0)
+    async with http_before(FakeGenerator(), config=config) as caller:
+        for headers, status in (({}, 401), ({"Authorization": "Bearer tw_a"}, 200)):
+            async with caller.session.get(f"{caller.url}/metrics", headers=headers) as found:
+                assert found.status == status
+
+
 async def test_health_is_that_of_the_server_behind():
     async with http_server("127.0.0.1:1") as caller:
         async with caller.session.get(f"{caller.url}/health") as found:
@@ -655,85 +683,82 @@ async def test_a_conversation_is_answered_whole_and_streamed():
     assert generator.requests[0].params.max_new_tokens == 9
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"refusal": None, "annotations": [], "audio": None, "tool_calls": []},
-        {
-            "name": "bob",
-            "function_call": None,
-            "tool_call_id": None,
-            "reasoning_content": "",
-            "refusal": "",
-        },
-        {"reasoning_content": "because", "reasoning": "why"},
-        {"content": [{"type": "text", "text": "ab", "cache_control": {}, "annotations": []}]},
-    ],
-)
-async def test_a_message_may_come_back_as_servers_write_it(message: dict[str, object]):
-    said = [{"role": "assistant", "content": "ab", **message}]
+MESSAGES = [
+    {"refusal": None, "annotations": [], "audio": None, "tool_calls": []},
+    {
+        "name": "bob",
+        "function_call": None,
+        "tool_call_id": None,
+        "reasoning_content": "",
+        "refusal": "",
+    },
+    {"reasoning_content": "because", "reasoning": "why"},
+    {"content": [{"type": "text", "text": "ab", "cache_control": {}, "annotations": []}]},
+]  # fmt: skip
+
+
+async def test_a_message_may_come_back_as_servers_write_it():
     generator = FakeGenerator()
     generator.capabilities += ("chat",)
 
     async with http_before(generator) as caller:
-        status, found = await caller.post("chat/completions", model="dates", messages=said)
+        for message in MESSAGES:
+            said = [{"role": "assistant", "content": "ab", **message}]
+            status, found = await caller.post("chat/completions", model="dates", messages=said)
+            assert (status, found["choices"][0]["message"]["content"]) == (200, "ab ")
+            (one,) = generator.requests[-1].prompt.messages
+            assert (one.role, one.content) in (("assistant", "ab"), ("assistant", ("ab",)))
 
-    assert (status, found["choices"][0]["message"]["content"]) == (200, "ab ")
-    (one,) = generator.requests[0].prompt.messages
-    assert (one.role, one.content) in (("assistant", "ab"), ("assistant", ("ab",)))
+
+WRONG_CHATS = [
+    ({"tools": [{"type": "function"}]}, "tools is not an option of this server; leave it out",
+     "tools"),
+    ({"top_logprobs": 2}, "top_logprobs is for logprobs=true", "top_logprobs"),
+    ({"top_logprobs": 99, "logprobs": True}, "top_logprobs: 99 is outside 0 to 20 "
+     "alternatives; 0 gives the chosen token's", "top_logprobs"),
+    ({"messages": []}, "messages: List should have at least 1 item after validation, not 0",
+     "messages"),
+    ({"messages": "a"}, "messages: Input should be a valid array", "messages"),
+    ({"messages": [5]}, "messages[0]: Input should be an object", "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content is missing; a message has role "
+     "and content", "messages"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content is missing; a "
+     "message has role and content", "messages"),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]},
+     "messages[0].tool_calls cannot be sent; a message has role and content", "messages"),
+    ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "a"}]},
+     "messages[0].tool_call_id cannot be sent; a message has role and content", "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+     "messages[0].content[0] is of type 'image_url'; only texts can be sent", "messages"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content=5: give a text, or a "
+     "list of parts", "messages"),
+    ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens, max_tokens: give "
+     "one of them only", "max_completion_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens: 0 is below 1; leave it out for the "
+     "model's limit", "max_completion_tokens"),
+    ({"response_format": {"type": "json_schema"}}, "response_format: json_schema and the type "
+     "json_schema go together", "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type: Input should be 'text', "
+     "'json_object' or 'json_schema'", "response_format"),
+    ({"add_generation_prompt": False}, "add_generation_prompt=false is not an option of this "
+     "server; leave it out", "add_generation_prompt"),
+    ({"enable_thinkin": False, "continue_final_message": True}, "continue_final_message is not "
+     "an option of this server; leave it out", "continue_final_message"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs: Input should be an object",
+     "chat_template_kwargs"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("body", "said", "param"),
-    [
-        ({"tools": [{"type": "function"}]}, "tools is not an option of this server; leave it out",
-         "tools"),
-        ({"top_logprobs": 2}, "top_logprobs is for logprobs=true", "top_logprobs"),
-        ({"top_logprobs": 99, "logprobs": True}, "top_logprobs: 99 is outside 0 to 20 "
-         "alternatives; 0 gives the chosen token's", "top_logprobs"),
-        ({"messages": []}, "messages: List should have at least 1 item after validation, not 0",
-         "messages"),
-        ({"messages": "a"}, "messages: Input should be a valid array", "messages"),
-        ({"messages": [5]}, "messages[0]: Input should be an object", "messages"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content is missing; a message has role "
-         "and content", "messages"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content is missing; a "
-         "message has role and content", "messages"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]},
-         "messages[0].tool_calls cannot be sent; a message has role and content", "messages"),
-        ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "a"}]},
-         "messages[0].tool_call_id cannot be sent; a message has role and content", "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-         "messages[0].content[0] is of type 'image_url'; only texts can be sent", "messages"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content=5: give a text, or a "
-         "list of parts", "messages"),
-        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens, max_tokens: give "
-         "one of them only", "max_completion_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens: 0 is below 1; leave it out for the "
-         "model's limit", "max_completion_tokens"),
-        ({"response_format": {"type": "json_schema"}}, "response_format: json_schema and the type "
-         "json_schema go together", "response_format"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type: Input should be 'text', "
-         "'json_object' or 'json_schema'", "response_format"),
-        ({"add_generation_prompt": False}, "add_generation_prompt=false is not an option of this "
-         "server; leave it out", "add_generation_prompt"),
-        ({"enable_thinkin": False, "continue_final_message": True}, "continue_final_message is not "
-         "an option of this server; leave it out", "continue_final_message"),
-        ({"chat_template_kwargs": 5}, "chat_template_kwargs: Input should be an object",
-         "chat_template_kwargs"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_conversation_cannot_have_is_named(
-    body: dict[str, object], said: str, param: str, stream: bool
-):
+async def test_what_a_conversation_cannot_have_is_named():
     generator = able()
     generator.capabilities += ("chat",)
-    given = {"model": "dates", "messages": [{"role": "user", "content": "a"}], **body}
     async with http_before(generator) as caller:
-        status, found = await caller.post("chat/completions", stream=stream, **given)
-
-    assert (status, found["error"]["message"], found["error"]["param"]) == (400, said, param)
+        for body, said, param in WRONG_CHATS:
+            for stream in (False, True):
+                given = {"model": "dates", "messages": [{"role": "user", "content": "a"}], **body}
+                status, found = await caller.post("chat/completions", stream=stream, **given)
+                assert (status, found["error"]["message"]) == (400, said)
+                assert found["error"]["param"] == param
 
 
 async def test_a_model_without_a_chat_template_says_so():
