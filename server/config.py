@@ -23,6 +23,7 @@ from server.setting_checks import (
 
 MEBIBYTE = 1 << 20
 MOST_REQUEST_BYTES = 64 * MEBIBYTE
+_BESIDE_AN_IMAGE = MEBIBYTE // 16  # bytes of a request
 _ALL = frozenset(("0.0.0.0", "::"))  # addresses of this machine
 
 # Settings that follow from others, and from which: whoever serves sets those.
@@ -54,7 +55,8 @@ class WorkerConfig:
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
-    max_request_bytes: int = MEBIBYTE  # up to 64 of them, for images
+    # Up to 64 MiB. Where models see images, those of this default have room for the largest.
+    max_request_bytes: int = MEBIBYTE
     max_concurrent_calls: int = 1024  # the outer wall; engines refuse earlier
     max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
     limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
@@ -269,6 +271,23 @@ class ServeConfig:
             engine=replace(self.engine, gpu_memory_utilization=share),
             num_gpus_per_replica=self.num_gpus_per_replica or 1,
         )
+
+    def with_room_for_images(self) -> ServeConfig:
+        """Return the settings with requests that have room for the largest image.
+
+        Raises ConfigError for limits by which such an image never gets to its model.
+        """
+        largest, most = self.engine.limits.max_image_bytes, self.worker.max_request_bytes
+        needed = largest + _BESIDE_AN_IMAGE
+        if most == WorkerConfig.max_request_bytes and needed <= MOST_REQUEST_BYTES:
+            return replace(self, worker=replace(self.worker, max_request_bytes=max(most, needed)))
+        if needed > most:
+            raise ConfigError(
+                f"engine.limits.max_image_bytes ({largest}) can never be reached, for "
+                f"worker.max_request_bytes is {most} (at most {MOST_REQUEST_BYTES}); lower the "
+                f"one, or raise the other to at least {needed}"
+            )
+        return self
 
     def _check_worker(self) -> None:
         """Refuse what the deployment would overwrite."""

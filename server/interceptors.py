@@ -116,7 +116,8 @@ class ParsingInterceptor(WrappingInterceptor):
         async def around(behavior: Behavior, data: bytes, context: Context) -> Any:
             if len(data) > self._max_bytes:
                 limit = f"more than {self._max_bytes:,}, the most that a request may have"
-                what = f"{len(data):,} bytes are {limit}; send less in a call"
+                way_out = "start the server with a larger max_request_bytes ([worker] of --config)"
+                what = f"{len(data):,} bytes are {limit}; send less in a call, or {way_out}"
                 raise InvalidRequest([FieldViolation("request", what)])
             request = _parsed(parse, data, method)
             if (request_id := client_request_id(request)) is not None:

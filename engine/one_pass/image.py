@@ -36,7 +36,8 @@ def load_image(
     if len(data) > limits.max_image_bytes:
         raise _invalid(
             path,
-            f"{len(data):,} bytes are more than {limits.max_image_bytes:,}; send a smaller image",
+            f"{len(data):,} bytes are more than {limits.max_image_bytes:,}; send a smaller image, "
+            "or start the server with a larger max_image_bytes ([engine.limits])",
         )
     image = _decode(data, path, limits)
     image = _fit(_reduce(image, contract.channels), contract, path, limits)
@@ -111,7 +112,8 @@ def _resized(image: Image.Image, contract: ImageContract) -> tuple[int, int]:
 def _too_many_pixels(path: str, given: str, limits: RequestLimits) -> InvalidRequest:
     return _invalid(
         path,
-        f"{given} more than {limits.max_image_pixels:,} pixels; make it smaller before sending it",
+        f"{given} more than {limits.max_image_pixels:,} pixels; make it smaller before sending it, "
+        "or start the server with a larger max_image_pixels ([engine.limits])",
     )
 
 

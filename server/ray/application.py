@@ -35,6 +35,8 @@ def app_builder(args: Mapping[str, Any]) -> Application:
     packages, manifests = pin_all(config.packages, config.require_signature)
     for manifest, place in zip(manifests, config.packages.values(), strict=True):
         device_of(manifest, place, config.engine)
+    if any(manifest.image for manifest in manifests):
+        config = config.with_room_for_images()
     config = config.settled([manifest.target for manifest in manifests])
     roster = serve.deployment(
         RosterReplica, name="Roster", health_check_period_s=1, ray_actor_options={"num_cpus": 0}

@@ -101,6 +101,8 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     _check_is_reachable(config)
     packages, manifests = await _checked_packages(config)
+    if any(manifest.image for manifest in manifests):
+        config = config.with_room_for_images()
     given = config
     config = config.settled([manifest.target for manifest in manifests])
     _check_doors(config)

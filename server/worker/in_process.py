@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package.package import load_package
-from server.config import WorkerConfig
+from server.config import MOST_REQUEST_BYTES, WorkerConfig
 from server.worker.engines import Engine
 from server.worker.worker import Worker
 
@@ -43,9 +43,10 @@ class InProcessWorker:
     def __init__(self, models: Mapping[str, Engine], config: EngineConfig) -> None:
         self._directory = tempfile.mkdtemp(prefix="tokenweir-")
         socket = f"unix:{self._directory}/socket"
-        self._worker: Worker | None = Worker(
-            models, WorkerConfig(host=socket, limits=config.limits)
+        settings = WorkerConfig(
+            host=socket, max_request_bytes=MOST_REQUEST_BYTES, limits=config.limits
         )
+        self._worker: Worker | None = Worker(models, settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="tokenweir worker", daemon=True

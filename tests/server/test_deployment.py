@@ -160,6 +160,41 @@ def test_gateway_takes_requests_as_large_as_its_workers_take() -> None:
     assert config.gateway_settings.max_request_bytes == 5_000_000
 
 
+@pytest.mark.parametrize(
+    ("most", "largest", "expected"),
+    [
+        (None, 10 << 20, (10 << 20) + (1 << 16)),
+        (None, 1000, 1 << 20),
+        (64 << 20, 1 << 25, 64 << 20),
+    ],
+)
+def test_requests_have_room_for_the_largest_image(
+    most: int | None, largest: int, expected: int
+) -> None:
+    engine = EngineConfig(limits=RequestLimits(max_image_bytes=largest))
+    worker = WorkerConfig() if most is None else WorkerConfig(max_request_bytes=most)
+
+    config = dataclasses.replace(CONFIG, engine=engine, worker=worker).with_room_for_images()
+
+    assert config.worker.max_request_bytes == expected
+    assert config.gateway_settings.max_request_bytes == expected
+
+
+@pytest.mark.parametrize(("most", "largest"), [(5_000_000, 10 << 20), (1 << 20, 64 << 20)])
+def test_images_that_no_request_has_room_for_are_refused_by_both_names(
+    most: int, largest: int
+) -> None:
+    config = dataclasses.replace(
+        CONFIG,
+        engine=EngineConfig(limits=RequestLimits(max_image_bytes=largest)),
+        worker=WorkerConfig(max_request_bytes=most),
+    )
+
+    message = rf"image_bytes \({largest}\) can never be reached, .*max_request_bytes is {most} "
+    with pytest.raises(ConfigError, match=message):
+        config.with_room_for_images()
+
+
 def test_settings_of_the_gateway_reach_it() -> None:
     chosen = GatewayConfig(
         worker_wait=3.0,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import tokenweir
 from tokenweir.v1 import prediction_service_pb2
 
 from engine.config import EngineConfig, RequestLimits
@@ -41,6 +42,7 @@ from server.front_config import HttpConfig, KserveConfig
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
 from server.settings import Settings
+from server.worker.in_process import InProcessWorker
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import (
@@ -381,6 +383,16 @@ async def test_a_large_image_passes_where_messages_may_be_so_large(tmp_path: Pat
     assert (
         "more than 67,108,864, the most that a request may have" in too_large.violations["request"]
     )
+
+
+def test_a_photo_passes_where_the_model_is_in_the_process() -> None:
+    digits = FakePredictor(prediction_package("digits", task="classify"))
+    worker = InProcessWorker({"digits": digits}, EngineConfig())
+    try:
+        with tokenweir.Client(worker.address) as client:
+            assert client.classify("digits", b"\x89PNG" + bytes(9_000_000)).labels
+    finally:
+        worker.close()
 
 
 async def test_a_limit_of_requests_is_that_of_a_call(tmp_path: Path) -> None:
