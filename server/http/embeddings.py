@@ -12,6 +12,11 @@ from tokenweir import Answers
 from server.http.errors import HttpError
 from server.http.requests import OpenAiRequest, Prompts
 
+_OTHER_IDS = (
+    "ids are those of this model's own tokenizer: send texts (LangChain does, with "
+    "check_embedding_ctx_length=False)"
+)
+
 
 class EmbeddingRequest(OpenAiRequest):
     """The body of `/v1/embeddings`."""
@@ -27,6 +32,11 @@ class EmbeddingRequest(OpenAiRequest):
     def num_inputs(self) -> int:
         """How many texts it has."""
         return len(self.input)
+
+    def as_sent(self, message: str) -> str:
+        """As the base's; ids that the model does not have are most often another tokenizer's."""
+        said = super().as_sent(message)
+        return f"{said}; {_OTHER_IDS}" if "outside the vocabulary" in message else said
 
 
 def embeddings_json(

@@ -30,7 +30,7 @@ from engine.package.manifest import (
     Manifest,
 )
 from engine.package.package import Package
-from engine.requests.checks import check_sampling_params
+from engine.requests.checks import check_sampling_params, raise_if_any
 from engine.requests.events import (
     Admitted,
     FinishReason,
@@ -47,6 +47,7 @@ from engine.requests.events import (
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import Chat, GenerationRequest, ScoreRequest
+from engine.requests.token_ids import check_token_ids
 from engine.step_measures import StepMeasures
 from server.config import WorkerConfig
 from server.telemetry.logs import REQUESTS, with_fields
@@ -360,6 +361,12 @@ class FakePredictor(_Lifecycle):
                 raise InvalidRequest(
                     [FieldViolation(f"{path}[{i}].image", "no PNG or JPEG image; send one")]
                 )
+            if isinstance(item.content, tuple):
+                where = f"{path}[{i}].tokens.ids"
+                ids = check_token_ids(
+                    item.content, VOCAB_SIZE, lambda at, _, where=where: f"{where}[{at}]"
+                )
+                raise_if_any(ids)
         return Prediction(tuple(self._predict(item) for item in items), TIMING)
 
     def _predict(self, item: PredictionItem) -> ItemPrediction:

@@ -803,6 +803,16 @@ async def test_embeddings_are_numbers_or_their_bytes():
     assert (status, fitting) == (400, 200)
 
 
+async def test_ids_of_another_tokenizer_are_told_from_other_mistakes():
+    async with http_before(FakePredictor()) as caller:
+        _, ids = await caller.post("embeddings", model="tags", input=[[5, 943], [7]])
+        _, name = await caller.post("embeddings", model="x", input=[[5]])
+
+    assert ids["error"]["message"].startswith("input[0][1]: 943 is outside the vocabulary")
+    assert "check_embedding_ctx_length=False" in ids["error"]["message"]
+    assert "LangChain" not in name["error"]["message"]
+
+
 async def test_a_request_may_have_as_many_inputs_as_openai_takes():
     texts = ["a b", "a"] * 1024
     async with http_before(FakeGenerator(), FakePredictor()) as caller:
