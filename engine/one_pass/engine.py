@@ -261,8 +261,8 @@ class EncoderEngine(Engine):
 
 def _is_small(items: Sequence[PredictionItem]) -> bool:
     """Say whether encoding takes so little that the event loop can do it; images take long."""
-    if any(isinstance(item.content, bytes) for item in items):
-        return False
+    if any(isinstance(item.content, bytes) or item.truncation for item in items):
+        return False  # the first text that may be cut makes another tokenizer
     return sum(len(i.content) + len(i.text_pair or "") for i in items) <= MAX_INLINE_CHARS
 
 

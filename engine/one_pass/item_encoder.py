@@ -87,16 +87,19 @@ class ItemEncoder:
         if isinstance(item.content, bytes):
             raise _invalid(f"{path}.image", "this model takes text, not images; give a text")
         if isinstance(item.content, str):
-            return self._encode_text(item.content, item.text_pair, self._text, path)
+            return self._encode_text(item.content, item, self._text, path)
         return self._encode_ids(item.content, item.text_pair, self._text, path)
 
     def _encode_text(
-        self, text: str, pair: str | None, contract: EncodingContract, path: str
+        self, text: str, item: PredictionItem, contract: EncodingContract, path: str
     ) -> EncodedItem:
+        pair, tokenizer = item.text_pair, self._tokenizer
+        assert tokenizer is not None
         if pair is not None and self._task == "label":
             raise _invalid(f"{path}.text_pair", "a labeller takes one text; leave it out")
-        assert self._tokenizer is not None
-        found = self._tokenizer.encode_with_offsets(text, pair)
+        if item.truncation is not None:
+            tokenizer = tokenizer.cutting(contract.max_len, item.truncation)
+        found = tokenizer.encode_with_offsets(text, pair)
         if not found.ids:  # a blank text has those of special tokens, if its model puts any there
             raise _invalid(f"{path}.text", f"{text[:40]!r} has no token of this model; give words")
         types = contract.num_token_types
@@ -104,7 +107,8 @@ class ItemEncoder:
             raise _invalid(
                 f"{path}.text_pair", "this model takes one text, not a pair; leave it out"
             )
-        _check_length(len(found.ids), contract.max_len, f"{path}.text")
+        way_out = "shorten or split it, or ask with truncate for a part of it"
+        _check_length(len(found.ids), contract.max_len, f"{path}.text", way_out)
         kept = tuple(i for i, special in enumerate(found.special) if not special)
         return EncodedItem(
             values=np.array(found.ids),
@@ -150,11 +154,10 @@ def _encode_image(
     return EncodedItem(pixels, length=0, cost=max(1, contract.size**2 // _PIXELS_PER_TOKEN))
 
 
-def _check_length(given: int, allowed: int, path: str) -> None:
+def _check_length(given: int, allowed: int, path: str, way_out: str = "shorten it") -> None:
     if given > allowed:
-        raise _invalid(
-            path, f"{given} tokens are more than {allowed}, the model's limit; shorten or split it"
-        )
+        what = f"{given} tokens are more than {allowed}, the model's limit"
+        raise _invalid(path, f"{what}; {way_out}")
 
 
 def _invalid(path: str, description: str) -> InvalidRequest:

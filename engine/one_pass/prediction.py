@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.requests.events import Timing
+from engine.requests.text import Side
 
 Floats = NDArray[np.float32]
 
@@ -18,6 +19,7 @@ class PredictionItem:
 
     content: str | tuple[int, ...] | bytes  # bytes: an encoded image, PNG or JPEG
     text_pair: str | None = None  # the second text of a pair
+    truncation: Side | None = None  # where a text that is too long is cut; None: as its model's is
 
 
 @dataclass(frozen=True, eq=False)

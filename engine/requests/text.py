@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from engine.requests.request import Chat
 
+Side = Literal["left", "right"]
 MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
 
 
@@ -92,6 +93,9 @@ class ChatTemplate(Protocol):
 
 class ItemTokenizer(Protocol):
     """What a one-pass engine asks of a tokenizer."""
+
+    def cutting(self, most: int, side: Side) -> ItemTokenizer:
+        """Return one that cuts what has more tokens, of a pair the longer text."""
 
     def encode_with_offsets(self, text: str, text_pair: str | None = None) -> Encoding:
         """Return ids and where each token stands in its text; special tokens stand at (0, 0)."""

@@ -10,8 +10,10 @@ from copy import copy
 from itertools import accumulate
 from typing import Protocol
 
+import tokenizers
+
 from engine.errors import PackageError
-from engine.requests.text import Encoding, Piece
+from engine.requests.text import Encoding, Piece, Side
 from engine.text.stop_strings import StopMatcher
 from engine.text.tokenizer_file import read_tokenizer_file
 
@@ -62,6 +64,15 @@ class Tokenizer:
         }
         self._ends_words = kind == "BPEDecoder"  # with a space, behind the word
         self._bytes_of: dict[int, bytes] = {}  # of the tokens that were asked for
+        self._cutting: dict[tuple[int, Side], Tokenizer] = {}  # those that were asked for
+
+    def cutting(self, most: int, side: Side) -> Tokenizer:
+        """Return a tokenizer that cuts what has more tokens, of a pair the longer text."""
+        if (found := self._cutting.get((most, side))) is None:
+            found = self._cutting[most, side] = copy(self)
+            found._tokenizer = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+            found._tokenizer.enable_truncation(most, strategy="longest_first", direction=side)
+        return found
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the special tokens that the model wants around it."""

@@ -22,6 +22,12 @@ from server.cli.server_options import Server, server_option
 if TYPE_CHECKING:
     from tokenweir import Aggregation, PredictOptions
 
+truncate_option = click.option(
+    "--truncate",
+    type=click.Choice(["left", "right"]),
+    help="Cut this side off texts that are too long.  [default: they are refused]",
+)
+
 
 @click.command(
     short_help="Print the most likely labels of texts or images.",
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--image", "images", type=existing_file, multiple=True, help="PNG or JPEG file.")
 @click.option("--top", type=click.IntRange(0), default=1, help="Labels to print; 0: all.")
 @click.option("--pair", "text_pair", metavar="TEXT", help="The second text of each pair.")
+@truncate_option
 @version_option
 @json_option
 @timeout_option
@@ -78,6 +85,7 @@ def classify(
     type=click.Choice(["simple", "first", "average", "max"]),
     help="Print entities instead of tokens; the last three keep words whole.",
 )
+@truncate_option
 @version_option
 @json_option
 @timeout_option
@@ -116,6 +124,7 @@ def label(
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--normalize", is_flag=True, help="Scale to length 1.")
 @click.option("--pair", "text_pair", metavar="TEXT", help="The second text of each pair.")
+@truncate_option
 @version_option
 @timeout_option
 @server_option

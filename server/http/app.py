@@ -137,7 +137,11 @@ class HttpDoor:
         normalize = asked.normalize is not False
         with refused_arguments(asked.as_sent):
             call = self.caller(request).embed_many(
-                asked.model, asked.input, normalize=normalize, request_id=request_id
+                asked.model,
+                asked.input,
+                normalize=normalize,
+                truncate=asked.truncate,
+                request_id=request_id,
             )
             found = await _unless_gone(request, call)
         return JSONResponse(embeddings_json(asked, found), headers={_REQUEST_ID: request_id})
@@ -167,6 +171,7 @@ class HttpDoor:
             options["strategy"] = "sampling"  # as OpenAI's temperature of 1 does
         options["request_id"] = request_id
         if not asked.stream:
+            options["answer_others"] = False  # nobody would get their answers
             with refused_arguments(asked.as_sent):
                 call = client.generate_many(asked.model, prompts, **_of_a_whole(options))
                 found = await _unless_gone(request, call)

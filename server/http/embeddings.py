@@ -5,13 +5,26 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from tokenweir import Answers
+from pydantic import PlainValidator
+from tokenweir import Answers, Truncate
 
 from server.http.errors import HttpError
 from server.http.requests import OpenAiRequest, Prompts
 
+
+def _side(value: object) -> Truncate | None:
+    """Return the side that is cut off texts which are too long."""
+    match value:
+        case None | False:
+            return None
+        case True | "right" | "left":
+            return "left" if value == "left" else "right"
+    raise ValueError("give true, false, left or right")
+
+
+_Truncate = Annotated[Truncate | None, PlainValidator(_side)]
 _OTHER_IDS = (
     "ids are those of this model's own tokenizer: send texts (LangChain does, with "
     "check_embedding_ctx_length=False)"
@@ -26,6 +39,7 @@ class EmbeddingRequest(OpenAiRequest):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None  # those of the model
+    truncate: _Truncate = None  # as text-embeddings-inference has it; true: "right"
     normalize: bool | None = None  # our own; absent: to length 1, as OpenAI's vectors are
 
     @property

@@ -102,10 +102,10 @@ async def _generate(client: AsyncClient, asked: Asked) -> Answered:
 
 
 async def _classify(client: AsyncClient, asked: Asked) -> Answered:
-    check_names(asked.parameters, frozenset(("top",)), "a classification")
+    check_names(asked.parameters, frozenset(("top", "truncate")), "a classification")
     items, pair = await _items(asked), _pair(asked)
     found = await client.classify_many(
-        asked.model.model, items, top=asked.parameters.get("top"), text_pair=pair, **asked.options
+        asked.model.model, items, top=asked.parameters.get("top"), text_pair=pair, **_options(asked)
     )
     rows = found.results
     return Answered(
@@ -121,7 +121,7 @@ async def _classify(client: AsyncClient, asked: Asked) -> Answered:
 
 
 async def _label(client: AsyncClient, asked: Asked) -> Answered:
-    check_names(asked.parameters, frozenset(("aggregation",)), "a labelling")
+    check_names(asked.parameters, frozenset(("aggregation", "truncate")), "a labelling")
     items, pair = await _items(asked), _pair(asked)
     aggregation = asked.parameters.get("aggregation")
     found = await client.label_many(
@@ -129,7 +129,7 @@ async def _label(client: AsyncClient, asked: Asked) -> Answered:
         items,
         aggregation=aggregation,
         text_pair=pair,
-        **asked.options,
+        **_options(asked),
     )
     spans = [span for spans in found.results for span in spans]
     places = [place for place, spans in enumerate(found.results) for _ in spans]
@@ -148,11 +148,11 @@ async def _label(client: AsyncClient, asked: Asked) -> Answered:
 
 
 async def _embed(client: AsyncClient, asked: Asked) -> Answered:
-    check_names(asked.parameters, frozenset(("normalize",)), "an embedding")
+    check_names(asked.parameters, frozenset(("normalize", "truncate")), "an embedding")
     items, pair = await _items(asked), _pair(asked)
     normalize = asked.parameters.get("normalize", False)
     found = await client.embed_many(
-        asked.model.model, items, normalize=normalize, text_pair=pair, **asked.options
+        asked.model.model, items, normalize=normalize, text_pair=pair, **_options(asked)
     )
     return Answered(
         (_table("embedding", found.results, lambda value: value, "FP32"),),
@@ -229,6 +229,11 @@ def _check_number(tensor: Tensor) -> None:
         number = tensor.shape[0]
     if number > _MAX_ITEMS:
         raise Refused(f"{tensor.name} has {number:,} items, more than {_MAX_ITEMS:,}; send fewer")
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    """Return what all predictions have in common."""
+    return {"truncate": asked.parameters.get("truncate"), **asked.options}
 
 
 def _pair(asked: Asked) -> str | None:

@@ -84,13 +84,13 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     async def _predict(
         self,
         capability: str,
-        request: pb.ClassifyRequest | pb.LabelRequest | pb.EmbedRequest,
+        request: requests.PredictionRequest,
         context: Context,
     ) -> tuple[ServedModel, Prediction]:
         record = current_record()
         record.model = self._catalog.known(request.model)
         found = self._catalog.predicting(request.model, request.model_version, capability)
-        items = requests.prediction_items(request.items, request.request_id, self._limits)
+        items = requests.prediction_items(request, self._limits)
         prediction = await found.engine.predict(
             items, request_id=current_request_id(), deadline=engine_deadline(context)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from google.protobuf.json_format import MessageToJson
@@ -23,6 +23,7 @@ from engine.requests.request import (
     GenerationRequest,
     ScoreRequest,
 )
+from engine.requests.text import Side
 from server.worker.capabilities import check_scoring, raise_if_unsupported
 from server.worker.checks import (
     check_count,
@@ -32,6 +33,16 @@ from server.worker.checks import (
 )
 from server.worker.known_options import KnownOptions
 
+PredictionRequest = (
+    prediction_service_pb2.ClassifyRequest
+    | prediction_service_pb2.LabelRequest
+    | prediction_service_pb2.EmbedRequest
+)
+_SIDES: Mapping[int, Side | None] = {
+    prediction_service_pb2.TRUNCATION_UNSPECIFIED: None,
+    prediction_service_pb2.TRUNCATION_RIGHT: "right",
+    prediction_service_pb2.TRUNCATION_LEFT: "left",
+}
 MAX_TOKENS_PER_MESSAGE = 1024
 _MAX_ECHO = 64  # characters of a wrong value that an error repeats
 _ORIGIN = re.compile("([0-9a-f]{32}(-(?P<seed>[0-9a-f]{1,16}))?)?")  # see `answers.origin`
@@ -139,22 +150,24 @@ def seed_of_origin(request: generation_service_pb2.GenerateStreamRequest) -> int
     return int(found["seed"], 16) if found and found["seed"] else None
 
 
-def prediction_items(
-    items: Sequence[prediction_service_pb2.Item], request_id: str, limits: RequestLimits
-) -> list[PredictionItem]:
+def prediction_items(request: PredictionRequest, limits: RequestLimits) -> list[PredictionItem]:
     """Return the items; the engine checks their contents, this only what it could not see."""
+    items = request.items
     check_count("items", len(items), limits)
-    violations = wrong_request_id(request_id)
+    violations = wrong_request_id(request.request_id)
+    if request.truncation not in _SIDES:
+        what = f"{request.truncation} is none of {[*_SIDES]}"
+        violations.append(FieldViolation("truncation", what))
     violations += [
         FieldViolation(f"items[{i}]", "it is empty; set text, tokens or image")
         for i, item in enumerate(items)
         if item.WhichOneof("kind") is None
     ]
     raise_if_any(violations)
-    return [_prediction_item(item) for item in items]
+    return [_prediction_item(item, _SIDES[request.truncation]) for item in items]
 
 
-def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
+def _prediction_item(item: prediction_service_pb2.Item, side: Side | None) -> PredictionItem:
     content: str | bytes | tuple[int, ...]
     match item.WhichOneof("kind"):
         case "text":
@@ -163,7 +176,8 @@ def _prediction_item(item: prediction_service_pb2.Item) -> PredictionItem:
             content = item.image
         case _:
             content = tuple(item.tokens.ids)
-    return PredictionItem(content, item.text_pair if item.HasField("text_pair") else None)
+    pair = item.text_pair if item.HasField("text_pair") else None
+    return PredictionItem(content, pair, side)
 
 
 def _chat(chat: generation_service_pb2.Chat, path: str) -> Chat:

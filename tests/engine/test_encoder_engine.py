@@ -37,6 +37,7 @@ from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
 from engine.package.manifest import Certificate, EncodingContract, ImageContract, Manifest
 from engine.package.package import Package
+from engine.requests.text import Side
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from tests.engine.watching import fail_once
@@ -430,6 +431,35 @@ async def test_a_blank_text_is_read_as_the_tokens_around_it(
     for item in answer.items:
         assert (item.spans, item.logits.shape) == ((), (0, 3) if task == "label" else (3,))
         assert item.embedding.tolist() == [3.0] * DIM
+
+
+@pytest.mark.parametrize(("side", "first"), [("right", 0), ("left", 10)])
+async def test_a_text_that_is_too_long_is_cut_where_it_is_asked_for(
+    tokenizer: Tokenizer, side: Side, first: int
+) -> None:
+    text = " ".join(WORDS[3:23])
+    graph = FakeGraph(label=True)
+    async with running(graph, tokenizer, make_package("label")) as engine:
+        items = [PredictionItem(text, truncation=side), PredictionItem("w0 w1", truncation=side)]
+        long, short = (await ask(engine, items)).items
+        found = await violations(engine, [PredictionItem(text)])
+
+    assert [batch.tolist() for batch in graph.batches] == [
+        [[1, *range(3 + first, 13 + first), 2]], [[1, 3, 4, 2]]
+    ]  # fmt: skip
+    assert [text[start:end] for start, end in long.spans] == [*WORDS[3 + first : 13 + first]]
+    assert (len(short.spans), long.input_tokens) == (2, 12)
+    assert found["items[0].text"].startswith(
+        "22 tokens are more than 12, the model's limit; shorten"
+    )
+
+
+async def test_of_a_pair_the_longer_text_is_cut(tokenizer: Tokenizer) -> None:
+    graph = FakeGraph()
+    async with running(graph, tokenizer) as engine:
+        await ask(engine, [PredictionItem(" ".join(WORDS[3:23]), "w5 w6", "left")])
+
+    assert graph.batches[0].tolist() == [[1, *range(16, 23), 2, 8, 9, 2]]
 
 
 async def test_one_of_a_pair_may_be_empty(tokenizer: Tokenizer) -> None:

@@ -411,10 +411,10 @@ async def test_pairs_and_versions_reach_the_engine() -> None:
     async with running_worker(engine) as (_, address):
         for command in ("classify", "embed"):
             arguments = (command, "--model", "mood", "ab", "--pair", "cd", "--model-version", "1")
-            assert await _tokenweir(address, *arguments) == 0
+            assert await _tokenweir(address, *arguments, "--truncate", "left") == 0
         assert await _tokenweir(address, *arguments[:4], "--model-version", "2") == 1
 
-    assert [item.text_pair for item in engine.items] == ["cd", "cd"]
+    assert [(item.text_pair, item.truncation) for item in engine.items] == [("cd", "left")] * 2
 
 
 async def test_label_prints_stretches_and_labels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,15 +161,43 @@ def test_what_is_wrong_is_named_by_its_place_among_all(
         if wrong.field_violations:
             said = [f"{one.field}: {one.description}" for one in wrong.field_violations]
             fail(context, grpc.StatusCode.INVALID_ARGUMENT, "; ".join(said), wrong)
-        return embed(request, context)
+        answer = label if isinstance(request, prediction_service_pb2.LabelRequest) else embed
+        return answer(request, context)
 
-    server.answers["Embed"] = refuse_long_ones
+    server.answers |= dict.fromkeys(("Embed", "Label"), refuse_long_ones)
     texts = ["a"] * 80 + ["long", "a", "long"]
 
     with pytest.raises(InvalidArgument, match=r"items\[80\].text: too long; items\[82\]") as error:
         client.embed_many("m", texts)
 
     assert [one.field for one in error.value.violations] == ["items[80].text", "items[82].text"]
+    assert error.value.others == {place: (1.0, 0.0) for place in (*range(80), 81)}
+
+    with pytest.raises(InvalidArgument, match=r"items\[0\].text: too long; items\[70\]") as error:
+        client.label_many("m", ["long", *"ab" * 34, "c", "long"])
+    assert error.value.others[69][0].text == "c" and len(error.value.others) == 69
+
+    server.requests.clear()
+    with pytest.raises(InvalidArgument, match=r"items\[1\].text: too long$") as error:
+        client.embed_many("m", ["a", "long"] + ["a"] * 99, answer_others=False)
+    with pytest.raises(InvalidArgument) as all_of_them:
+        client.embed_many("m", ["long"] * 2)
+    assert (error.value.others, all_of_them.value.others, len(server.requests)) == ({}, {}, 2)
+
+
+def test_what_is_wrong_with_all_inputs_ends_it(server: ScriptedServer, client: Client) -> None:
+    def refuse(request, context):
+        wrong = error_details_pb2.BadRequest()
+        for field in ("items[0].text", "normalize"):
+            wrong.field_violations.add(field=field, description="no")
+        fail(context, grpc.StatusCode.INVALID_ARGUMENT, "no", wrong)
+
+    server.answers["Embed"] = refuse
+
+    with pytest.raises(InvalidArgument):
+        client.embed_many("m", ["a", "b"])
+
+    assert len(server.requests) == 1
 
 
 def test_one_deadline_and_one_seed_are_those_of_all_calls(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tokenweir import AsyncClient, Client
-from tokenweir._requests import generate_request, score_request
-from tokenweir.v1 import common_pb2
+from tokenweir._requests import classify_request, generate_request, score_request
+from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 SCHEMA = {"type": "object", "properties": {"day": {"type": "integer"}}}
@@ -91,6 +91,14 @@ def test_what_is_said_may_come_in_parts_and_with_variables_of_the_template() -> 
 def test_what_is_no_message_is_named_by_its_place(message: Any, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(problem)):
         generate_request("m", [{"role": "user", "content": "a"}, message], {})
+
+
+def test_texts_that_are_too_long_may_be_cut() -> None:
+    right = prediction_service_pb2.TRUNCATION_RIGHT
+
+    assert classify_request("m", ["a"], 1, {"truncate": "right"}).truncation == right
+    with pytest.raises(ValueError, match="truncate=True must be one of left, right"):
+        classify_request("m", ["a"], 1, {"truncate": True})  # type: ignore[typeddict-item]
 
 
 def test_variables_of_a_template_are_a_mapping_and_of_a_conversation() -> None:

@@ -611,7 +611,8 @@ def test_items_become_text_pairs_ids_and_images() -> None:
         prediction_pb.Item(image=b"png"),
     ]
 
-    assert convert.prediction_items(items, "", RequestLimits()) == [
+    request = prediction_pb.LabelRequest(items=items)
+    assert convert.prediction_items(request, RequestLimits()) == [
         PredictionItem("a", ""),
         PredictionItem((1, 2)),
         PredictionItem(b"png"),
@@ -622,9 +623,25 @@ def test_empty_items_are_named() -> None:
     items = [prediction_pb.Item(text="a"), prediction_pb.Item(), prediction_pb.Item()]
 
     with pytest.raises(InvalidRequest) as caught:
-        convert.prediction_items(items, "", RequestLimits())
+        convert.prediction_items(prediction_pb.EmbedRequest(items=items), RequestLimits())
 
     assert [v.field for v in caught.value.violations] == ["items[1]", "items[2]"]
+
+
+@pytest.mark.parametrize(("given", "side"), [(0, None), (1, "right"), (2, "left")])
+def test_texts_are_cut_at_the_side_that_is_asked_for(given: int, side: str | None) -> None:
+    request = prediction_pb.ClassifyRequest(items=[prediction_pb.Item(text="a")], truncation=given)
+
+    (item,) = convert.prediction_items(request, RequestLimits())
+
+    assert item.truncation == side
+
+
+def test_a_side_that_is_newer_than_this_worker_is_named() -> None:
+    request = prediction_pb.EmbedRequest(items=[prediction_pb.Item(text="a")], truncation=9)
+
+    with pytest.raises(InvalidRequest, match=r"truncation: 9 is none of \[0, 1, 2\]"):
+        convert.prediction_items(request, RequestLimits())
 
 
 def _many(count: int) -> dict[str, Any]:

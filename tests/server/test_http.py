@@ -803,6 +803,19 @@ async def test_embeddings_are_numbers_or_their_bytes():
     assert (status, fitting) == (400, 200)
 
 
+async def test_texts_to_embed_may_be_cut():
+    predictor = FakePredictor()
+    sides = (True, "right", "left", False, None)
+    async with http_before(predictor) as caller:
+        for side in sides:
+            await caller.post("embeddings", model="tags", input="a", truncate=side)
+        status, found = await caller.post("embeddings", model="tags", input="a", truncate="up")
+
+    sent = [item.truncation for item in predictor.items]
+    assert sent == ["right", "right", "left", None, None]
+    assert (status, found["error"]["param"]) == (400, "truncate")
+
+
 async def test_ids_of_another_tokenizer_are_told_from_other_mistakes():
     async with http_before(FakePredictor()) as caller:
         _, ids = await caller.post("embeddings", model="tags", input=[[5, 943], [7]])

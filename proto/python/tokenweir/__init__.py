@@ -78,6 +78,7 @@ from tokenweir._options import (
     Prompt,
     ScoreOptions,
     StreamOptions,
+    Truncate,
 )
 from tokenweir._streams import (
     AsyncTextStream,
@@ -175,6 +176,7 @@ __all__ = [
     "Timing",
     "TokenLogprob",
     "TokenweirClientError",
+    "Truncate",
     "Unauthenticated",
     "Unavailable",
     "Usage",

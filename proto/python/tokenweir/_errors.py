@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -81,7 +82,12 @@ class TokenweirClientError(Exception):
 
 
 class InvalidArgument(TokenweirClientError):
-    """The request is wrong; `violations` names every wrong field."""
+    """The request is wrong; `violations` names every wrong field.
+
+    Of several inputs of which some are refused, `others` has what the others got, by their places.
+    """
+
+    others: Mapping[int, Any] = MappingProxyType({})
 
 
 class Unauthenticated(TokenweirClientError):

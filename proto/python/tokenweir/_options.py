@@ -29,6 +29,7 @@ class Message(TypedDict):
 
 Chat = Sequence[Message | Mapping[str, object]]  # of which the model's chat template makes a text
 Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
+Truncate = Literal["left", "right"]
 Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
 
 
@@ -55,6 +56,7 @@ class CallOptions(TypedDict, total=False):
     model_version: str | None
     request_id: str | None  # one is made if it is left out
     timeout: float | None  # seconds; None: no deadline
+    answer_others: bool | None  # of many inputs: False: one that is refused ends the call at once
 
 
 class SchedulingOptions(TypedDict, total=False):
@@ -140,3 +142,4 @@ class PredictOptions(CallOptions, total=False):
     """Options of a one-pass prediction."""
 
     text_pair: str | None  # the second text of a pair
+    truncate: Truncate | None  # the side that is cut off a text that is too long; or it is refused

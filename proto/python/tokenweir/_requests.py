@@ -22,6 +22,7 @@ from tokenweir._options import (
     Prompt,
     ScoreOptions,
     StreamOptions,
+    Truncate,
 )
 from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 
@@ -251,6 +252,11 @@ def _fill_prediction(
     request.items.extend(map(_item, items))
     for message in request.items:
         set_field(message, "text_pair", options.get("text_pair"))
+    if (side := options.get("truncate")) is not None:
+        if side not in get_args(Truncate):
+            raise ValueError(f"truncate={side!r} must be one of {', '.join(get_args(Truncate))}")
+        name = f"TRUNCATION_{side.upper()}"
+        request.truncation = prediction_service_pb2.Truncation.Value(name)
 
 
 def _item(item: Item) -> prediction_service_pb2.Item:

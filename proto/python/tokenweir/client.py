@@ -109,13 +109,14 @@ class Client:
     def generate_many(
         self, model: str, prompts: Sequence[Prompt | Chat], **options: Unpack[GenerateOptions]
     ) -> Generations:
-        """Generate from several prompts; one that is refused fails all of them.
+        """Generate from several prompts, in calls of 64, or as many as the server takes.
 
-        They go in calls of 64, or as many as the server takes. One deadline is that of all.
+        One deadline is that of all. Where some are refused, InvalidArgument names them and has what
+        the `others` got.
         """
         request = requests.generate_many_request(model, prompts, options)
-        response = self._call_many(self._generation.Generate, request, options)
-        return answers.generations(response)
+        calls = self._call_many(self._generation.Generate, request, options)
+        return calls.told(answers.generations(calls.response))
 
     def stream(
         self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
@@ -141,8 +142,8 @@ class Client:
     ) -> Answers[TargetScore]:
         """Score several targets, each behind its source, as `generate_many`."""
         request = requests.score_many_request(model, pairs, options)
-        response = self._call_many(self._generation.Score, request, options)
-        return answers.scores(response)
+        calls = self._call_many(self._generation.Score, request, options)
+        return calls.told(answers.scores(calls.response))
 
     def classify(
         self,
@@ -167,8 +168,8 @@ class Client:
         """Classify several items as `generate_many`; all have one `text_pair`."""
         requests.check_list(items, "items")
         request = requests.classify_request(model, items, top, options)
-        response = self._call_many(self._prediction.Classify, request, options)
-        return answers.classifications(response)
+        calls = self._call_many(self._prediction.Classify, request, options)
+        return calls.told(answers.classifications(calls.response))
 
     def label(
         self,
@@ -194,8 +195,9 @@ class Client:
         """Label the tokens of several texts as `generate_many`."""
         requests.check_list(texts, "texts")
         request = requests.label_request(model, texts, aggregation, options)
-        response = self._call_many(self._prediction.Label, request, options)
-        return answers.labellings(response, [item.text for item in request.items])
+        calls = self._call_many(self._prediction.Label, request, options)
+        said = [request.items[place].text for place in calls.places]
+        return calls.told(answers.labellings(calls.response, said))
 
     def embed(
         self,
@@ -220,8 +222,8 @@ class Client:
         """Return the vectors of several items as `generate_many`."""
         requests.check_list(items, "items")
         request = requests.embed_request(model, items, normalize, options)
-        response = self._call_many(self._prediction.Embed, request, options)
-        return answers.embeddings(response)
+        calls = self._call_many(self._prediction.Embed, request, options)
+        return calls.told(answers.embeddings(calls.response))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Return what the server serves."""
@@ -316,15 +318,15 @@ class Client:
         method: grpc.UnaryUnaryMultiCallable[RequestT, ResponseT],
         request: RequestT,
         options: CallOptions,
-    ) -> ResponseT:
-        calls: ManyCalls[RequestT, ResponseT] = ManyCalls(request)
+    ) -> ManyCalls[RequestT, ResponseT]:
+        calls: ManyCalls[RequestT, ResponseT] = ManyCalls(request, options)
         deadline = deadline_after(options.get("timeout", self._timeout))
         while (part := calls.next()) is not None:
             try:
                 calls.answered(self._call(method, part, {"timeout": seconds_until(deadline)}))
             except TokenweirClientError as error:
                 calls.failed(error)
-        return calls.joined()
+        return calls
 
     def _check_open(self) -> None:
         if self._closed:
@@ -364,13 +366,14 @@ class AsyncClient:
     async def generate_many(
         self, model: str, prompts: Sequence[Prompt | Chat], **options: Unpack[GenerateOptions]
     ) -> Generations:
-        """Generate from several prompts; one that is refused fails all of them.
+        """Generate from several prompts, in calls of 64, or as many as the server takes.
 
-        They go in calls of 64, or as many as the server takes. One deadline is that of all.
+        One deadline is that of all. Where some are refused, InvalidArgument names them and has what
+        the `others` got.
         """
         request = requests.generate_many_request(model, prompts, options)
-        response = await self._call_many(self._open().generation.Generate, request, options)
-        return answers.generations(response)
+        calls = await self._call_many(self._open().generation.Generate, request, options)
+        return calls.told(answers.generations(calls.response))
 
     def stream(
         self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
@@ -434,8 +437,8 @@ class AsyncClient:
     ) -> Answers[TargetScore]:
         """Score several targets, each behind its source, as `generate_many`."""
         request = requests.score_many_request(model, pairs, options)
-        response = await self._call_many(self._open().generation.Score, request, options)
-        return answers.scores(response)
+        calls = await self._call_many(self._open().generation.Score, request, options)
+        return calls.told(answers.scores(calls.response))
 
     async def stream_events(
         self, model: str, prompt: Prompt | Chat, **options: Unpack[StreamOptions]
@@ -483,8 +486,8 @@ class AsyncClient:
         """Classify several items as `generate_many`; all have one `text_pair`."""
         requests.check_list(items, "items")
         request = requests.classify_request(model, items, top, options)
-        response = await self._call_many(self._open().prediction.Classify, request, options)
-        return answers.classifications(response)
+        calls = await self._call_many(self._open().prediction.Classify, request, options)
+        return calls.told(answers.classifications(calls.response))
 
     async def label(
         self,
@@ -510,8 +513,9 @@ class AsyncClient:
         """Label the tokens of several texts as `generate_many`."""
         requests.check_list(texts, "texts")
         request = requests.label_request(model, texts, aggregation, options)
-        response = await self._call_many(self._open().prediction.Label, request, options)
-        return answers.labellings(response, [item.text for item in request.items])
+        calls = await self._call_many(self._open().prediction.Label, request, options)
+        said = [request.items[place].text for place in calls.places]
+        return calls.told(answers.labellings(calls.response, said))
 
     async def embed(
         self,
@@ -537,8 +541,8 @@ class AsyncClient:
         """Return the vectors of several items as `generate_many`."""
         requests.check_list(items, "items")
         request = requests.embed_request(model, items, normalize, options)
-        response = await self._call_many(self._open().prediction.Embed, request, options)
-        return answers.embeddings(response)
+        calls = await self._call_many(self._open().prediction.Embed, request, options)
+        return calls.told(answers.embeddings(calls.response))
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Return what the server serves."""
@@ -667,8 +671,8 @@ class AsyncClient:
         method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT],
         request: RequestT,
         options: CallOptions,
-    ) -> ResponseT:
-        calls: ManyCalls[RequestT, ResponseT] = ManyCalls(request)
+    ) -> ManyCalls[RequestT, ResponseT]:
+        calls: ManyCalls[RequestT, ResponseT] = ManyCalls(request, options)
         deadline = deadline_after(options.get("timeout", self._timeout))
         while (part := calls.next()) is not None:
             try:
@@ -676,7 +680,7 @@ class AsyncClient:
                 calls.answered(await self._call(method, part, asked))
             except TokenweirClientError as error:
                 calls.failed(error)
-        return calls.joined()
+        return calls
 
 
 def _start(
