@@ -81,6 +81,9 @@ class GatewayConfig:
     worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
     worker_silence: float = 4.0  # seconds; a worker that leaves a ping unanswered so long is lost
     client_silence: float = 20.0  # seconds; the same for clients, whose calls end then
+    # Seconds until clients are told to connect anew, and so to find other gateways; what runs on a
+    # connection ends there. inf: never.
+    max_connection_age: float = math.inf
     max_calls_per_worker: int = 32  # handed over at once; more wait at the gateway, in fair order
     # Of them, for tenants that have calls waiting while another has none: more of them end in a
     # second with more, and those of the other take longer.
@@ -100,6 +103,10 @@ class GatewayConfig:
         _check_walls(self)
         check_at_least_one(self, "max_calls_per_worker", "crowded_calls_per_worker")
         check_positive(self, "worker_wait", "worker_silence", "client_silence")
+        if not self.max_connection_age > 0:
+            raise ConfigError(
+                f"max_connection_age ({self.max_connection_age}) must be above 0 seconds, or inf"
+            )
         if not 0 <= self.compared_share <= 100:
             raise ConfigError(f"compared_share ({self.compared_share}) must be 0 to 100, percent")
 

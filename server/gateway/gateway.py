@@ -152,6 +152,8 @@ class Gateway:
         if self._config.doors.reflection:
             enable_reflection((*SERVICES, HEALTH), self._local)
         options = server_options(max_bytes, self._config.client_silence)
+        if math.isfinite(age := self._config.max_connection_age):
+            options = (*options, ("grpc.max_connection_age_ms", round(age * 1000)))
         self._server = CallServer(self._arrived, options, self._rests)
         port = listen(self._server, self._config.host, self._config.port, credentials)
         if (socket := self._config.local_socket) is not None:

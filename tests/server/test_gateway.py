@@ -19,7 +19,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection_pb2
-from tokenweir import AsyncClient, Internal
+from tokenweir import AsyncClient, Client, Internal
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import generation_service_pb2_grpc
 
@@ -99,6 +99,46 @@ async def test_calls_go_to_the_worker_with_the_least_under_way(cell: Cell) -> No
         engine.release.set()
     for call in calls:
         assert len([message async for message in call]) == 3
+
+
+async def test_calls_of_a_client_are_divided_between_gateways() -> None:
+    engines = FakeGenerator(), FakeGenerator()
+    async with AsyncExitStack() as stack:
+        addresses = []
+        for engine in engines:
+            _, worker = await stack.enter_async_context(running_worker(engine))
+            gateway = Gateway(GatewayConfig(worker_wait=60))
+            stack.push_async_callback(gateway.close)
+            addresses.append(f"127.0.0.1:{await gateway.start()}")
+            await gateway.sync([worker])
+        target = f"ipv4:{','.join(addresses)}"
+        async with AsyncClient(target, timeout=60) as client:
+            for _ in range(40):
+                await client.generate("dates", "a")
+            await asyncio.gather(*(client.generate("dates", "a") for _ in range(40)))
+        with Client(target, timeout=60) as client:
+            for _ in range(40):
+                await asyncio.to_thread(client.generate, "dates", "a")
+
+    counts = [len(engine.requests) for engine in engines]
+    assert sum(counts) == 120 and min(counts) >= 40
+
+
+async def test_an_old_connection_takes_no_new_calls_and_ends_with_its_last_one() -> None:
+    engine = FakeGenerator()
+    config = GatewayConfig(worker_wait=60, max_connection_age=0.3)
+    async with running_worker(engine) as (_, worker):
+        async with running_gateway(worker, config=config) as (_, stubs):
+            call = stubs.generation.GenerateStream(stream("HOLD a"))
+            await asyncio.wait_for(engine.seen.wait(), 60)
+            await asyncio.wait_for(
+                stubs.channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 60
+            )
+            assert (await stubs.generation.Generate(generate("b"))).results
+            engine.release.set()
+            messages = [message async for message in call]
+
+    assert messages[-1].HasField("summary")
 
 
 async def test_unary_answers_and_streams_pass_unchanged(cell: Cell) -> None:

@@ -93,8 +93,10 @@ def channel_options(address: str, max_attempts: int) -> list[tuple[str, str | in
 
 
 def _service_config(max_attempts: int) -> dict[str, object]:
+    """Return what is done with calls: each goes to the next of the addresses that a name has."""
+    balanced: dict[str, object] = {"loadBalancingConfig": [{"round_robin": {}}]}
     if max_attempts == 1:
-        return {}
+        return balanced
     policy = {
         "maxAttempts": max_attempts,
         "initialBackoff": "0.1s",
@@ -103,7 +105,7 @@ def _service_config(max_attempts: int) -> dict[str, object]:
         # The last is what gRPC says of a call that came in the moment in which its server closed.
         "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
     }
-    return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
+    return balanced | {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
 
 
 def _check_port(address: str) -> None:
