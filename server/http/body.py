@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -32,7 +33,7 @@ async def parsed(request: Request, model: type[RequestT], config: HttpConfig) ->
         asked = model.model_validate_json(body)
     except ValidationError as error:
         raise _refusal([_fault(*one["loc"], what=one["msg"]) for one in error.errors()]) from error
-    if faults := [(name.partition(".")[0], what) for name, what in asked.faults()]:
+    if faults := list(islice(asked.faults(), _MAX_FAULTS)):
         raise _refusal(faults)
     return asked
 
@@ -62,4 +63,6 @@ def _fault(*place: int | str, what: str) -> tuple[str | None, str]:
 
 def _refusal(faults: Sequence[tuple[str | None, str]]) -> HttpError:
     """Return the answer that names the wrong fields."""
-    return HttpError(400, "; ".join(what for _, what in faults[:_MAX_FAULTS]), param=faults[0][0])
+    field = faults[0][0]
+    said = "; ".join(what for _, what in faults[:_MAX_FAULTS])
+    return HttpError(400, said, param=field and field.partition(".")[0])

@@ -53,7 +53,7 @@ _NOT_TAKEN = frozenset(
 OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED.values()}
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 _OF_SEARCH = frozenset(("strategy", "beam", "best_of", *_OF_SAMPLING))
-_LIKENESS = 0.7  # of a name that may have been meant
+_LIKENESS, _MAX_NAME_CHARS = 0.7, 64  # of a name that may have been meant
 _MAX_INPUTS = 2048  # of a request, as OpenAI takes; our client divides them
 
 # A field of our protocol in a message, and the names of our client's options.
@@ -129,9 +129,10 @@ class Body(BaseModel):
         return value in _ABSENT
 
     def _refusal_of(self, name: str, value: object) -> str:
-        near = get_close_matches(name, self._known_names(), 1, _LIKENESS)
+        known = self._known_names() if len(name) <= _MAX_NAME_CHARS else ()
+        near = get_close_matches(name, known, 1, _LIKENESS)
         way_out = f"the nearest is {near[0]}" if near else "leave it out"
-        return f"{name} is not an option of this server; {way_out}"
+        return f"{shortened(name)} is not an option of this server; {way_out}"
 
     def _known_names(self) -> Sequence[str]:
         return tuple(type(self).model_fields)
@@ -240,7 +241,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """The same, as vLLM has it."""
 
-    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    json_: Any = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
@@ -300,7 +301,10 @@ class GenerationRequest(OpenAiRequest):
             if name in GenerationRequest.own_names
         }
         said = {name: value for name, value in said.items() if value is not None}
-        said |= self._of_answer()
+        for form in self._formats():
+            if said.keys() & form.keys():
+                raise ValueError("what the answer must be is said twice; say it once")
+            said |= form
         if said.get("top_k") == -1:
             said["top_k"] = 0  # all
         if said.get("length_penalty") == 1 and "beam" not in said:  # of no search, a default
@@ -310,15 +314,13 @@ class GenerationRequest(OpenAiRequest):
             said.setdefault("strategy", "greedy")
         return cast(StreamOptions, said)
 
-    def _of_answer(self) -> dict[str, Any]:
-        """Return what the answer's text must be; ValueError for what contradicts itself."""
-        found: dict[str, Any] = {}
+    def _formats(self) -> Iterator[dict[str, Any]]:
+        """Yield what the answer's text must be, as options of our client."""
         if self.structured_outputs is not None:
-            found |= self.structured_outputs.options
+            yield self.structured_outputs.options
         if self.response_format is not None:
             if (schema := self.response_format.schema_of_answer) is not None:
-                found["json_schema"] = schema
-        return found
+                yield {"json_schema": schema}
 
     def _apart(self) -> set[str]:
         """Return the fields that are not options."""

@@ -123,7 +123,7 @@ async def test_every_line_of_the_log_has_the_tenant_of_the_token(
     assert [(line["model"], line["tenant"], line["status"]) for line in found] == [
         ("others", "Bäckerei", "PERMISSION_DENIED"),
         ("tags", "Bäckerei", "OK"),
-        ("", "Bäckerei", "NOT_FOUND"),
+        ("dates", "Bäckerei", "NOT_FOUND"),
     ]
 
 

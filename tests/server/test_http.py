@@ -40,6 +40,7 @@ from tests.server.fakes import (
     FakeGenerator,
     FakePredictor,
     generation_package,
+    prediction_package,
     running_worker,
 )
 from tests.server.http_calls import Caller, http_server
@@ -269,6 +270,11 @@ WRONG = [
     ({"prompt": ["a", "", "b"], "stream": True}, "prompt[1]: it is empty", "prompt"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_json, guided_regex: give one of them "
      "only", "guided_json"),
+    ({"guided_json": {}, "response_format": {"type": "json_object"}}, "what the answer must be is "
+     "said twice; say it once", None),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs=5: bad argument type for built-in "
+     "operation", "structured_outputs"),
+    ({"x" * 200: 1}, "x" * 200 + " is not an option of this server; leave it out", "x" * 200),
     ({"seed": -1}, "seed=-1: Value out of range: -1", "seed"),
     ({"seed": -1, "stream": True}, "seed=-1: Value out of range: -1", "seed"),
 ]  # fmt: skip
@@ -604,6 +610,13 @@ async def test_counts_are_for_who_may_see_the_load():
         for headers, status in (({}, 401), ({"Authorization": "Bearer tw_a"}, 200)):
             async with caller.session.get(f"{caller.url}/metrics", headers=headers) as found:
                 assert found.status == status
+
+
+async def test_models_that_generate_are_listed_first():
+    engines = FakePredictor(prediction_package("a")), FakeGenerator(), FakePredictor()
+    async with http_before(*engines) as caller:
+        async with caller.session.get(f"{caller.url}/v1/models") as found:
+            assert [one["id"] for one in (await found.json())["data"]] == ["dates", "a", "tags"]
 
 
 async def test_health_is_that_of_the_server_behind():

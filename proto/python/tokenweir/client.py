@@ -391,7 +391,7 @@ class AsyncClient:
         model: str,
         prompt: Prompt | Chat,
         max_attempts: int,
-        admitted: asyncio.Event,
+        admitted: asyncio.Event | None = None,
         **options: Unpack[StreamOptions],
     ) -> AsyncIterator[generation_service_pb2.GenerateStreamResponse]:
         """Generate, and yield the messages of the protocol as they come, of any number of outputs.
@@ -406,7 +406,7 @@ class AsyncClient:
         call, seen = resumption.begin(), SeenMessages()
         try:
             with typed_errors(deadline):
-                if await call.initial_metadata():  # a server that takes a stream says who it is
+                if admitted is not None and await call.initial_metadata():  # not empty of ours
                     admitted.set()
                 while True:
                     try:
