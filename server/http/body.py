@@ -17,6 +17,7 @@ from server.http.requests import OpenAiRequest
 
 RequestT = TypeVar("RequestT", bound=OpenAiRequest)
 _MAX_FAULTS = 5  # named in an answer
+_MAX_UNKNOWN = 256  # fields of a request that are looked at
 
 
 async def parsed(request: Request, model: type[RequestT], config: HttpConfig) -> RequestT:
@@ -33,6 +34,10 @@ async def parsed(request: Request, model: type[RequestT], config: HttpConfig) ->
         asked = model.model_validate_json(body)
     except ValidationError as error:
         raise _refusal([_fault(*one["loc"], what=one["msg"]) for one in error.errors()]) from error
+    if len(asked.extra) > _MAX_UNKNOWN:
+        raise HttpError(
+            400, f"it has {len(asked.extra):,} fields that are not known; leave them out"
+        )
     if faults := list(islice(asked.faults(), _MAX_FAULTS)):
         raise _refusal(faults)
     return asked

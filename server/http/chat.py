@@ -58,7 +58,11 @@ class ChatRequest(GenerationRequest):
 
     def as_sent(self, message: str) -> str:
         """As the base's; a message of the conversation is one of `messages`."""
-        return re.sub(r"\bprompt(?=[\[.])", "messages", super().as_sent(message))
+        said = re.sub(r"\bprompt(?=[\[.])", "messages", super().as_sent(message))
+        given = [name for name in _VARIABLES if self.extra.get(name) is not None]
+        if self.chat_template_kwargs or len(given) != 1:
+            return said
+        return said.replace("chat_template_kwargs", given[0])
 
 
 class ChatForm:

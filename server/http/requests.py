@@ -126,13 +126,19 @@ class Body(BaseModel):
                 yield from ((f"{name}.{one}", f"{name}.{what}") for one, what in inner.faults())
 
     def _is_taken(self, name: str, value: object) -> bool:
+        if value in (False, 0):  # which may be meant, of a name that is misspelt
+            return not self._nearest(name)
         return value in _ABSENT
 
     def _refusal_of(self, name: str, value: object) -> str:
-        known = self._known_names() if len(name) <= _MAX_NAME_CHARS else ()
-        near = get_close_matches(name, known, 1, _LIKENESS)
+        near = self._nearest(name)
         way_out = f"the nearest is {near[0]}" if near else "leave it out"
         return f"{shortened(name)} is not an option of this server; {way_out}"
+
+    def _nearest(self, name: str) -> list[str]:
+        """Return the known name that is most like one which is not, if any is."""
+        known = self._known_names() if len(name) <= _MAX_NAME_CHARS else ()
+        return get_close_matches(name, known, 1, _LIKENESS)
 
     def _known_names(self) -> Sequence[str]:
         return tuple(type(self).model_fields)
@@ -154,8 +160,9 @@ class OpenAiRequest(Body):
 
     def _is_taken(self, name: str, value: object) -> bool:
         is_ruled_out = name in _TOOLS and self.extra.get(_TOOLS[name]) == "none"
-        neutral = (None, *_NEUTRAL[name]) if name in _NEUTRAL else _ABSENT
-        return name in self._known_names() or is_ruled_out or value in neutral
+        if name in _NEUTRAL:
+            return value is None or value in _NEUTRAL[name]
+        return name in self._known_names() or is_ruled_out or super()._is_taken(name, value)
 
     def _known_names(self) -> Sequence[str]:
         return (*super()._known_names(), *self.own_names, *_HARMLESS)
@@ -294,13 +301,12 @@ class GenerationRequest(OpenAiRequest):
         """
         apart = {"model", "request_id", "stream", "stream_options", *self._apart()}
         typed = self.model_dump(exclude={*apart, *self.extra, *_OF_ANSWER})
-        said = {_RENAMED.get(name, name): value for name, value in typed.items()}
-        said |= {
-            _ALSO.get(name, name): value
-            for name, value in self.extra.items()
-            if name in GenerationRequest.own_names
+        own = {n: value for n, value in self.extra.items() if n in GenerationRequest.own_names}
+        said = {
+            _RENAMED.get(name, _ALSO.get(name, name)): value
+            for name, value in (typed | own).items()
+            if value is not None
         }
-        said = {name: value for name, value in said.items() if value is not None}
         for form in self._formats():
             if said.keys() & form.keys():
                 raise ValueError("what the answer must be is said twice; say it once")

@@ -274,6 +274,12 @@ WRONG = [
      "said twice; say it once", None),
     ({"structured_outputs": {"json": 5}}, "structured_outputs=5: bad argument type for built-in "
      "operation", "structured_outputs"),
+    ({"skip_special_token": False}, "skip_special_token is not an option of this server; the "
+     "nearest is skip_special_tokens", "skip_special_token"),
+    ({"max_tokns": 0}, "max_tokns is not an option of this server; the nearest is max_tokens",
+     "max_tokns"),
+    ({f"x{i}": None for i in range(999)}, "it has 999 fields that are not known; leave them out",
+     None),
     ({"x" * 200: 1}, "x" * 200 + " is not an option of this server; leave it out", "x" * 200),
     ({"seed": -1}, "seed=-1: Value out of range: -1", "seed"),
     ({"seed": -1, "stream": True}, "seed=-1: Value out of range: -1", "seed"),
@@ -753,10 +759,12 @@ WRONG_CHATS = [
      "json_schema go together", "response_format"),
     ({"response_format": {"type": "yaml"}}, "response_format.type: Input should be 'text', "
      "'json_object' or 'json_schema'", "response_format"),
+    ({"enable_thinkin": False}, "enable_thinkin is not an option of this server; the nearest is "
+     "enable_thinking", "enable_thinkin"),
     ({"add_generation_prompt": False}, "add_generation_prompt=false is not an option of this "
      "server; leave it out", "add_generation_prompt"),
-    ({"enable_thinkin": False, "continue_final_message": True}, "continue_final_message is not "
-     "an option of this server; leave it out", "continue_final_message"),
+    ({"continue_final_message": True}, "continue_final_message is not an option of this server; "
+     "leave it out", "continue_final_message"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs: Input should be an object",
      "chat_template_kwargs"),
 ]  # fmt: skip
@@ -780,6 +788,17 @@ async def test_a_model_without_a_chat_template_says_so():
         status, found = await caller.post("chat/completions", model="dates", messages=said)
 
     assert (status, found["error"]["message"].partition(":")[0]) == (400, "messages")
+
+
+async def test_the_most_tokens_of_an_answer_have_two_names():
+    generator = able()
+    generator.capabilities += ("chat",)
+    said = {"model": "dates", "messages": [{"role": "user", "content": "a"}]}
+    async with http_before(generator) as caller:
+        for name in ("max_tokens", "max_completion_tokens"):
+            assert (await caller.post("chat/completions", **said, **{name: 7}))[0] == 200
+
+    assert [one.params.max_new_tokens for one in generator.requests] == [7, 7]
 
 
 async def test_variables_of_the_chat_template_are_handed_on():
