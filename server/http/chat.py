@@ -10,7 +10,7 @@ from tokenweir import GeneratedSequence, StreamOptions, TokenLogprob
 from tokenweir.v1 import common_pb2
 
 from server.http.answers import Json, Positions, finish_reason, finite, token_text
-from server.http.requests import GenerationRequest
+from server.http.requests import NEUTRAL, GenerationRequest
 
 # Variables of chat templates that clients send by themselves.
 _VARIABLES = ("enable_thinking", "reasoning_effort")
@@ -21,6 +21,7 @@ class ChatRequest(GenerationRequest):
 
     input_field = "messages"
     own_names = GenerationRequest.own_names | {*_VARIABLES}
+    neutral = {**NEUTRAL, "add_special_tokens": (False,)}  # noqa: RUF012  # which is not changed
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]  # our client looks at each
     max_completion_tokens: int | None = None

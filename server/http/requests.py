@@ -19,7 +19,7 @@ _HARMLESS = frozenset(
     "parallel_tool_calls cache_prompt".split()
 )
 # What says the same as nothing, as null, false and what is empty do for every other name.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),  # without tools
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -149,6 +149,7 @@ class OpenAiRequest(Body):
 
     input_field: ClassVar[str]
     own_names: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
 
     model: str
     request_id: str | None = None
@@ -160,15 +161,15 @@ class OpenAiRequest(Body):
 
     def _is_taken(self, name: str, value: object) -> bool:
         is_ruled_out = name in _TOOLS and self.extra.get(_TOOLS[name]) == "none"
-        if name in _NEUTRAL:
-            return value is None or value in _NEUTRAL[name]
+        if name in self.neutral:
+            return value is None or value in self.neutral[name]
         return name in self._known_names() or is_ruled_out or super()._is_taken(name, value)
 
     def _known_names(self) -> Sequence[str]:
         return (*super()._known_names(), *self.own_names, *_HARMLESS)
 
     def _refusal_of(self, name: str, value: object) -> str:
-        if name in _NEUTRAL:
+        if name in self.neutral:
             said = shortened(json.dumps(value))
             return f"{name}={said} is not an option of this server; leave it out"
         return super()._refusal_of(name, value)

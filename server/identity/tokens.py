@@ -87,8 +87,8 @@ def _token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     found = [str(value) for key, value in metadata if key == METADATA_KEY]
     if not found:
         raise Unauthenticated(
-            "this server asks for a token, and the call has none; send it as "
-            "`authorization: Bearer TOKEN` (--token, or TOKENWEIR_TOKEN)"
+            "this server asks for a token, and the call has none; send the header (in gRPC the "
+            "metadata) `authorization: Bearer TOKEN` (--token, or TOKENWEIR_TOKEN)"
         )
     (value, *others) = found
     if others or value[: len(_SCHEME)].lower() != _SCHEME:

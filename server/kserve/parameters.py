@@ -12,7 +12,11 @@ from tokenweir.open_inference import open_inference_pb2 as protocol
 from server.kserve.errors import Refused, short
 
 TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
-_NOT_TAKEN = frozenset(("request_id", "model_version", "tenant", TIMEOUT))
+# Those of the call, of who calls, of conversations, and what no output has.
+_NOT_TAKEN = frozenset(
+    "request_id model_version timeout answer_others tenant chat_template_kwargs logprobs "
+    "prompt_logprobs alignment".split()
+)
 GENERATION = frozenset(GenerateOptions.__annotations__) - _NOT_TAKEN
 # A text is the value itself; of all others it is the JSON.
 _TEXTS = frozenset("strategy beam_end json_schema regex grammar target_prefix stop".split())

@@ -112,6 +112,7 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             "model_version": request.model_version or None,
             "request_id": request.id or None,
             "timeout": _seconds(parameters.pop(TIMEOUT, None), context, self._config.timeout),
+            "answer_others": False,  # nobody would get their answers
         }
         with self._wall.holding(request.ByteSize()):
             model = await self._model(client, request.model_name)

@@ -535,7 +535,7 @@ async def test_a_token_is_asked_for_where_the_server_behind_asks_for_one(tmp_pat
                 assert (found.status, found.headers["WWW-Authenticate"]) == (401, "Bearer")
             assert error["code"] == "invalid_api_key"
             assert error["message"].startswith(
-                "this server asks for a token, and the call has none; send it as `authorization: "
+                "this server asks for a token, and the call has none; send the header (in gRPC the "
             )
     await gateway.close()
 
@@ -788,6 +788,18 @@ async def test_a_model_without_a_chat_template_says_so():
         status, found = await caller.post("chat/completions", model="dates", messages=said)
 
     assert (status, found["error"]["message"].partition(":")[0]) == (400, "messages")
+
+
+async def test_special_tokens_are_added_to_a_text_and_not_to_a_conversation():
+    generator = able()
+    generator.capabilities += ("chat",)
+    said = {"model": "dates", "messages": [{"role": "user", "content": "a"}]}
+    async with http_before(generator) as caller:
+        for add, text, chat in ((True, 200, 400), (False, 400, 200)):
+            status, _ = await caller.post(model="dates", prompt="a", add_special_tokens=add)
+            assert status == text
+            status, _ = await caller.post("chat/completions", **said, add_special_tokens=add)
+            assert status == chat
 
 
 async def test_the_most_tokens_of_an_answer_have_two_names():

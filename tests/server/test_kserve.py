@@ -252,6 +252,7 @@ def pixels(num_images: int) -> protocol.ModelInferRequest.InferInputTensor:
         (request("dates", tensor("input_ids", "FP32", (1,), fp32_contents=[1])), "INT64"),
         (request("dates", texts("a"), best=1), "best: no parameter of a generation"),
         (request("dates", texts("a"), tenant="x"), "tenant: no parameter"),
+        (request("dates", texts("a"), logprobs=2), "logprobs: no parameter"),
         (request("dates", texts("a"), choice="a"), "parameter choice is 'a'; give its value as"),
         (request("dates", texts("a"), choice="[" * 100_000), "parameter choice is '[[[["),
         (request("dates", texts("a"), logit_bias="[1]"), "logit_bias is to be JSON"),
