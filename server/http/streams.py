@@ -17,6 +17,7 @@ from tokenweir.v1 import common_pb2, generation_service_pb2
 from server.http.answers import Form, Json, Positions, envelope, finish_reason, usage_json
 from server.http.errors import AsSent, http_error
 
+_MOST_READ_AHEAD = 16  # messages
 Message = generation_service_pb2.GenerateStreamResponse
 Start = Callable[[int, asyncio.Event], AsyncGenerator[Message]]  # of a prompt; what is set with it
 
@@ -29,7 +30,7 @@ class Streams:
 
     def __init__(self, num_prompts: int, start: Start) -> None:
         self._admitted = [asyncio.Event() for _ in range(num_prompts)]
-        self._messages: asyncio.Queue[tuple[int, Message | None]] = asyncio.Queue(1)
+        self._messages: asyncio.Queue[tuple[int, Message | None]] = asyncio.Queue(_MOST_READ_AHEAD)
         self._streams = [start(place, event) for place, event in enumerate(self._admitted)]
         self._tasks: list[asyncio.Task[None]] = []
         self.failure: tuple[int, Exception] | None = None  # of which prompt
@@ -53,17 +54,18 @@ class Streams:
                 for event in self._admitted:
                     await event.wait()
 
-    async def messages(self) -> AsyncGenerator[tuple[int, Message]]:
-        """Yield the messages, each with the place of its prompt; raise the first failure."""
+    async def messages(self) -> AsyncGenerator[list[tuple[int, Message]]]:
+        """Yield all that has come, each with the place of its prompt; raise the first failure."""
         num_open = len(self._streams)
         while num_open:
-            place, message = await self._messages.get()
-            if self.failure is not None:
+            came = [await self._messages.get()]
+            while not self._messages.empty():
+                came.append(self._messages.get_nowait())
+            yield [(place, message) for place, message in came if message is not None]
+            num_ended = sum(message is None for _, message in came)
+            if num_ended and self.failure is not None:
                 raise self.failure[1]
-            if message is None:
-                num_open -= 1
-            else:
-                yield place, message
+            num_open -= num_ended
 
     async def _read(self, place: int) -> None:
         try:
@@ -211,9 +213,10 @@ async def events(
     An error ends them with an event that says so, without `[DONE]`.
     """
     try:
-        async for place, message in streams.messages():
-            if data := b"".join(map(_event, chunks[place].of(message))):
-                yield data
+        async for came in streams.messages():
+            found = [_event(one) for place, message in came for one in chunks[place].of(message)]
+            if found:
+                yield b"".join(found)
         usages = [one.usage_at_end() for one in chunks]
         if has_usage:
             yield _event(chunks[0].of_usage(usages))
