@@ -174,6 +174,12 @@ def test_a_template_gets_what_is_said_in_the_form_that_it_reads(text: str, of_pa
 
     assert ours.render(Chat((ChatMessage("user", "hi"),))) == "user:hi;"
     assert ours.render(Chat((ChatMessage("user", ("a", "b")),))) == of_parts
+    if text != TEXTS:  # which transformers gives the list in Python's words
+        parts = [{"type": "text", "text": said} for said in "ab"]
+        (theirs,), _ = render_jinja_template(
+            [[{"role": "user", "content": parts}]], chat_template=text, **TOKENS
+        )
+        assert theirs == of_parts
 
 
 def test_a_conversation_of_which_nothing_is_left_is_refused() -> None:
