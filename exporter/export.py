@@ -25,7 +25,13 @@ from engine.package.manifest import (
     Weights,
 )
 from engine.package.package import MANIFEST_NAME, write_manifest
-from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, load_checkpoint
+from exporter.checkpoint import (
+    CONFIG_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+    Checkpoint,
+    load_checkpoint,
+)
 from exporter.compare.scored_text import MAX_TOKENS, ScoredText, read_text
 from exporter.files import stage
 from exporter.graphs.contracts import contract_of
@@ -38,6 +44,8 @@ from exporter.prover.prover import UnroundedError, expected_seconds, prove
 from exporter.toolchain import read_toolchain
 
 MIN_TOKENS = 256  # that scales are fixed on
+
+_MEMINFO = Path("/proc/meminfo")
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +80,8 @@ def export_package(
     title = _Title.of(_name_of(out) if name is None else name, version)
     _check_replaceable(out)
     form = PackageFormat.of(target, precision, weights, kv_cache)
+    if not isinstance(checkpoint_dir, Checkpoint):
+        _check_memory(Path(checkpoint_dir))
     checkpoint = opened(checkpoint_dir)
     check_format(form, checkpoint)
     scored = None if text is None else read_text(text, checkpoint)
@@ -106,6 +116,24 @@ def export_package(
             _log.warning("%s keeps its cache in %s: in int8, %s", title.name, precision, error)
             return export(form, is_proven_unrounded=form.is_lossy)
     return export(form)
+
+
+def _check_memory(checkpoint: Path) -> None:
+    """Refuse a model that has no room in memory beside its graphs and one weight in float64."""
+    weights = checkpoint / WEIGHTS_NAME
+    if not weights.is_file():
+        return  # which is told when it is read
+    needed = 3 * weights.stat().st_size + 2**30  # graphs, model, and what is computed with
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else ():
+        if line.startswith("MemAvailable:"):  # what the system would give up counts, too
+            free = int(line.split()[1]) * 1024
+    if needed > free:
+        raise ConfigError(
+            f"{checkpoint}: an export needs about {needed / 2**30:.1f} GiB of memory and "
+            f"{free / 2**30:.1f} are free, {(needed - free) / 2**30:.1f} are missing; end what "
+            "takes memory, or export on another machine and copy the package"
+        )
 
 
 def _is_faster_with_int8_cache(form: PackageFormat, checkpoint: Checkpoint) -> bool:

@@ -82,11 +82,6 @@ def play_beams(pair: GeneratingPair, tried: Sequence[Layout]) -> Iterator[float]
         yield _WORK
 
 
-def beams_work(tried: Sequence[Layout]) -> float:
-    """Return the work of all parts."""
-    return _WORK * (len(tried) + num_beams(tried))
-
-
 def num_beams(tried: Sequence[Layout]) -> int:
     """Return how many different beams the layouts have."""
     return sum(_widest(tried, i) for i in range(_NUM_GROUPS))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.package.manifest import EncodingContract, GenerationContract, ImageContract, Proof
-from exporter.prover.beams import beams_work, layouts, num_beams, play_beams
+from exporter.prover.beams import NUM_STEPS, layouts, num_beams, play_beams
 from exporter.prover.blocks import blocks_work, choose_aligned, play_blocks
 from exporter.prover.cases import (
     BATCH_SIZES,
@@ -19,7 +19,7 @@ from exporter.prover.cases import (
     largest_batch,
     prefill_chunk,
 )
-from exporter.prover.driver import WHOLE
+from exporter.prover.driver import STEP, WHOLE
 from exporter.prover.generation_cases import Case, affordable_cases, first_of_each_length
 from exporter.prover.item_cases import NUM_IMAGES, draw_images, given_texts, random_groups
 from exporter.prover.items import (
@@ -30,15 +30,13 @@ from exporter.prover.items import (
     texts_work,
 )
 from exporter.prover.rows import (
-    counts_work,
     num_short_cases,
     play_row_counts,
     play_threads,
     row_counts,
     thread_counts,
-    threads_work,
 )
-from exporter.prover.sources import group_sizes, play_sources, sources_work
+from exporter.prover.sources import group_sizes, play_sources
 from exporter.samples import Tokens
 
 
@@ -114,15 +112,17 @@ def generation_program(
             sources = [case.source for case in cases.all]
             covered["source_lengths"] = sorted(set(map(len, sources)))
             covered["source_groups"] = group_sizes(sources, num_rows, few=few)
-            work = sources_work(sources, num_rows, few=few)
+            work = STEP * len(sources) + 3 * sum(map(len, sources))
             plays.append(
                 Play("sources in groups", work, lambda pair: play_sources(pair, sources, few=few))
             )
         plays += [
-            Play("beams", beams_work(tried), lambda pair: play_beams(pair, tried)),
             Play(
-                "numbers of rows", counts_work(counts), lambda pair: play_row_counts(pair, counts)
+                "beams",
+                STEP * NUM_STEPS * (num_beams(tried) + len(tried)),
+                lambda pair: play_beams(pair, tried),
             ),
+            Play("numbers of rows", STEP * len(counts), lambda pair: play_row_counts(pair, counts)),
         ]
     if cases.rest:
         plays.append(_blocks("all prompts", cases.rest, rest_in_batch, chunk))
@@ -130,7 +130,7 @@ def generation_program(
         threads = thread_counts(contract)
         covered["threads"] = threads
         num_cases += 1
-        work = threads_work(contract, threads, few=few)
+        work = (1 + len(threads)) * float(contract.cache.max_len)
         plays.append(
             Play("numbers of threads", work, lambda pair: play_threads(pair, threads, few=few))
         )

@@ -71,11 +71,6 @@ def row_counts(num_rows: int, buckets: Sequence[int], *, few: bool) -> list[int]
     return [n for n in range(1, num_rows + 1) if not few or n in _FEW_ROWS]
 
 
-def counts_work(tried: Sequence[int]) -> float:
-    """Return the work of all parts."""
-    return STEP * (_NUM_CASES + len(tried))
-
-
 def play_threads(pair: GeneratingPair, tried: Sequence[int], *, few: bool) -> Iterator[float]:
     """Compute the longest sequence on several numbers of threads; yield the work of each run."""
     case = _longest_case(pair.contract, pair.judge.banned, few=few)
@@ -95,11 +90,6 @@ def thread_counts(contract: GenerationContract) -> list[int]:
     """Return one, two, and as many as the engine takes of one more than the decoder has heads."""
     wanted = (1, 2, contract.num_heads + 1)
     return sorted({decoder_threads(contract, number) for number in wanted})
-
-
-def threads_work(contract: GenerationContract, tried: Sequence[int], *, few: bool) -> float:
-    """Return the work of all runs."""
-    return (1 + len(tried)) * _work(_longest_case(contract, (), few=few))
 
 
 def _work(case: Case) -> float:

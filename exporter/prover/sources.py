@@ -28,15 +28,6 @@ def play_sources(pair: GeneratingPair, sources: Sequence[Tokens], *, few: bool) 
             yield STEP + sum(map(len, group))
 
 
-def sources_work(sources: Sequence[Tokens], num_rows: int, *, few: bool) -> float:
-    """Return the work of all groups."""
-    return sum(
-        STEP + len(members[0]) * len(numbers)
-        for members, tried in _tried(sources, num_rows, few=few)
-        for numbers in tried
-    )
-
-
 def group_sizes(sources: Sequence[Tokens], num_rows: int, *, few: bool) -> list[int]:
     """Return how many sources there are in the groups."""
     groups = (numbers for _, tried in _tried(sources, num_rows, few=few) for numbers in tried)
