@@ -105,6 +105,13 @@ def export_package(
             )
             manifest = _write_manifest(title, checkpoint, form, directory, found)
             staging.publish()
+        if found.is_near_overflow:
+            _log.warning(
+                "%s computes numbers up to %s; of 65,504 float16 has none above, so that another "
+                "text may end without an answer: bf16 and fp32 have room",
+                title.name,
+                f"{found.largest_float16:,.0f}",
+            )
         return manifest
 
     if kv_cache is None and _is_faster_with_int8_cache(form, checkpoint):

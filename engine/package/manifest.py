@@ -56,6 +56,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Amount = Annotated[float, Field(ge=0)]
 Points = Annotated[float, Field(ge=0, le=100.001)]  # float arithmetic may pass 100
 MAX_BUCKETS = 64
+NEAR_OVERFLOW = 65_504 / 2  # the largest number of float16, by two
 # How often a quantile of what graphs lose may be that of the eager model itself, and of how many
 # positions at least it means something.
 MOST_TIMES: Mapping[str, float] = MappingProxyType(
@@ -335,10 +336,15 @@ class Certificate(Comparison):
     dtype: str
     reference: Literal["float64", "mean of runs"] = "float64"
     half: tuple[Judged, ...] = ()  # graphs in float16, as they are; (): there are none
-    largest_half: Amount | None = None  # number that the eager model computes in float16
+    largest_float16: Amount | None = None  # number that the eager model computes in float16
     answers: Answers | None = None  # None: it generates
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
     device: DeviceCertificate | None = None  # None: nothing was computed on a device
+
+    @property
+    def is_near_overflow(self) -> bool:
+        """Whether the eager model comes within a factor of two of the largest float16."""
+        return self.largest_float16 is not None and self.largest_float16 > NEAR_OVERFLOW
 
     @property
     def shows_invariance(self) -> bool:

@@ -148,7 +148,7 @@ def prove(
         dtype=str(form),
         reference="float64" if main.has_float64 else "mean of runs",
         half=half,
-        largest_half=found[_IN_HALF].largest_half if _IN_HALF in found else None,
+        largest_float16=found[_IN_HALF].largest_float16 if _IN_HALF in found else None,
         answers=main.answers,
         loss=loss,
         covered=main.covered,
@@ -234,7 +234,7 @@ class Outcome(NamedTuple):
     num_cases: int
     covered: Covered
     has_float64: bool
-    largest_half: float | None  # number that the eager model computes in float16, if it does
+    largest_float16: float | None  # number that the eager model computes in float16, if it does
     answers: Answers | None = None  # of a one-pass model
 
 

@@ -55,6 +55,8 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     table.add_row("cases compared with PyTorch", f"{c.cases:,}, proof {c.proof}")
     for name, value in (*_compared(c), *_judged(c.half, " in float16"), *answers_of(c.answers)):
         table.add_row(name, value)
+    if c.largest_float16 is not None:
+        table.add_row("largest number in float16", _near(c.largest_float16))
     if c.loss is not None:
         for name, value in _loss(c.loss):
             table.add_row(name, value)
@@ -100,6 +102,12 @@ def _compared(found: Comparison) -> Iterator[tuple[str, str]]:
     if found.tokens_compared:
         yield "best entries equal", f"{found.tokens_equal:,} of {found.tokens_compared:,}"
     yield from _judged(found.judged)
+
+
+def _near(largest: float) -> str:
+    """Say how near a number comes to the largest of float16."""
+    share = f"{largest:,.0f}" if largest >= 10 else f"{largest:.2g}"
+    return f"{share} of 65,504: larger inputs may pass it" if largest > 32_752 else share
 
 
 def _judged(judged: Sequence[Judged], where: str = "") -> Iterator[tuple[str, str]]:
@@ -312,6 +320,8 @@ def _parity(model: ModelInfo) -> str:
         f"logits within {one.largest:.0e} of float64, PyTorch itself {one.eager_largest:.0e}"
         for one in alone
     ]
+    if parity.largest_float16 is not None:
+        parts.append(f"largest number in float16 {_near(parity.largest_float16)}")
     if parity.answers is None and not alone:
         parts.append(f"largest logit difference {parity.max_abs_logit_diff:.0e}")
     return ", ".join(parts)

@@ -96,6 +96,7 @@ def _parity(certificate: Certificate, toolchain: dict[str, str]) -> pb.ParityCer
         text_quality=_text_quality(certificate.loss),
         proof=certificate.proof,
         losses=map(_loss, certificate.judged),
+        largest_float16=certificate.largest_float16,
         answers=None
         if answers is None
         else pb.ParityAnswers(**answers.model_dump(exclude_none=True)),

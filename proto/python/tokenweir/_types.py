@@ -294,6 +294,7 @@ class ParityCertificate:
     proof: str = ""  # how much was tried: "quick", "standard" or "full"
     losses: tuple[ParityLoss, ...] = ()  # of a format that rounds further there is none
     answers: ParityAnswers | None = None  # None: the model generates
+    largest_float16: float | None = None  # number in the eager model; None: another type
 
 
 @dataclass(frozen=True)

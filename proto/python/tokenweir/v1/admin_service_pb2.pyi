@@ -501,6 +501,7 @@ class ParityCertificate(_message.Message):
     PROOF_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    LARGEST_FLOAT16_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
     """Prompts, sources, texts or pictures that were compared."""
     tokens_compared: _builtins.int
@@ -519,6 +520,10 @@ class ParityCertificate(_message.Message):
     """Rows were bit-equal alone and in a batch: DETERMINISM_BATCH_INVARIANT is honoured."""
     proof: _builtins.str
     """How much was tried: "quick", "standard" or "full"."""
+    largest_float16: _builtins.float
+    """Largest number that the eager model computes in float16, of 65,504 at most; absent: the package
+    is in another type.
+    """
     @_builtins.property
     def toolchain(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Versions of torch, onnx, onnxruntime; threads, L2 bytes and instruction sets of the machine."""
@@ -552,12 +557,15 @@ class ParityCertificate(_message.Message):
         proof: _builtins.str = ...,
         losses: _abc.Iterable[Global___ParityLoss] | None = ...,
         answers: Global___ParityAnswers | None = ...,
+        largest_float16: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "text_quality", b"text_quality"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_largest_float16", b"_largest_float16", "answers", b"answers", "largest_float16", b"largest_float16", "text_quality", b"text_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "losses", b"losses", "max_abs_logit_diff", b"max_abs_logit_diff", "proof", b"proof", "text_quality", b"text_quality", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_float16", b"_largest_float16", "answers", b"answers", "batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "largest_float16", b"largest_float16", "losses", b"losses", "max_abs_logit_diff", b"max_abs_logit_diff", "proof", b"proof", "text_quality", b"text_quality", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__largest_float16: _TypeAlias = _typing.Literal["largest_float16"]  # noqa: Y015
+    _WhichOneofArgType__largest_float16: _TypeAlias = _typing.Literal["_largest_float16", b"_largest_float16"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_float16) -> _WhichOneofReturnType__largest_float16 | None: ...
 
 Global___ParityCertificate: _TypeAlias = ParityCertificate  # noqa: Y015
 
