@@ -11,11 +11,11 @@ import contextlib
 import fcntl
 import logging
 import os
-import select
 import shutil
 import signal
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MARK = "TOKENWEIR_RUN_DIRECTORY"
 _PREFIX = "tokenweir-"
 _OWNER = "owner"
-_END_TIMEOUT = 5.0  # seconds for a killed process to end
+_END_TIMEOUT = 5.0  # seconds for killed processes to end
 
 
 class RunDirectory:
@@ -103,18 +103,20 @@ def _is_private(path: Path) -> bool:
 
 
 def _end_processes(path: Path) -> None:
+    """Kill every process that has the mark of this directory, and wait until all have ended."""
+    deadline = time.monotonic() + _END_TIMEOUT
+    while (pids := _marked(path)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _marked(path: Path) -> list[int]:
+    """Return the processes of this directory; one that has ended has no environment any more."""
+    mark, found = f"{MARK}={path}".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            _end_if_marked(int(process.name), path)
-
-
-def _end_if_marked(pid: int, path: Path) -> None:
-    """Kill a process that has the mark of this directory; this one, not another of its number."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"{MARK}={path}".encode() in variables and pid != os.getpid():
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            select.select([descriptor], [], [], _END_TIMEOUT)
-    finally:
-        os.close(descriptor)
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return [pid for pid in found if pid != os.getpid()]
