@@ -80,6 +80,8 @@ def node_address() -> str:
 
 def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
     """Join the cluster of RAY_ADDRESS, or run a Ray of our own on the loopback interface."""
+    # Under `uv run` Ray would pack the current folder, models and all, and upload it for workers.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     local: dict[str, Any] = {}
     if not joins_cluster():
         for name, value in _LOCAL_RAY.items():

@@ -17,9 +17,10 @@ from engine.errors import ConfigError, PackageError
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
 from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
-from server.ray.cluster import _adapted_command, running_ray
+from server.ray.cluster import _adapted_command, _start_ray, running_ray
 from server.ray.deployment import _actor_options
 from server.ray.resources import check_gpus, num_threads, resources, shortage
+from server.ray.run_directory import RunDirectory
 from server.ray.serving import serve_models
 from tests.engine.test_distributions import install
 
@@ -118,6 +119,19 @@ async def test_a_cluster_that_is_not_joined_may_ask_for_a_token(
         with pytest.raises(ConfigError, match=rf"at {address} .*Failed.* RAY_AUTH_TOKEN"):
             async with running_ray(CONFIG):
                 pass
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_ray_does_not_pack_the_current_folder_under_uv_run(
+    joins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {}
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"RAY_ADDRESS": "auto" if joins else ""})
+    monkeypatch.setattr("ray.init", lambda **options: seen.update(os.environ))
+
+    _start_ray(CONFIG, RunDirectory(tmp_path))
+
+    assert seen["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
 
 
 async def test_nobody_waits_for_a_cluster_where_nobody_listens(

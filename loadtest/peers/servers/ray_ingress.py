@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -69,6 +70,7 @@ def launch(options: LoadOptions, port: int) -> Launch:
 
 def main(options: str, port: str) -> None:
     """Serve until SIGTERM."""
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else `uv run` uploads the folder
     import ray
     from ray import serve
     from ray.serve.config import gRPCOptions
