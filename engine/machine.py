@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+_ROOT = Path("/")
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # By which onnxruntime chooses its kernels, as Linux calls them.
@@ -43,8 +46,17 @@ def processor_kind() -> str:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return how many cores this process may use: those it is bound to, within its CPU quota."""
+    bound, quota = _bound_cores(), _cpu_quota()
+    return bound if quota is None else min(bound, math.ceil(quota))
+
+
+def quota_notice() -> str | None:
+    """Return one line about a CPU quota that is below the cores of this process; else None."""
+    bound, quota = _bound_cores(), _cpu_quota()
+    if quota is None or quota >= bound:
+        return None
+    return f"the CPU quota is {quota:g} of {bound} cores, counted as {num_cores()}"
 
 
 def l2_bytes() -> int | None:
@@ -62,6 +74,54 @@ def instruction_sets() -> tuple[str, ...]:
     """Return those of the processor that decide which kernels run; () if it does not tell."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     return tuple(name for name in _INSTRUCTION_SETS if name in flags)
+
+
+def _bound_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_quota() -> float | None:
+    """Return of how many cores this process has the time; None if nothing limits it.
+
+    The smallest quota counts, of its control group and all that this one is in.
+    """
+    try:
+        quotas = [quota for group in _control_groups() if (quota := _quota_of(group)) is not None]
+    except (OSError, ValueError):  # another system, or one that does not tell
+        return None
+    return min(quotas, default=None)
+
+
+def _control_groups() -> Iterator[Path]:
+    """Yield the folders of the groups of this process that limit its CPU: cgroup v1's and v2's."""
+    paths = {}
+    for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            paths["cgroup" if controllers else "cgroup2"] = path
+    for line in (_ROOT / "proc/self/mountinfo").read_text().splitlines():
+        mount, _, system = line.partition(" - ")
+        kind, _, options = system.split(" ", 2)
+        if kind not in paths or (kind == "cgroup" and "cpu" not in options.split(",")):
+            continue
+        shown, place = mount.split()[3:5]  # a container may see a part of the tree only
+        group = Path(os.path.relpath(paths[kind], shown))
+        top = _ROOT / place.lstrip("/")
+        yield from (top / part for part in (group, *group.parents))
+
+
+def _quota_of(group: Path) -> float | None:
+    try:
+        if (file := group / "cpu.max").exists():
+            words = file.read_text().split()
+        else:
+            words = [(group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
+        quota, period = (int(word) for word in words)
+    except (OSError, ValueError):  # it has none: -1, "max", or no such file
+        return None
+    return quota / period if quota > 0 else None
 
 
 def _cpuinfo(key: str) -> str:

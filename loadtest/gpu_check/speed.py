@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
+from engine.machine import num_cores
 from loadtest.gpu_check.part import Outcome, Settings, is_emulated
 from loadtest.gpu_check.shapes import SHAPES, build
 from loadtest.gpu_check.watch import Watch
@@ -42,7 +42,7 @@ def compare_shape(settings: Settings, shape: str) -> Outcome:
         work=work,
         concurrencies=_QUICK_CONCURRENCIES if settings.quick else CONCURRENCIES,
         num_rounds=1 if settings.quick else _NUM_ROUNDS,
-        num_threads=len(os.sched_getaffinity(0)),
+        num_threads=num_cores(),
         vocab_size=320 if settings.quick else SHAPES[shape].ours["vocab_size"],
         directory=directory,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from engine.machine import machine_name
+from engine.machine import machine_name, num_cores
 from loadtest.errors import LoadTestError
 from loadtest.origin import code_commit, now
 from loadtest.peers.comparison import Plan, compare, start_process
@@ -58,7 +57,7 @@ def main(
         work=work,
         concurrencies=tuple(int(part) for part in concurrency.split(",")),
         num_rounds=rounds,
-        num_threads=threads or len(os.sched_getaffinity(0)),
+        num_threads=threads or num_cores(),
         vocab_size=int((directory / "vocab_size").read_text()),
         directory=directory.resolve(),
         seed=seed,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import time
@@ -17,7 +16,7 @@ import click
 import numpy as np
 from matplotlib.figure import Figure
 
-from engine.machine import machine_name
+from engine.machine import machine_name, num_cores
 from engine.package.manifest import GenerationContract
 from engine.package.package import load_package
 from engine.slots.batch import ScheduledBatch
@@ -99,7 +98,7 @@ def main(package: Path, batches: str, contexts: str, rounds: int, out: Path) -> 
         raise click.ClickException(
             f"context {longest} is more than the {contract.cache.max_len} of this model"
         )
-    num_threads = len(os.sched_getaffinity(0))
+    num_threads = num_cores()
     machine = measure_machine(num_threads)
     path = loaded.file("decoder.onnx")
     slots = max(batch for batch, _ in cells)

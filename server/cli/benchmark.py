@@ -69,6 +69,7 @@ def bench(
     parts, as noise makes it with tiny models, their shares are unclear.
     """
     work, settings = _work_and_settings(**typed)
+    from engine.machine import quota_notice
     from loadtest.benchmark.run import run_benchmark
     from server.cli.progress import show_progress
     from server.cli.tables import benchmark_tables, print_table
@@ -77,6 +78,8 @@ def bench(
         from loadtest.reports.report import check_place
 
         check_place(json_file)
+    if notice := quota_notice():
+        click.echo(notice, err=True)
     with cleaned_up(), show_progress("Rounds") as progress:
         report = run_benchmark(
             package,

@@ -77,9 +77,9 @@ def train(
     target. A model that misses it is written all the same, and the command exits with 5.
     """
     _check_data(task, given)
-    from exporter.openmp import let_waiting_threads_sleep
+    from exporter.openmp import settle_openmp
 
-    let_waiting_threads_sleep()  # before torch is loaded
+    settle_openmp()  # before torch is loaded
     with cleaned_up():
         if check:
             _tell_data(_builder(task, given)(seed or 0))

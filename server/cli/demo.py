@@ -86,9 +86,9 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
         from engine.device.device import open_device
 
         open_device()  # what is missing there is missed before the training
-    from exporter.openmp import let_waiting_threads_sleep
+    from exporter.openmp import settle_openmp
 
-    let_waiting_threads_sleep()  # before torch is loaded
+    settle_openmp()  # before torch is loaded
     from exporter.tasks.train import train
 
     checkpoint = out / "checkpoint"

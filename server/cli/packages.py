@@ -156,9 +156,9 @@ def export_with_progress(
     proof: Proof = "standard",
 ) -> None:
     """Export, show the progress, print the certificate."""
-    from exporter.openmp import let_waiting_threads_sleep
+    from exporter.openmp import settle_openmp
 
-    let_waiting_threads_sleep()  # before torch is loaded
+    settle_openmp()  # before torch is loaded
     from exporter.export import export_package
     from server.cli.progress import show_progress
     from server.cli.tables import certificate_table, print_table
@@ -258,9 +258,9 @@ def _given_for_device() -> Iterator[str]:
 
 
 def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
-    from exporter.openmp import let_waiting_threads_sleep
+    from exporter.openmp import settle_openmp
 
-    let_waiting_threads_sleep()  # before torch is loaded
+    settle_openmp()  # before torch is loaded
     from exporter.verification import verify_package
     from server.cli.progress import show_progress
     from server.cli.tables import certificate_table, print_table
@@ -277,10 +277,10 @@ def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
 def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineConfig) -> None:
     """Verify on the GPU, show the progress, print the certificate."""
     from engine.device.device import open_device
-    from exporter.openmp import let_waiting_threads_sleep
+    from exporter.openmp import settle_openmp
 
     open_device()  # what is missing there is missed before anything is loaded or read
-    let_waiting_threads_sleep()  # before torch is loaded
+    settle_openmp()  # before torch is loaded
     from exporter.verify_device import verify_on_device
     from server.cli.progress import show_progress
     from server.cli.tables import device_table, print_table

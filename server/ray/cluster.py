@@ -15,14 +15,17 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.machine import num_cores, quota_notice
 from server.config import ServeConfig
 from server.ray import end_with_parent
 from server.ray.address import connect_once, joins_cluster, not_joined
 from server.ray.beside import beside
 from server.ray.claim import NAMESPACE, claim_name
-from server.ray.resources import check_gpus_of_cluster, num_cores, num_threads
+from server.ray.resources import check_gpus_of_cluster, num_threads
 from server.ray.run_directory import RunDirectory, remove_what_dead_owners_left, run_directory
 from server.ray.thread import RayThread, watch
+
+logger = logging.getLogger(__name__)
 
 # Ray reads these when it is imported, so `import ray` stands inside the functions below.
 _LOCAL_RAY = {
@@ -84,6 +87,8 @@ def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     local: dict[str, Any] = {}
     if not joins_cluster():
+        if notice := quota_notice():
+            logger.info("%s", notice)
         for name, value in _LOCAL_RAY.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

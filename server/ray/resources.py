@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from engine.device.distributions import ON_CPU
 from engine.errors import ConfigError
+from engine.machine import num_cores
 from server.config import ServeConfig
 from server.ray.address import joins_cluster
 
@@ -75,10 +75,3 @@ def shortage_now(num_workers: int, config: ServeConfig) -> str | None:
     if not joins_cluster():
         del wanted["CPU"]
     return shortage(num_workers, wanted, ray.available_resources(), ray.cluster_resources())
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import machine
-from engine.machine import instruction_sets, l2_bytes, machine_name
+from engine.machine import instruction_sets, l2_bytes, machine_name, num_cores, quota_notice
 
 X86 = """processor\t: 0
 model name\t: Some Processor 9000
@@ -59,3 +59,63 @@ def test_l2_is_the_cache_of_the_second_level(system: Path, size: str, expected: 
 def test_a_system_that_tells_nothing_is_no_error(system: Path) -> None:
     assert (instruction_sets(), l2_bytes()) == ((), None)
     assert machine_name().endswith(" cores")
+
+
+V1 = {"": "-1 100000", "docker/1": "150000 100000", "docker/1/job": "-1 100000"}
+V2 = {"pods": "300000 100000", "pods/7": "100000 100000", "pods/7/job": "max 100000"}
+
+
+@pytest.mark.parametrize(
+    ("version", "group", "shown", "quotas", "cores"),
+    [
+        ("2", "/pods/7/job", "/", V2, 1),
+        ("2", "/pods", "/", V2, 3),
+        ("2", "/", "/", V2, 8),
+        ("2", "/", "/", {"": "20000 100000"}, 1),  # in a namespace of its own
+        ("2", "/", "/", {"": "900000 100000"}, 8),
+        ("2", "/../elsewhere", "/", {"": "120000 50000"}, 3),
+        ("1", "/docker/1/job", "/", V1, 2),
+        ("1", "/docker/1", "/docker/1", {"": "250000 100000"}, 3),  # a container sees its part only
+        ("1", "/docker", "/", V1, 8),
+    ],
+)
+def test_cores_are_those_whose_time_the_smallest_cpu_quota_gives(
+    version: str,
+    group: str,
+    shown: str,
+    quotas: dict[str, str],
+    cores: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    groups = {"1": f"4:cpu,cpuacct:{group}\n2:memory:/other\n", "2": f"0::{group}\n"}
+    mounts = {"1": "cgroup cgroup rw,cpu,cpuacct", "2": "cgroup2 cgroup2 rw,nsdelegate"}
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups[version])
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"22 1 8:1 / / rw,relatime - ext4 /dev/vda rw\n"
+        f"31 22 0:27 {shown} /sys/fs/cgroup rw,nosuid shared:9 - {mounts[version]}\n"
+    )
+    for name, quota in quotas.items():
+        place = tmp_path / "sys/fs/cgroup" / name
+        place.mkdir(parents=True, exist_ok=True)
+        parts = {"cpu.max": quota}
+        if version == "1":
+            parts = dict(zip(("cpu.cfs_quota_us", "cpu.cfs_period_us"), quota.split(), strict=True))
+        for file, content in parts.items():
+            (place / file).write_text(f"{content}\n")
+
+    assert num_cores() == cores
+    notice = quota_notice()
+    assert (notice or "")[-12:] == ("" if cores == 8 else f"counted as {cores}")
+
+
+def test_cores_of_a_system_without_control_groups_are_those_it_is_bound_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+
+    assert (num_cores(), quota_notice()) == (3, None)

@@ -1,4 +1,4 @@
-"""How threads wait is settled by commands, not by whoever imports a name."""
+"""What is said to OpenMP is said by commands, not by whoever imports a name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from exporter.openmp import let_waiting_threads_sleep
+from exporter.openmp import settle_openmp
 
 
 def test_an_import_leaves_the_environment_as_it_is() -> None:
@@ -25,10 +25,23 @@ def test_threads_of_a_command_soon_sleep_unless_a_policy_is_set(
 ) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    let_waiting_threads_sleep()
+    settle_openmp()
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == ("ACTIVE", None)
 
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    let_waiting_threads_sleep()
+    settle_openmp()
 
     assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "3000")
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(None, None), (1.5, "2"), (4.0, None)])
+def test_torch_has_as_many_threads_as_the_cpu_quota_has_time_for(
+    quota: float | None, threads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setattr("engine.machine._cpu_quota", lambda: quota)
+
+    settle_openmp()
+
+    assert os.environ.get("OMP_NUM_THREADS") == threads
