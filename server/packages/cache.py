@@ -24,9 +24,19 @@ logger = logging.getLogger(__name__)
 
 
 def default_cache() -> Path:
-    """Return the directory of a node where nobody chose one, in the user's cache folder."""
+    """Return the directory of a node where nobody chose one, in the user's cache folder.
+
+    Raises PackageError for a user who has none, as in a container that runs under another number.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tokenweir/packages"
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(base):
+        raise PackageError(
+            f"user {os.getuid()} has no home directory to keep fetched packages in; choose a "
+            "directory with --package-cache, or set HOME"
+        )
+    return Path(base) / "tokenweir/packages"
 
 
 def fetch(url: str, manifest_sha256: str, cache: Path) -> Package:

@@ -281,6 +281,21 @@ def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch)
     assert default_cache() == Path.home() / ".cache/tokenweir/packages"
 
 
+@pytest.mark.parametrize("home", [None, "relative"])
+def test_a_user_without_a_home_directory_is_told_to_choose_one(
+    home: str | None, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"XDG_CACHE_HOME": None, "HOME": home}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as of a number without an entry
+    fetched, _ = pin(package.as_uri(), key=None)
+
+    with pytest.raises(PackageError, match=r"no home directory .* --package-cache, or set HOME"):
+        fetched.load(None)
+
+
 class _QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
