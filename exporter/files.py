@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from engine.errors import CheckpointError, PackageError, TokenweirError
 
 _unfinished: set[Path] = set()  # hidden directories of this process
-
+_UNLOCKED = ".new"  # ends the name of a directory that nobody has locked yet
 Content = bytes | Iterable[bytes | memoryview]  # of a file: whole, or piece by piece
 
 
@@ -39,15 +40,40 @@ class Staging:
 
 
 @contextmanager
-def writing_to(path: Path, refusal: type[TokenweirError] = CheckpointError) -> Iterator[None]:
+def writing_to(
+    path: Path,
+    refusal: type[TokenweirError] = CheckpointError,
+    way_out: str = "give a directory that you may write to",
+) -> Iterator[None]:
     """Turn the operating system's refusals to write below `path` into an error of ours."""
     try:
         yield
     except OSError as error:
-        raise refusal(
-            f"cannot write {path}: {error.strerror or error}; "
-            "free space there or give a directory that you may write to"
-        ) from error
+        reason = error.strerror or str(error)
+        if error.errno is None and "writ" in reason:  # numpy tells how far it came, and not why
+            reason = os.strerror(errno.ENOSPC)
+        raise refusal(f"cannot write {path}: {reason}; free space there or {way_out}") from error
+
+
+@contextmanager
+def scratch_directory(purpose: str) -> Iterator[Path]:
+    """Give a directory below TMPDIR, and remove it at the end.
+
+    What processes that were killed left there for the same purpose is removed first.
+    """
+    parent, prefix = Path(tempfile.gettempdir()), f"tokenweir-{purpose}-"
+    for _ in _abandoned(parent, prefix):
+        pass
+    with _locked_directory(parent, prefix) as directory:
+        yield directory
+
+
+@contextmanager
+def writing_scratch(num_bytes: int) -> Iterator[None]:
+    """Turn refusals to write so much below TMPDIR into an error that says how much is wanted."""
+    way_out = f"set TMPDIR to a directory with room for {num_bytes:,} bytes"
+    with writing_to(Path(tempfile.gettempdir()), PackageError, way_out):
+        yield
 
 
 @contextmanager
@@ -59,8 +85,9 @@ def stage(out: Path, refusal: type[TokenweirError] = PackageError) -> Iterator[S
     """
     with writing_to(out, refusal):
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(out)
-        with _hidden_directory(out) as hidden:
+        for hidden in _abandoned(out.parent, _prefix(out)):
+            _restore(hidden / "old", out)
+        with _locked_directory(out.parent, _prefix(out)) as hidden:
             yield Staging(out, hidden)
 
 
@@ -94,29 +121,32 @@ def _replace_files(directory: Path, files: Mapping[str, Content]) -> None:
 
 
 @contextmanager
-def _hidden_directory(out: Path) -> Iterator[Path]:
+def _locked_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Make a directory that is locked as long as this process lives, and remove it."""
-    hidden = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
-    _unfinished.add(hidden)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=_UNLOCKED, dir=parent))
     try:
-        with _lock(hidden):
-            yield hidden
+        with _lock(directory):
+            # Locked before it has its name: nobody may take it for that of a dead process.
+            directory = directory.rename(str(directory).removesuffix(_UNLOCKED))
+            _unfinished.add(directory)
+            yield directory
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-        _unfinished.discard(hidden)
+        shutil.rmtree(directory, ignore_errors=True)
+        _unfinished.discard(directory)
 
 
 def remove_unfinished() -> None:
     """Remove what this process has not finished: before it ends in the middle of a computation."""
-    for hidden in [*_unfinished]:
-        shutil.rmtree(hidden, ignore_errors=True)
+    for directory in [*_unfinished]:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def _remove_abandoned(out: Path) -> None:
-    for hidden in out.parent.glob(f"{glob.escape(_prefix(out))}????????/"):
-        with suppress(OSError), _lock(hidden):  # that of a living process cannot be had
-            _restore(hidden / "old", out)
-            shutil.rmtree(hidden, ignore_errors=True)
+def _abandoned(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield each directory that a dead process has left, and then remove it."""
+    for directory in parent.glob(f"{glob.escape(prefix)}????????/"):
+        with suppress(OSError), _lock(directory):  # that of a living process cannot be had
+            yield directory
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from engine.package.manifest import Manifest
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, CheckpointConfig
 from exporter.export import export_package
+from exporter.files import scratch_directory
 from exporter.models.own import OwnConfig, dress
 from exporter.own_trial import try_own
 from exporter.verification import Verification, verify_package
@@ -68,8 +68,8 @@ def _as_checkpoint(
     """Give what a package is made of; its files are gone afterwards."""
     name = type(model).__name__
     described = {"task": name, "model": config.model_dump(mode="json", exclude_defaults=True)}
-    with tempfile.TemporaryDirectory(prefix="tokenweir-own-") as directory, _evaluating(model):
-        path = Path(directory) / name
+    with scratch_directory("own") as directory, _evaluating(model):
+        path = directory / name
         path.mkdir()
         (path / CONFIG_NAME).write_text(json.dumps(described, indent=2) + "\n")
         if tokenizer is not None:

@@ -6,7 +6,6 @@ every product reads. What is beyond these later is cut off.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,8 @@ from engine.package.graph_io import (
 )
 from engine.package.manifest import GenerationContract
 from engine.session import create_session
-from exporter.graphs.torch_export import Graphs
+from exporter.files import scratch_directory, writing_scratch
+from exporter.graphs.torch_export import Graphs, weight_bytes
 from exporter.graphs.weights import FixedScale, inputs_of_products
 from exporter.samples import Tokens
 
@@ -49,8 +49,9 @@ def fixed_scales(
 ) -> dict[str, dict[str, FixedScale]]:
     """Return the scales of the inputs of all products, by graph and name."""
     cross = contract.cross_cache
-    with tempfile.TemporaryDirectory(prefix="tokenweir-scales-") as folder:
-        watched = {name: _Watched(graph, Path(folder) / name) for name, graph in graphs.items()}
+    with scratch_directory("scales") as folder:
+        with writing_scratch(weight_bytes(graphs)):
+            watched = {name: _Watched(graph, folder / name) for name, graph in graphs.items()}
         for source, target in text:
             given = _of_target(target, len(source))
             if cross is not None:

@@ -288,6 +288,14 @@ def _in_float32(output: EncoderOutput) -> tuple[Tensor, ...]:
     return tuple(part.float() for part in output if part is not None)
 
 
+def weight_bytes(graphs: Graphs) -> int:
+    """Return the bytes of the weights of graphs in files."""
+    weights = [
+        one.const_value for graph in graphs.values() for one in graph.graph.initializers.values()
+    ]
+    return sum(one.nbytes for one in weights if one is not None)
+
+
 def _trace_decoder(model: nn.Module, contract: Contract, target: Target) -> Graphs:
     assert contract.generation is not None, "a model with a decoder generates"
     decoder = generator(model).decoder

@@ -8,7 +8,6 @@ computed in float32 here, by the same bodies; those in float16 as they are, too.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from exporter.checkpoint import Checkpoint
 from exporter.compare.answers import compare_answers
 from exporter.compare.quality import measure_text
 from exporter.compare.scored_text import ScoredText
+from exporter.files import scratch_directory, writing_scratch
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.package_graphs import write_package_graphs
 from exporter.graphs.target import DTYPES, target_of
@@ -56,6 +56,7 @@ _UNROUNDED, _MAIN, _IN_HALF = "before anything is rounded", "", "in float16"
 _PLAIN = PackageFormat()
 
 
+_BYTES_PER_NUMBER = 4  # of weights at most
 _SECONDS_A_LAYER = 1.3  # to be traced, and written
 
 
@@ -219,9 +220,10 @@ def _graphs(
     if in_it == form:
         yield directory
         return
-    with tempfile.TemporaryDirectory(prefix="tokenweir-twin-") as name:
-        twins, bodies = Path(name), target_of(form).functions[form.precision]
-        write_package_graphs(checkpoint, in_it, twins, functions=bodies, draws=False)
+    bodies, model = target_of(form).functions[form.precision], checkpoint.model
+    with scratch_directory("twin") as twins:
+        with writing_scratch(num_parameters(model) * _BYTES_PER_NUMBER):
+            write_package_graphs(checkpoint, in_it, twins, functions=bodies, draws=False)
         for draws in DRAW_GRAPHS:  # the package's own are proven
             if (directory / draws).exists():
                 shutil.copy(directory / draws, twins)

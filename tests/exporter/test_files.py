@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,24 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from exporter.files import stage
+from engine.errors import CheckpointError, PackageError
+from exporter.files import scratch_directory, stage, writing_scratch, writing_to
 
 UNFINISHED = """
     import sys
     from pathlib import Path
-    from exporter.files import stage
+    from exporter.files import scratch_directory, stage
 
-    with stage(Path(sys.argv[1])) as staging:
-        (staging.directory / "file").write_text("half")
+    with {begun} as made:
+        (getattr(made, "directory", made) / "file").write_text("half")
         {interrupted}
         print("ready", flush=True)
         sys.stdin.read()
 """
 
 
-def _killed(out: Path, interrupted: str = "") -> None:
+def _killed(out: Path, begun: str = "stage(Path(sys.argv[1]))", interrupted: str = "") -> None:
     """Let a process begin to make `out`, and kill it where it cannot clean up."""
-    code = textwrap.dedent(UNFINISHED.format(interrupted=interrupted))
+    code = textwrap.dedent(UNFINISHED.format(begun=begun, interrupted=interrupted))
     with subprocess.Popen(
         [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -90,10 +92,43 @@ def test_what_was_moved_aside_when_the_process_died_comes_back(tmp_path: Path) -
     with stage(out) as staging:
         (staging.directory / "file").write_text("good")
         staging.publish()
-    _killed(out, interrupted='Path(sys.argv[1]).rename(staging.directory.with_name("old"))')
+    _killed(out, interrupted='Path(sys.argv[1]).rename(made.directory.with_name("old"))')
     assert not out.exists()
 
     with stage(out):
         assert (out / "file").read_text() == "good"
 
     assert os.listdir(tmp_path) == ["package"]
+
+
+def test_what_a_killed_process_left_in_the_temporary_directory_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "tokenweir-twin-notes").write_text("a file of somebody else")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with scratch_directory("twin") as running:
+        _killed(tmp_path, begun='scratch_directory("twin")')
+        assert len(os.listdir(tmp_path)) == 3
+
+        with scratch_directory("twin") as another:
+            assert sorted(tmp_path.glob("*-twin-????????")) == sorted([running, another])
+
+    assert os.listdir(tmp_path) == ["tokenweir-twin-notes"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), OSError("problem writing element 5")],
+)
+def test_a_full_disk_is_told_with_its_place_and_the_way_out(
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.raises(CheckpointError, match=r"write out: No space left on device; free space"):
+        with writing_to(Path("out")):
+            raise error
+    with pytest.raises(PackageError, match=rf"write {tmp_path}: No space.* TMPDIR .* 28,000 bytes"):
+        with writing_scratch(28_000):
+            raise error
