@@ -418,7 +418,8 @@ def test_the_command_leaves_nothing_when_a_signal_ends_it(
         timeout=240,
     )
 
-    assert (ended.returncode, ended.stderr) == (code, "")
+    told = [line for line in ended.stderr.splitlines() if not line.startswith("Comparing")]
+    assert (ended.returncode, told) == (code, [])  # on a slow machine there is a line of progress
     assert ended.stdout.startswith(".package.export-"), "there was something to remove"
     assert list(tmp_path.iterdir()) == []
 
