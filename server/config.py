@@ -13,7 +13,8 @@ from typing import Literal
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
 from server.front_config import HttpConfig
-from server.identity.config import DoorsConfig, is_loopback
+from server.hosts import is_loopback
+from server.identity.config import DoorsConfig
 from server.setting_checks import (
     check_at_least_one,
     check_not_negative,

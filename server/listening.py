@@ -10,6 +10,7 @@ import grpc
 from tokenweir.keepalive import keepalive_options
 
 from engine.errors import ConfigError
+from server.hosts import family_of
 
 _MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
 _MOST_BEYOND = 16 << 20  # bytes
@@ -66,8 +67,7 @@ def check_ports_are_free(*wanted: tuple[str, str, int]) -> None:
     """
     with contextlib.ExitStack() as stack:
         for option, host, port in wanted:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            probe = stack.enter_context(socket.socket(family_of(host), socket.SOCK_STREAM))
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))

@@ -6,7 +6,7 @@ from tokenweir import AsyncClient, Unauthenticated
 
 from engine.errors import ConfigError
 from server.front_config import FrontConfig
-from server.identity.config import is_loopback
+from server.hosts import is_loopback
 
 _WAYS_OUT = "listen on 127.0.0.1, or type --insecure to let everybody in who can reach it"
 

@@ -12,6 +12,7 @@ from tokenweir import AsyncClient
 
 from engine.background import in_background
 from server.front_config import HttpConfig
+from server.hosts import family_of
 from server.http.app import application
 from server.http.connection import bounded
 from server.http.load_history import LoadHistory
@@ -73,8 +74,8 @@ class _Server(uvicorn.Server):
 
 
 def _listen(config: HttpConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server((config.host, config.port), family=family, backlog=1024)
+    place, family = (config.host, config.port), family_of(config.host)
+    return socket.create_server(place, family=family, backlog=1024)
 
 
 def _url(scheme: str, host: str, listener: socket.socket) -> str:

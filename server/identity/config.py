@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ConfigError
+from server.hosts import is_loopback
 from server.setting_checks import check_port
 
 CERTIFICATES = ("tls_cert", "tls_key", "tls_client_ca")  # the settings of them, as below
@@ -60,13 +60,3 @@ class DoorsConfig:
                 f"{', and '.join(missing)}; give that, listen on 127.0.0.1, or type --insecure to "
                 "let everybody in who can reach it"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches an address to listen on."""
-    if host == "localhost" or host.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name: it may be anything
-        return False

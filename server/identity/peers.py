@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import grpc
 
-from server.identity.config import is_loopback
+from server.hosts import is_loopback
 
 NAME = "tokenweir-peer"  # in the certificate, whatever the addresses are
 _YEARS = 10  # that a service may go on

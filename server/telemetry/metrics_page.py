@@ -13,8 +13,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from engine.errors import ConfigError, Unauthenticated
+from server.hosts import is_loopback
 from server.identity.certificate import Certificate
-from server.identity.config import DoorsConfig, is_loopback
+from server.identity.config import DoorsConfig
 from server.identity.tokens import METADATA_KEY, TokenFile
 from server.telemetry.metrics import (
     GATEWAY_METRICS,

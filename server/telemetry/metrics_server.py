@@ -16,6 +16,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from server.hosts import family_of
 from server.identity.certificate import Certificate
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # of WSGI
@@ -35,7 +36,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         """Listen, encrypted where there is a certificate; OSError if nobody can."""
         self._certificate = certificate
         self._open: dict[socket.socket, float] = {}  # requests, and since when
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.address_family = family_of(host)
         super().__init__((host, port), _Handler)
         self.set_app(app)
         self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from engine.errors import ConfigError
 from server.config import GatewayConfig, GatewayRoleConfig, MetricsConfig, ServeConfig
+from server.hosts import family_of, is_loopback
 from server.identity.config import DoorsConfig
 
 A = Path("a")
@@ -105,3 +107,33 @@ def test_metrics_that_strangers_could_read_are_refused(
 )
 def test_other_metrics_are_not(metrics: MetricsConfig, settings: dict[str, Any]) -> None:
     metrics.check_reach(DoorsConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_local", "family"),
+    [
+        (["::1"], True, socket.AF_INET6),
+        (["127.0.1.1"], True, socket.AF_INET),
+        (["::1", "127.0.0.1"], True, socket.AF_INET),
+        (["127.0.0.1", "10.0.0.7"], False, socket.AF_INET),
+        (["::"], False, socket.AF_INET6),
+        ([], False, socket.AF_INET),
+    ],
+)
+def test_a_name_is_of_this_machine_alone_if_all_its_addresses_are(
+    addresses: list[str],
+    is_local: bool,
+    family: socket.AddressFamily,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(host: str, *_: object, **__: object) -> list[Any]:
+        if not addresses:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(0, 1, 6, "", (address, 0)) for address in addresses]
+
+    monkeypatch.setattr("socket.getaddrinfo", found)
+
+    assert (is_loopback("a-name"), family_of("a-name")) == (is_local, family)
+    if not is_local:
+        with pytest.raises(ConfigError, match="a-name.* is reached from other machines"):
+            DoorsConfig().check_reach("a-name")
