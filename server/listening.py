@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 from typing import Protocol
 
@@ -10,10 +11,12 @@ import grpc
 from tokenweir.keepalive import keepalive_options
 
 from engine.errors import ConfigError
-from server.hosts import family_of
+from server.hosts import addresses_of, family_of
 
 _MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
 _MOST_BEYOND = 16 << 20  # bytes
+_OWN_FILES = 160  # of a process, for all but the clients of one port
+_MOST_FILES = 1 << 20  # where there is no limit
 
 
 def max_message_bytes(max_request_bytes: int) -> int:
@@ -21,9 +24,35 @@ def max_message_bytes(max_request_bytes: int) -> int:
     return max_request_bytes + min(3 * max_request_bytes, _MOST_BEYOND)
 
 
-def server_options(max_request_bytes: int, client_silence: float) -> tuple[tuple[str, int], ...]:
-    """Return the gRPC options of every server here; the two are settings of GatewayConfig."""
+def max_connections(host: str) -> int:
+    """Return how many connections each address of a host may have, so that files are left.
+
+    Without files this process could not reach its workers and Ray.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        files = _MOST_FILES
+    most = max(files - max(_OWN_FILES, files // 8), files // 4)
+    return max(1, most // max(1, len(addresses_of(host))))
+
+
+def connection_options(most: int) -> tuple[tuple[str, int], ...]:
+    """Return the gRPC options of so many connections at most, from which clients are heard soon."""
     return (
+        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.server_handshake_timeout_ms", 5_000),  # TLS too
+    )
+
+
+def server_options(
+    max_request_bytes: int, client_silence: float, most: int
+) -> tuple[tuple[str, int], ...]:
+    """Return the gRPC options of every server here, for so many connections.
+
+    The other two are settings of GatewayConfig.
+    """
+    return (
+        *connection_options(most),
         # gRPC cancels calls without a word where it believes that too many wait to be accepted.
         ("grpc.server.max_pending_requests", _MAX_UNACCEPTED),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_UNACCEPTED),

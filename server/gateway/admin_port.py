@@ -30,6 +30,7 @@ from server.status import call_status
 
 logger = logging.getLogger(__name__)
 
+_MOST = 32  # connections
 _HEALTH = f"/{HEALTH}/"
 # What changes nothing: a page that shows the load would fill the log.
 _ASKED_OFTEN = frozenset(f"/{ADMIN}/{name}" for name in ("GetLoad", "GetServerInfo", "ListModels"))
@@ -63,7 +64,7 @@ class AdminPort:
         """Listen; return the port. Raises ConfigError if nobody can listen there."""
         config, self._loop = self._config, asyncio.get_running_loop()
         credentials = server_credentials(config.doors)
-        options = server_options(config.max_request_bytes, config.client_silence)
+        options = server_options(config.max_request_bytes, config.client_silence, _MOST)
         self._server = CallServer(self._arrived, options)
         bound = listen(self._server, config.host, port, credentials)
         if config.local_socket is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
@@ -53,13 +54,15 @@ from server.identity.tls import server_credentials
 from server.identity.tokens import Identity
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS, Deadlines, InTime, abort
-from server.listening import listen, max_message_bytes, server_options
+from server.listening import listen, max_connections, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
 from server.status import CallStatus, call_status
 from server.telemetry.metrics import Snapshot
 from server.telemetry.tracing import Tracing
+
+logger = logging.getLogger(__name__)
 
 _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"
@@ -151,7 +154,9 @@ class Gateway:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._local)
         if self._config.doors.reflection:
             enable_reflection((*SERVICES, HEALTH), self._local)
-        options = server_options(max_bytes, self._config.client_silence)
+        most = max_connections(self._config.host)
+        logger.info("%d connections at once are taken, as open files allow (ulimit -n)", most)
+        options = server_options(max_bytes, self._config.client_silence, most)
         if math.isfinite(age := self._config.max_connection_age):
             options = (*options, ("grpc.max_connection_age_ms", round(age * 1000)))
         self._server = CallServer(self._arrived, options, self._rests)

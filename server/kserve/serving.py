@@ -12,7 +12,13 @@ from server.front_config import KserveConfig
 from server.identity.tls import server_credentials
 from server.kserve.reading import Reading
 from server.kserve.service import KserveService
-from server.listening import address_of, check_ports_are_free, listen
+from server.listening import (
+    address_of,
+    check_ports_are_free,
+    connection_options,
+    listen,
+    max_connections,
+)
 
 
 async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[str], None]) -> None:
@@ -24,6 +30,7 @@ async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[s
     server = grpc.aio.server(
         interceptors=(Reading(config.max_open_bytes, config.max_request_bytes),),
         options=(
+            *connection_options(max_connections(config.host)),
             ("grpc.so_reuseport", 0),  # else a second server on the port takes half of the calls
             ("grpc.max_receive_message_length", config.max_request_bytes),
             ("grpc.max_metadata_size", 64 * 2**10),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from engine.errors import EngineFailure
 PATIENCE = 20.0  # seconds for a call that is to end, or to begin no more
 WATCH_PERIOD = 1.0  # seconds between two looks at Ray's servers
 _CONNECT_TIMEOUT = 3.0  # seconds
+_OWN_LACK = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # no sign of a server's end
 _MAX_TIMEOUTS = 2  # in a row; a server that refuses is lost at once
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -118,6 +120,7 @@ async def watch(
                 timeouts[name] += 1
                 if timeouts[name] == _MAX_TIMEOUTS:
                     return lost(f"Ray's {name} at {host}:{port} does not answer")
-            except OSError:
-                return lost(f"Ray's {name} at {host}:{port} is gone")
+            except OSError as error:
+                if error.errno not in _OWN_LACK:
+                    return lost(f"Ray's {name} at {host}:{port} is gone")
         await asyncio.sleep(period)

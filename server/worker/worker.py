@@ -29,7 +29,7 @@ from server.identity.peers import Peers
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.lane import MAX_BYTES, METHOD
 from server.last_moment import LAST_WORDS
-from server.listening import address_of, listen, server_options
+from server.listening import address_of, listen, max_connections, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
@@ -97,7 +97,7 @@ class Worker:
         config, self._loop = self._config, asyncio.get_running_loop()
         self._services = self._make_services()
         max_bytes = max(config.max_request_bytes, MAX_BYTES)  # for lanes
-        options = server_options(max_bytes, config.client_silence)
+        options = server_options(max_bytes, config.client_silence, max_connections(config.host))
         self._server = CallServer(self._arrived, options)
         credentials = None if self._peers is None else self._peers.of_server()
         port = listen(self._server, config.host, config.port, credentials)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import resource
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,6 +32,7 @@ from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
 from server.gateway.share import Share
 from server.identity.config import DoorsConfig
+from server.listening import max_connections
 from server.status import call_status
 from server.worker.worker import Worker
 from tests.conftest import FakeClock
@@ -62,6 +65,50 @@ async def running_gateway(
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             yield gateway, stubs
     finally:
+        await gateway.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "files", "most"),
+    [
+        ("127.0.0.1", 200, 50),
+        ("127.0.0.1", 1024, 864),
+        ("127.0.0.1", 20_000, 17_500),
+        ("127.0.0.1", resource.RLIM_INFINITY, 917_504),
+        ("of.two", 1024, 432),
+    ],
+)
+def test_connections_leave_a_process_files_for_workers_and_ray(
+    host: str, files: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
+    monkeypatch.setattr(
+        "server.listening.addresses_of", {"127.0.0.1": ["a"], "of.two": ["a", "b"]}.get
+    )
+
+    assert max_connections(host) == most
+
+
+async def test_a_connection_too_many_is_closed_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
+    caplog.set_level("INFO")
+    gateway = Gateway(GatewayConfig())
+    port = await gateway.start()
+    try:
+        taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        first = [await reader.read(1) for reader, _ in taken]
+        taken.append(await asyncio.open_connection("127.0.0.1", port))
+        with contextlib.suppress(ConnectionError):
+            assert await taken[2][0].read() == b""
+
+        assert b"" not in first
+        assert not any(reader.at_eof() for reader, _ in taken[:2])
+        assert "2 connections at once are taken, as open files allow (ulimit -n)" in caplog.text
+    finally:
+        for _, writer in taken:
+            writer.close()
         await gateway.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Iterator
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -104,3 +106,16 @@ async def test_server_that_dies_is_noticed() -> None:
 
     port = servers["raylet"][1]
     assert (before, reasons) == ([], [f"Ray's raylet at 127.0.0.1:{port} is gone"])
+
+
+async def test_a_process_without_files_of_its_own_does_not_take_a_server_for_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reasons: list[str] = []
+    errors = [OSError(errno.EMFILE, "Too many open files"), ConnectionRefusedError(111, "refused")]
+    monkeypatch.setattr("asyncio.open_connection", AsyncMock(side_effect=list(errors)))
+
+    await watch({"raylet": ("127.0.0.1", 7)}, reasons.append, period=0)
+
+    assert asyncio.open_connection.await_count == 2
+    assert reasons == ["Ray's raylet at 127.0.0.1:7 is gone"]
