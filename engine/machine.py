@@ -101,7 +101,7 @@ def _control_groups() -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
             paths["cgroup" if controllers else "cgroup2"] = path
-    for line in (_ROOT / "proc/self/mountinfo").read_text().splitlines():
+    for line in (_ROOT / "proc/self/mountinfo").read_text(errors="replace").splitlines():
         mount, _, system = line.partition(" - ")
         kind, _, options = system.split(" ", 2)
         if kind not in paths or (kind == "cgroup" and "cpu" not in options.split(",")):

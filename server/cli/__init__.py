@@ -5,6 +5,7 @@ Modules here import nothing heavy at the top: `tokenweir --help` has to come at 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from server.cli.app import run
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack a letter of an answer
     sys.exit(run())
 
 

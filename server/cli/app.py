@@ -21,6 +21,7 @@ from server.cli.http import http
 from server.cli.kserve import kserve
 from server.cli.load_test import loadtest
 from server.cli.operation import load_model, traffic, unload_model
+from server.cli.options import Text
 from server.cli.packages import export, verify
 from server.cli.predictions import classify, embed, label
 from server.cli.replay import replay
@@ -86,6 +87,9 @@ for command in (
     bench,
 ):
     cli.add_command(command)
+    for parameter in command.params:
+        if parameter.type is click.STRING:
+            parameter.type = Text()
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

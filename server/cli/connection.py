@@ -60,10 +60,10 @@ def answer_each(
 ) -> int:
     """Answer every input, and every line of the standard input where one is "-" or none is given.
 
-    One that the server refuses does not keep the others from their answers: it is named on the
-    standard error, and something stands in its place. Lines that have arrived together are given
-    to `answer_together`; where that returns False, having answered none, each is answered alone.
-    Return the exit code.
+    One that is refused, here or by the server, does not keep the others from their answers: it is
+    named on the standard error, and something stands in its place. Lines that have arrived together
+    are given to `answer_together`; where that returns False, having answered none, each is answered
+    alone. Return the exit code.
     """
     is_single = len(inputs) == 1 and inputs[0] != "-"
     code, number = DONE, 0
@@ -84,15 +84,29 @@ def _is_answered(
     from tokenweir import InvalidArgument
 
     try:
+        _check_is_utf8(one)
         answer(one)
-    except InvalidArgument as error:
+    except (InvalidArgument, ValueError, click.UsageError) as error:
+        if not place and not isinstance(error, InvalidArgument):
+            raise
         click.echo(f"error: {place}{error}", err=True)
         if as_json:
-            print_json({"error": {"code": error.code.name, "message": str(error)}})
+            print_json({"error": {"code": "INVALID_ARGUMENT", "message": str(error)}})
         elif place:
             click.echo()
         return False
     return True
+
+
+def _check_is_utf8(one: object) -> None:
+    """Raise ValueError for a text in which bytes stand that are not UTF-8."""
+    try:
+        str(one).encode()
+    except UnicodeEncodeError as error:
+        byte = ord(error.object[error.start]) & 0xFF
+        raise ValueError(
+            f"byte 0x{byte:02x} behind {error.start} characters is not UTF-8; convert the text"
+        ) from error
 
 
 def _groups(inputs: Sequence[T]) -> Iterator[list[Any]]:

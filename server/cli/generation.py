@@ -93,7 +93,7 @@ def generate(
         note(model, prompt, options, found)
 
     def answer_together(texts: Sequence[str]) -> bool:
-        results = _results(client, model, [prompt_of(text, typed) for text in texts], options)
+        results = _results(client, model, (prompt_of(text, typed) for text in texts), options)
         for result in results:
             _print_result(result, typed)
         return bool(results)
@@ -192,7 +192,7 @@ def _results(
     asked = {name: value for name, value in options.items() if name != "tokens_per_message"}
     try:
         return client.generate_many(model, list(prompts), **cast("GenerateOptions", asked)).results
-    except (click.UsageError, InvalidArgument, DeadlineExceeded, ResourceExhausted):
+    except (ValueError, click.UsageError, InvalidArgument, DeadlineExceeded, ResourceExhausted):
         return ()
 
 

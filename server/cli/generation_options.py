@@ -255,11 +255,7 @@ def request_options(without: Iterable[str]) -> list[click.Parameter]:
 
 
 def prompt_of(text: str, typed: dict[str, Any]) -> Prompt | Chat:
-    """Return what is asked of the model: text, token ids or a conversation; UsageError if both."""
-    if typed["ids"] and typed["chat"]:
-        raise click.UsageError("--ids and --chat both say what TEXT is; leave out one of the two")
-    if typed["system"] is not None and not typed["chat"]:
-        raise click.UsageError("--system is for conversations; give --chat too, or leave it out")
+    """Return what is asked of the model: text, token ids or a conversation."""
     if typed["ids"]:
         return token_ids(text)
     if not typed["chat"]:
@@ -285,6 +281,10 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
         and value != ()
         and not _is_unset_flag(name, value)
     }
+    if typed.get("ids") and typed.get("chat"):
+        raise click.UsageError("--ids and --chat both say what TEXT is; leave out one of the two")
+    if typed.get("system") is not None and not typed.get("chat"):
+        raise click.UsageError("--system is for conversations; give --chat too, or leave it out")
     if "logit_bias" in options:
         options["logit_bias"] = _by_token_id(options["logit_bias"])
     if typed.get("ids") and "target_prefix" in options:

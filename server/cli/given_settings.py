@@ -118,8 +118,8 @@ def settings_of(command: str, file: Path | None, options: Mapping[str, Any]) -> 
 
 
 def print_settings(settings: Settings) -> None:
-    """Print them as a file."""
-    click.echo("\n".join(settings.lines()))
+    """Print them as a file, which is UTF-8 in every locale."""
+    click.echo("\n".join(settings.lines()).encode())
 
 
 def is_given(option: str) -> bool:

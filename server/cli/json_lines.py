@@ -12,8 +12,8 @@ import click
 
 
 def print_json(value: object) -> None:
-    """Print a dataclass, or what JSON has, as one line; bytes as URL-safe base64."""
-    click.echo(json.dumps(plain(value), ensure_ascii=False, separators=(",", ":")))
+    """Print a dataclass, or what JSON has, as one line of UTF-8; bytes as URL-safe base64."""
+    click.echo(json.dumps(plain(value), ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def plain(value: object) -> object:

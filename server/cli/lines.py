@@ -9,32 +9,36 @@ from collections.abc import Iterator
 from typing import cast
 
 _CHUNK = 1 << 16  # bytes
+_NOT_UTF8 = "surrogateescape"  # keeps what is not UTF-8 in a text that nothing takes for one
 
 
 def arriving_lines(most: int) -> Iterator[list[str]]:
-    """Yield the lines of the standard input, up to `most` at a time.
+    """Yield the lines of the standard input, UTF-8 in every locale, up to `most` at a time.
 
     Of a file they come together; of a pipe or a person each when it is there, and nobody who waits
-    for the answer to a line has to write another one first.
+    for the answer to a line has to write another one first. Bytes that are not UTF-8 are halves of
+    surrogate pairs.
     """
-    rest = ""
-    for text in _texts():
-        *lines, rest = (rest + text).split("\n")
+    rest, mark = b"", codecs.BOM_UTF8
+    for chunk in _chunks():
+        *lines, rest = (rest + chunk).removeprefix(mark).split(b"\n")
+        mark = mark if not lines else b""
         for start in range(0, len(lines), most):
-            yield lines[start : start + most]
-    if rest:
-        yield [rest]
+            yield [_text(line) for line in lines[start : start + most]]
+    if rest := rest.removeprefix(mark):
+        yield [_text(rest)]
 
 
-def _texts() -> Iterator[str]:
-    """Yield what is there, with "\n" for every line end."""
+def _chunks() -> Iterator[bytes]:
+    """Yield what is there."""
     stdin = sys.stdin
     if not isinstance(stdin, io.TextIOWrapper):  # a text of a caller in this process
-        yield stdin.read()
+        yield stdin.read().encode(errors=_NOT_UTF8)
         return
-    decode = codecs.getincrementaldecoder(stdin.encoding)(stdin.errors or "strict")
-    reader = io.IncrementalNewlineDecoder(decode, translate=True)
     buffer = cast(io.BufferedReader, stdin.buffer)
     while chunk := buffer.read1(_CHUNK):
-        yield reader.decode(chunk)
-    yield reader.decode(b"", final=True)
+        yield chunk
+
+
+def _text(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode(errors=_NOT_UTF8)

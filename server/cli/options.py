@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,18 @@ class Number(click.FloatRange):
         if math.isnan(number) or (math.isinf(number) and not self._allow_inf):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
+
+
+class Text(click.types.StringParamType):
+    """A text is UTF-8, in every locale; bytes that are none are read as the locale has them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text."""
+        typed = super().convert(value, param, ctx)
+        try:
+            return os.fsencode(typed).decode()
+        except UnicodeError:
+            return typed
 
 
 class PackageAddress(click.Path):

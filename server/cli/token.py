@@ -64,8 +64,8 @@ def token(
     for name, value in fields.items():
         if problem := problem_of(name, value):
             raise click.UsageError(problem)
-    click.echo("[[token]]")
+    lines = ["[[token]]"]
     for name, value in fields.items():  # strings and lists are in TOML as in JSON
-        click.echo(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-    click.echo()
+        lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    click.echo("\n".join([*lines, ""]).encode())  # TOML is UTF-8 in every locale
     click.echo(f"the token of {tenant}, shown this once: {made}", err=True)

@@ -384,7 +384,7 @@ async def test_a_target_is_scored_with_its_tokens(
     [
         (("one", "--seed", "-1"), "error: seed=-1: "),
         (("one", "--beam", "2", "--top-k", "3"), "error: top_k, beam: give options of "),
-        (("caf\udce9",), "error: prompt is not Unicode text: "),
+        (("caf\udce9",), "error: byte 0xe9 behind 3 characters is not UTF-8; "),
     ],
 )
 async def test_what_cannot_be_sent_is_an_error_of_one_line(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import grpc
@@ -118,12 +121,73 @@ def test_with_json_every_line_has_its_own_times(
 
 
 @pytest.mark.parametrize(
+    ("content", "options", "problem"),
+    [
+        (b"7\n\xff\n8\n", (), "byte 0xff behind 0 characters is not UTF-8; convert the text"),
+        (b"7\nx\n8\n", ("--ids",), "--ids: 'x' is not a token id"),
+    ],
+)
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_line_that_cannot_be_sent_is_named_and_the_others_are_answered(
+    content: bytes,
+    options: tuple[str, ...],
+    problem: str,
+    form: tuple[str, ...],
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _give(monkeypatch, content)
+
+    assert _generate(server, *form, *options) == 1
+
+    out, err = capsys.readouterr()
+    assert err.startswith(f"error: input 2: {problem}") and err.count("\n") == 1
+    assert len(server.requests) == 2
+    _, second, _ = out.splitlines()
+    assert second == "" or json.loads(second)["error"]["code"] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("environment", "written"),
+    [
+        ({"PYTHONIOENCODING": "iso-8859-1"}, b"?y??\n?y?\xfc?\n"),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, None),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_texts_are_utf8_in_every_locale(
+    environment: dict[str, str], written: bytes | None, as_json: bool, server: ScriptedServer
+) -> None:
+    text = "ếy─"
+    answer = "".join(f"{one}?\n" for one in (text, f"{text}ü")).encode()
+    command = [sys.executable, "-c", "from server.cli import main; main()", "generate"]
+
+    done = subprocess.run(
+        [*command, "--model", "m", *["--json"] * as_json, text, "-", "--server", server.address],
+        input=f"{text}ü\n".encode(),
+        capture_output=True,
+        env={**os.environ, **environment},
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [one.request.inputs[0].text for one in server.requests] == [text, f"{text}ü"]
+    if as_json:
+        found = [json.loads(line.decode()) for line in done.stdout.splitlines()]
+        assert [one["sequences"][0]["text"] for one in found] == answer.decode().splitlines()
+    else:
+        assert done.stdout == (written or answer)
+
+
+@pytest.mark.parametrize(
     ("content", "lines"),
     [
         (b"", []),
         (b"a", ["a"]),
         (b"a\n\nb\n", ["a", "", "b"]),
-        (b"a\r\nb\rc", ["a", "b", "c"]),
+        ("\ufeffa\r\nb\rc\u2028d\x0b\x1c\n".encode(), ["a", "b\rc\u2028d\x0b\x1c"]),
+        (b"\xef\xbb\xbfa", ["a"]),
+        (b"a\n\xff\n", ["a", "\udcff"]),
         ("é\n".encode() * 50_000, ["é"] * 50_000),  # more than is read at once
     ],
 )
