@@ -7,15 +7,40 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import Client
 
+from exporter.checkpoint import save_checkpoint
+from exporter.export import export_package
+from exporter.models import TransformerConfig, build_model
 from loadtest.chaos.server import free_port
 
+_MODEL = TransformerConfig(
+    family="gpt",
+    num_decoder_layers=1,
+    max_target_len=16,
+    d_model=16,
+    num_heads=2,
+    d_ff=16,
+    vocab_size=16,
+    eos_token_id=2,
+)
 _COMMAND = [sys.executable, "-c", "from server.cli import main; main()"]
+
+
+def tiny_package(folder: Path) -> Path:
+    """Export a decoder that answers at once."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(16)}, "w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    save_checkpoint(folder / "checkpoint", "continue", build_model(_MODEL), tokenizer)
+    export_package(folder / "checkpoint", folder / "package")
+    return folder / "package"
 
 
 def typed(folder: Path, *arguments: str) -> str:
@@ -28,14 +53,22 @@ def typed(folder: Path, *arguments: str) -> str:
 
 
 @contextmanager
-def served(folder: Path, package: str) -> Iterator[Client]:
-    """Serve a package, and end that with Ctrl-C."""
-    log, port = folder / "serve.log", free_port()
+def served(
+    folder: Path,
+    package: str,
+    *options: str,
+    front: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+) -> Iterator[Client]:
+    """Serve a package, behind a command that becomes ours, and end that with Ctrl-C."""
+    log, port = folder / "serve.log", port or free_port()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*_COMMAND, "serve", package, "--port", str(port)],
+            [*front, *_COMMAND, "serve", package, "--port", str(port), *options],
             cwd=folder,
-            env=_environment(),
+            env={**_environment(), **(environment or {})},
             stdout=file,
             stderr=file,
         )
@@ -44,7 +77,7 @@ def served(folder: Path, package: str) -> Iterator[Client]:
         while b"Ctrl-C stops" not in log.read_bytes():
             assert process.poll() is None and time.monotonic() < ends, log.read_text()
             time.sleep(0.1)
-        with Client(f"127.0.0.1:{port}") as client:
+        with Client(f"{host}:{port}") as client:
             yield client
     finally:
         process.send_signal(signal.SIGINT)

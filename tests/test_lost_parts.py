@@ -14,14 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import Client, TokenweirClientError, Unavailable
 
-from exporter.checkpoint import save_checkpoint
-from exporter.export import export_package
-from exporter.models import TransformerConfig, build_model
 from server.ray.run_directory import MARK
+from tests.served import tiny_package
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(240)]
 
@@ -36,16 +32,6 @@ with tempfile.TemporaryDirectory(dir="/tmp") as directory:
     sys.stdin.read()
     ray.shutdown()
 """
-CONFIG = TransformerConfig(
-    family="gpt",
-    num_decoder_layers=1,
-    max_target_len=16,
-    d_model=16,
-    num_heads=2,
-    d_ff=16,
-    vocab_size=16,
-    eos_token_id=2,
-)
 
 
 @dataclass
@@ -84,14 +70,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    vocabulary = {f"w{i}": i for i in range(16)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, "w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    torch.manual_seed(0)
-    save_checkpoint(directory / "checkpoint", "continue", build_model(CONFIG), tokenizer)
-    export_package(directory / "checkpoint", directory / "package")
-    return directory / "package"
+    return tiny_package(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
