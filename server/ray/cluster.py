@@ -21,6 +21,7 @@ from server.ray import end_with_parent
 from server.ray.address import connect_once, joins_cluster, not_joined
 from server.ray.beside import beside
 from server.ray.claim import NAMESPACE, claim_name
+from server.ray.internals import private_names
 from server.ray.resources import check_gpus_of_cluster, num_threads
 from server.ray.run_directory import RunDirectory, remove_what_dead_owners_left, run_directory
 from server.ray.thread import RayThread, watch
@@ -122,11 +123,12 @@ def _adapted_processes() -> Iterator[None]:
     signal to the process group of the command does not reach Ray, which the drain needs. Where a
     cluster is joined nothing is started.
     """
-    from ray._private import parameter, services
+    with private_names():
+        from ray._private import parameter, services
 
-    before = parameter.RayParams, services.start_api_server, services.start_ray_process
+        before = parameter.RayParams, services.start_api_server, services.start_ray_process
+        popen = services.ConsolePopen
     make_parameters, _, start = before
-    popen = services.ConsolePopen
 
     def start_adapted(command: list[str], *args: Any, **options: Any) -> Any:
         return start(_adapted_command(command), *args, **options)
@@ -144,14 +146,18 @@ def _adapted_processes() -> Iterator[None]:
 
 def _adapted_command(command: list[str]) -> list[str]:
     """Return the command of a process of Ray; the raylet's, as `_adapted_processes` says."""
-    options = dict(word.split("=", 1) for word in command if "=" in word)
-    if _DASHBOARD_AGENT not in options:
+    if os.path.basename(command[0]) != "raylet":
         return command
-    _tell_of_no_dashboard_agent(options["--session_dir"], options["--node_id"])
+    options = dict(word.split("=", 1) for word in command if "=" in word)
     launcher = subprocess.list2cmdline([sys.executable, "-I", end_with_parent.__file__])
-    runtime_env_agent = f"{_RUNTIME_ENV_AGENT}={launcher} {options[_RUNTIME_ENV_AGENT]}"
-    adapted = {_DASHBOARD_AGENT: f"{_DASHBOARD_AGENT}= ", _RUNTIME_ENV_AGENT: runtime_env_agent}
-    return [adapted.get(word.partition("=")[0], word) for word in command]
+    with private_names():
+        _tell_of_no_dashboard_agent(options["--session_dir"], options["--node_id"])
+        dashboard, runtime_env = (options[name] for name in (_DASHBOARD_AGENT, _RUNTIME_ENV_AGENT))
+    adapted = {
+        f"{_DASHBOARD_AGENT}={dashboard}": f"{_DASHBOARD_AGENT}= ",
+        f"{_RUNTIME_ENV_AGENT}={runtime_env}": f"{_RUNTIME_ENV_AGENT}={launcher} {runtime_env}",
+    }
+    return [adapted.get(word, word) for word in command]
 
 
 def _tell_of_no_dashboard_agent(session_dir: str, node_id: str) -> None:

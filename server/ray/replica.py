@@ -25,6 +25,7 @@ from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
+from server.ray.serve_port import ServePort
 from server.telemetry.logs import REQUESTS, formatter_of, set_level
 from server.telemetry.tracing import make_tracing
 from server.worker.call_counts import CallCounts
@@ -79,13 +80,15 @@ class WorkerReplica:
     async def _start(
         self, config: ServeConfig, packages: Mapping[str, PinnedPackage], peers: Peers | None
     ) -> WorkerInfo:
-        host = _bind_serve_to_node()
+        self._serve_port = ServePort()
         engines = await asyncio.to_thread(_load_engines, config, packages)
         self._grace = config.grace
         self._formatter = formatter_of(config.log)
         self._counts = None if config.metrics.port is None else CallCounts(engines)
         self._tracing = make_tracing(config.tracing, config.name, "worker")
-        self._worker = Worker(engines, config.worker_settings(host), self._observers(), peers)
+        self._worker = Worker(
+            engines, config.worker_settings(self._serve_port.host), self._observers(), peers
+        )
         return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),
@@ -108,7 +111,11 @@ class WorkerReplica:
         self._link.request_ended(line)
 
     async def check_health(self) -> None:
-        """Raise if the worker cannot serve; Ray Serve then replaces the replica."""
+        """Raise if the worker cannot serve; Ray Serve then replaces the replica.
+
+        Its first call is part of the start.
+        """
+        self._serve_port.check()
         if not self._worker.healthy:
             raise EngineFailure(f"worker {self._info.address} or one of its engines is unhealthy")
         if self._link.broken:
@@ -195,17 +202,3 @@ def _forward_log(link: RosterLink, config: LogConfig) -> None:
     """Tell the command the log of this process: nobody reads the files of a worker."""
     logging.getLogger().addHandler(LinkHandler(link))
     set_level(config)
-
-
-def _bind_serve_to_node() -> str:
-    """Keep Serve's own gRPC server of this replica off other interfaces; return the node's IP.
-
-    It unpickles what it is sent, and Ray binds it to every interface. Nothing of ours uses it.
-    """
-    import ray
-    from ray.serve._private import replica
-
-    host = str(ray.util.get_node_ip_address())
-    add_port = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, _address: add_port(server, f"{host}:0")
-    return host

@@ -9,6 +9,7 @@ from server.identity.peers import peers_of
 from server.ray.publication import Publication, publish, published
 from server.ray.registry import Registry
 from server.ray.roster import Roster
+from server.ray.serve_port import ServePort
 from server.telemetry.logs import log_to_stderr
 from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
@@ -18,11 +19,10 @@ class RosterReplica:
     """A Ray Serve replica with the roster; one that takes its place has the same secrets."""
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits it
-        import ray
-
         log_to_stderr(config.log)
+        self._serve_port = ServePort()
         self._roster = Roster(Registry())
-        host = str(ray.util.get_node_ip_address())
+        host = self._serve_port.host
         before = await asyncio.to_thread(published, config.name)
         if before is None:
             address = await self._roster.start(host, peers_of(host))
@@ -39,6 +39,10 @@ class RosterReplica:
                 lambda: list(self._roster.snapshots.items()),
                 config.gateway.doors,
             )
+
+    async def check_health(self) -> None:
+        """Raise if Ray Serve itself can be reached from other machines; it asks at the start."""
+        self._serve_port.check()
 
     def _counted(self) -> Snapshot:
         return [("worker_restarts", (), self._roster.restarts.count)]

@@ -17,10 +17,11 @@ from engine.errors import ConfigError, PackageError
 from server.config import GatewayConfig, ServeConfig, WorkerConfig
 from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
-from server.ray.cluster import _adapted_command, _start_ray, running_ray
+from server.ray.cluster import _adapted_command, _adapted_processes, _start_ray, running_ray
 from server.ray.deployment import _actor_options
 from server.ray.resources import check_gpus, num_threads, resources, shortage
 from server.ray.run_directory import RunDirectory
+from server.ray.serve_port import ServePort
 from server.ray.serving import serve_models
 from tests.engine.test_distributions import install
 
@@ -423,6 +424,57 @@ def test_ray_starts_no_dashboard_agent_and_the_other_one_to_end_with_it(tmp_path
     ports = {path.name: path.read_text() for path in tmp_path.iterdir()}
     names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
     assert ports == dict.fromkeys((f"{name}_{NODE}" for name in names), "-1")
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "_raylet.persist_port",
+        "_private.parameter.RayParams",
+        "_private.services.start_api_server",
+        "_private.services.start_ray_process",
+        "_private.services.ConsolePopen",
+    ],
+)
+def test_a_ray_without_a_name_that_is_replaced_is_refused_with_its_version(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(f"ray.{missing}")
+    agents = ["--dashboard_agent_command=a.py", "--runtime_env_agent_command=b.py"]
+    command = ["/bin/raylet", f"--node_id={NODE}", f"--session_dir={tmp_path}", *agents]
+
+    message = rf"Ray \d+\.\d+.*{missing.rpartition('.')[2]}.*install a version that the extra"
+    with pytest.raises(ConfigError, match=message), _adapted_processes():
+        _adapted_command(command)
+    with pytest.raises(ConfigError, match="'--runtime_env_agent_command'"):
+        monkeypatch.undo()
+        _adapted_command(command[:-1])
+
+
+@pytest.mark.filterwarnings("ignore")  # importing Ray Serve warns
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_replica_starts_only_where_rays_own_port_is_bound_to_its_node(
+    calls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve._private import replica
+
+    bound: list[str] = []
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(
+        replica, "add_port_to_grpc_server", lambda server, address: bound.append(address) or 5
+    )
+    port = ServePort()
+    if calls:
+        assert replica.add_port_to_grpc_server(None, "[::]:0") == 5
+        port.check()
+    else:
+        with pytest.raises(ConfigError, match=r"Ray .* own port is not bound to 10\.0\.0\.7 alone"):
+            port.check()
+
+    assert bound == ["10.0.0.7:0"] * calls
+    monkeypatch.delattr(replica, "add_port_to_grpc_server")
+    with pytest.raises(ConfigError, match="Ray .*add_port_to_grpc_server"):
+        ServePort()
 
 
 def test_processes_of_ray_without_agents_are_started_as_they_are() -> None:
