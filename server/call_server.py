@@ -23,7 +23,6 @@ from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from engine.errors import Draining
-from server.connections import Connections
 from server.event_thread import Event, Rests, start_event_thread
 from server.status import CallStatus, call_status
 
@@ -63,7 +62,6 @@ class CallServer:
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
         self._open: set[ServerCall] = set()
-        self._connections = Connections()
         self._num_arrived = 0  # calls, ever
         self._is_stopping = False
         self._stopped = asyncio.Event()
@@ -88,8 +86,7 @@ class CallServer:
         self._server.start()
         for _ in range(_ASKED_FOR):
             self._ask_for_next()
-        poll, is_idle = self._queue.poll, self._is_idle
-        start_event_thread("gRPC calls", poll, self._pass_on, self._rests, is_idle)
+        start_event_thread("gRPC calls", self._queue.poll, self._pass_on, self._rests)
 
     async def wait_until_quiet(self) -> None:
         """Return when no call has come for a moment; not later than after a second of calls.
@@ -132,10 +129,6 @@ class CallServer:
             if not self._is_stopping:
                 self._server.request_call(self._queue, self._queue, _ARRIVAL)
 
-    def _is_idle(self) -> None:
-        """In the thread: let go what it has written, and hold back what it writes next."""
-        self._connections.burst.begin()
-
     def _pass_on(self, event: Event) -> bool:
         """Pass on what has happened; return whether more may come."""
         try:
@@ -146,7 +139,7 @@ class CallServer:
             elif event.success:
                 self._num_arrived += 1
                 self._ask_for_next()
-                call = ServerCall(event, self._loop, self._open, self._connections)
+                call = ServerCall(event, self._loop, self._open)
                 call.try_to(lambda: self._arrived(call))
         except Exception:  # all other calls need the thread
             if not self._loop.is_closed():
@@ -158,14 +151,10 @@ class ServerCall:
     """One call: refused, or answered by a task that takes it for an `aio.ServicerContext`."""
 
     def __init__(
-        self,
-        event: Event,
-        loop: asyncio.AbstractEventLoop,
-        open_calls: set[ServerCall],
-        connections: Connections,
+        self, event: Event, loop: asyncio.AbstractEventLoop, open_calls: set[ServerCall]
     ) -> None:
         """A call is among the open ones until it has ended."""
-        self.connection = connections.of(event.call.peer())
+        self._peer: bytes = event.call.peer()
         self.arrived = time.monotonic()
         self.method: str = event.call_details.method.decode()
         self.response_serializer: Callable[[Any], bytes] | None = None
@@ -188,7 +177,7 @@ class ServerCall:
 
     def peer(self) -> bytes:
         """Return the address of the client."""
-        return self.connection.peer
+        return self._peer
 
     def certified_name(self) -> str | None:
         """Return what the client's certificate calls it, "" for no name; None without one."""
@@ -238,7 +227,6 @@ class ServerCall:
             return
         self._has_ended = True
         self._open_calls.discard(self)
-        self.connection.note_write(self)
         watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
         self._call.start_server_batch((*self._ending(status), watch), _nothing_to_do)
 
@@ -317,7 +305,6 @@ class ServerCall:
         self._has_ended, self.code = True, grpc.StatusCode.OK
         self._ends()
         self._is_sending = True
-        self.connection.note_write(self)
         return not (self._has_failed or self._call.start_server_batch(operations, self._has_gone))
 
     async def wait_until_sent(self) -> None:
@@ -404,7 +391,6 @@ class ServerCall:
 
     def _pass(self, operations: tuple[Any, ...], passed: Callable[[bool], object]) -> None:
         self._is_sending, self._passed = True, passed
-        self.connection.note_write(self)
         if self._has_failed or self._call.start_server_batch(operations, self._has_passed):
             self._is_sending, self._passed = False, None
             passed(False)

@@ -43,11 +43,8 @@ def start_event_thread(
     poll: Callable[[float | None], Event],
     pass_on: Callable[[Event], bool],
     rests: Rests,
-    is_idle: Callable[[], object],
 ) -> None:
     """Let a thread take events and pass them on, until `pass_on` returns False.
-
-    It calls `is_idle` whenever nothing is there, before it waits.
 
     `poll` waits for the next event until a time of the system's clock, None for as long as it
     takes; an event without a tag says that none has come.
@@ -57,7 +54,7 @@ def start_event_thread(
     Either only when nothing is there. How long an event took to come does not show that: another
     thread may have held the interpreter, and whoever rests then falls behind more and more.
     """
-    given = (poll, pass_on, rests, is_idle)
+    given = (poll, pass_on, rests)
     threading.Thread(target=_follow, args=given, name=name, daemon=True).start()
 
 
@@ -65,13 +62,11 @@ def _follow(
     poll: Callable[[float | None], Event],
     pass_on: Callable[[Event], bool],
     rests: Rests,
-    is_idle: Callable[[], object],
 ) -> None:
     woken, is_soon = 0.0, False
     while True:
         event = poll(0)
         if event.tag is None:
-            is_idle()
             if rests.are_wanted:
                 rests.take()
             elif is_soon:
@@ -79,5 +74,4 @@ def _follow(
             event, came = poll(None), monotonic()
             is_soon, woken = came - woken < 2 * _PAUSE, came
         if not pass_on(event):
-            is_idle()
             return

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.connections import Connection, Corked
 from server.event_thread import Event
 from server.gateway.worker_call import Client, Status, WorkerCall
 from server.lane import (
@@ -188,16 +187,10 @@ class Lane:
             logger.error("a worker has sent %d bytes that are no message of a lane", len(message))
             self.cancel()
             return
-        with Corked(self._connections(said.numbers)):
-            self._hand_out(said)
+        self._hand_out(said)
         with self._lock:
             self._num_heard += len(said.numbers)
             self._send()
-
-    def _connections(self, numbers: Iterable[int]) -> list[Connection]:
-        """Return those of the clients to whom messages go, one for each call."""
-        calls = map(self._calls.get, dict.fromkeys(numbers))
-        return [call.connection for call in calls if call is not None and call.connection]
 
     def _hand_out(self, said: Any) -> None:
         """Give every call what the worker says in it: beginnings, then messages, then ends.

@@ -47,7 +47,6 @@ class ResumableStream:
         self.is_answered = False  # by the last worker, that may be lost since
         self._is_of_another_origin = False  # the last answer
         self.difference = ""  # of the last answer from what the client has
-        self.connection = client.connection
         self._client = client
         self._origin = ""
         self._is_second = False  # not the first answer to the request, so messages have new numbers

@@ -13,7 +13,6 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 import grpc
 from grpc import aio
 
-from server.connections import Connection
 from server.lane import Metadata
 
 _Result = TypeVar("_Result")
@@ -25,10 +24,6 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 class Client(Protocol):
     """Takes what a worker sends, in any thread; ServerCall says how."""
-
-    @property
-    def connection(self) -> Connection | None:
-        """The client's, where it has one."""
 
     def pass_metadata(self, metadata: Metadata, passed: Callable[[bool], object]) -> None:
         """Take what comes first."""
@@ -73,7 +68,6 @@ class WorkerCall(ABC):
         self.is_committed = False  # something of the answer has come
         self.initial_metadata: Metadata = ()
         self.response: bytes | None = None  # of a call that passes nothing on
-        self.connection = None if client is None else client.connection
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Metadata] = self._loop.create_future()

@@ -71,8 +71,6 @@ class WorkerChannel:
 class _Answers:
     """Takes messages in the thread of the connection, see Client; keeps them for the event loop."""
 
-    connection = None
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()

@@ -21,7 +21,6 @@ from grpc import aio
 from engine.errors import Draining, QueueFull
 from server import event_thread
 from server.call_server import CallServer, ServerCall
-from server.connections import Corked
 from server.event_thread import Rests
 from server.status import call_status
 from tests.server.calls import failure_of, until
@@ -230,45 +229,6 @@ async def test_a_message_need_not_wait_until_the_metadata_before_it_has_gone() -
 
         assert got == [b"message", b"last"]
         assert dict(await call.initial_metadata())["first"] == "1"
-
-
-async def test_messages_for_several_calls_of_a_client_come_at_once() -> None:
-    calls: list[ServerCall] = []
-    came: list[bytes] = []
-
-    async def answer(call: ServerCall) -> None:
-        calls.append(call)
-        await asyncio.Event().wait()
-
-    async def read(channel: aio.Channel) -> None:
-        async for message in channel.unary_stream(METHOD)(b"", timeout=60):
-            came.append(message)
-
-    async with answering(answer) as channel:
-        reading = [asyncio.create_task(read(channel)) for _ in range(3)]
-        await until(lambda: len(calls) == 3)
-        seconds = 1.0
-        while seconds > 0.2:  # by then a socket lets go by itself
-            came.clear()
-            begun = time.monotonic()
-            with Corked([call.connection for call in calls]):
-                await passed_to(calls)
-                await asyncio.sleep(0.05)  # in which they would come
-                meanwhile = len(came)
-                seconds = time.monotonic() - begun
-            await until(lambda: len(came) == 3)
-        for task in reading:
-            task.cancel()
-
-    assert meanwhile == 0
-
-
-async def passed_to(calls: list[ServerCall]) -> None:
-    """Pass a message to every call; return when all have gone."""
-    passed: list[bool] = []
-    for call in calls:
-        call.pass_message(b"message", passed.append)
-    await until(lambda: len(passed) == len(calls))
 
 
 async def test_nothing_is_left_of_a_call_that_has_ended_for_the_collector_of_garbage() -> None:

@@ -23,7 +23,6 @@ class Events:
     def __init__(self, times: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
         self.rests = Rests()
-        self.idle_at: list[float] = []
         self.poll_takes = 0.0
         self._times = list(times)
         self._now = 0.0
@@ -32,10 +31,7 @@ class Events:
         monkeypatch.setattr(event_thread, "sleep", self._sleep)
 
     def follow(self) -> list[str]:
-        idle = self.idle_at
-        start_event_thread(
-            "events", self._poll, self._pass_on, self.rests, lambda: idle.append(self._now)
-        )
+        start_event_thread("events", self._poll, self._pass_on, self.rests)
         assert self._ended.wait(60)
         return self.log
 
@@ -58,16 +54,6 @@ class Events:
             return True
         self._ended.set()
         return False
-
-
-def test_who_passes_on_is_told_when_nothing_is_there_and_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    events = Events([1, 1, 10], monkeypatch)
-
-    events.follow()
-
-    assert events.idle_at == [0, 1, 10]
 
 
 def test_events_that_come_now_and_then_are_passed_on_without_a_pause(

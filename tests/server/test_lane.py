@@ -15,7 +15,6 @@ import pytest
 from grpc import aio
 
 from server.call_server import CallServer, ServerCall
-from server.connections import Connection, Connections
 from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.gateway.worker_calls import WorkerCalls
 from server.lane import (
@@ -35,8 +34,6 @@ Behavior = Callable[[LaneCall], Coroutine[Any, Any, None]]
 
 class Client:
     """The call of a client, which takes a message when the test lets it."""
-
-    connection: Connection | None = None
 
     def __init__(self, *, takes: bool = True) -> None:
         self.passed: list[Any] = []
@@ -171,42 +168,6 @@ async def test_what_a_worker_says_at_once_goes_as_few_parts_the_end_with_the_las
     assert client.followed == [b"one", b"two"]
     assert client.passed == [b"one", b"two", b"three"]
     assert client.ends == [(b"three", (("behind", "all"),))]
-
-
-@pytest.mark.parametrize("num_calls", [1, 4])
-async def test_what_goes_to_several_calls_of_a_client_at_once_is_held_together(
-    num_calls: int, calls: WorkerCalls, worker: Answering
-) -> None:
-    has_all = asyncio.Event()
-    corked: list[bool] = []
-    passed: list[bool] = []
-
-    class Noting(Connection):
-        def cork(self, is_corked: bool) -> None:
-            corked.append(is_corked)
-
-    class Passing(Client):
-        connection = Noting(b"unix:", Connections())
-
-        def pass_message(self, *given: Any, **named: Any) -> None:
-            passed.append(corked[-1:] == [True])
-            super().pass_message(*given, **named)
-
-    async def say(call: LaneCall) -> None:
-        if int(await call.read()) == num_calls:
-            has_all.set()
-        await has_all.wait()
-        for message in (b"one", b"two", b"three"):
-            await call.write(message)
-        await call.finish()
-
-    worker.behavior = say
-    await asyncio.gather(
-        *(start(calls, Passing(), b"%d" % (1 + n)).end() for n in range(num_calls))
-    )
-
-    assert corked == ([] if num_calls == 1 else [True, False])
-    assert passed[:num_calls] == [num_calls > 1] * num_calls
 
 
 async def test_a_client_that_is_gone_at_the_end_is_told_of(

@@ -23,8 +23,6 @@ from tests.server.calls import until
 class Client:
     """The call of a client, which takes a message when the test lets it."""
 
-    connection = None
-
     def __init__(self, *, takes: bool = True) -> None:
         self.passed: list[Any] = []
         self.ends: list[tuple[bytes | None, Any]] = []  # with the last message, if it came so
