@@ -15,6 +15,7 @@ from pathlib import Path
 from engine.errors import CheckpointError, PackageError, TokenweirError
 
 _unfinished: set[Path] = set()  # hidden directories of this process
+_EIGHT = "????????/"  # ends the name of a temporary directory
 _UNLOCKED = ".new"  # ends the name of a directory that nobody has locked yet
 Content = bytes | Iterable[bytes | memoryview]  # of a file: whole, or piece by piece
 
@@ -62,7 +63,7 @@ def scratch_directory(purpose: str) -> Iterator[Path]:
     What processes that were killed left there for the same purpose is removed first.
     """
     parent, prefix = Path(tempfile.gettempdir()), f"tokenweir-{purpose}-"
-    for _ in _abandoned(parent, prefix):
+    for _ in _abandoned(parent, prefix, _EIGHT):
         pass
     with _locked_directory(parent, prefix) as directory:
         yield directory
@@ -85,7 +86,7 @@ def stage(out: Path, refusal: type[TokenweirError] = PackageError) -> Iterator[S
     """
     with writing_to(out, refusal):
         out.parent.mkdir(parents=True, exist_ok=True)
-        for hidden in _abandoned(out.parent, _prefix(out)):
+        for hidden in _abandoned(out.parent, _prefix(out), _EIGHT):
             _restore(hidden / "old", out)
         with _locked_directory(out.parent, _prefix(out)) as hidden:
             yield Staging(out, hidden)
@@ -110,7 +111,15 @@ def write_directory(directory: Path, files: Mapping[str, Content]) -> None:
         staging.publish()
 
 
+def remove_unfinished(directory: Path, names: Iterable[str]) -> None:
+    """Remove what processes that were killed have left of files that they had begun to write."""
+    for name in names:
+        for _ in _abandoned(directory, f".{name}.", "[0-9]*.tmp"):
+            pass
+
+
 def _replace_files(directory: Path, files: Mapping[str, Content]) -> None:
+    remove_unfinished(directory, files)
     temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in files}
     with ExitStack() as stack:
         for name, content in files.items():
@@ -141,18 +150,21 @@ def remove_unfinished() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _abandoned(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield each directory that a dead process has left, and then remove it."""
-    for directory in parent.glob(f"{glob.escape(prefix)}????????/"):
-        with suppress(OSError), _lock(directory):  # that of a living process cannot be had
-            yield directory
-            shutil.rmtree(directory, ignore_errors=True)
+def _abandoned(parent: Path, prefix: str, rest: str) -> Iterator[Path]:
+    """Yield each directory or file that a dead process has left, and then remove it."""
+    for path in parent.glob(f"{glob.escape(prefix)}{rest}"):
+        with suppress(OSError), _lock(path):  # that of a living process cannot be had
+            yield path
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 @contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory; OSError if another holds it. It ends with the process."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a path; OSError if another holds it. It ends with the process."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -171,6 +183,8 @@ def _prefix(out: Path) -> str:
 
 def _write_synced(path: Path, content: Content) -> None:
     with path.open("wb") as file:
+        with suppress(OSError):  # where the disk has no locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for piece in [content] if isinstance(content, bytes) else content:
             file.write(piece)
             del piece  # before the next one is made

@@ -42,7 +42,7 @@ from exporter.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from exporter.files import replace_file, writing_to
+from exporter.files import remove_unfinished, replace_file, writing_to
 from exporter.models import build_model
 from exporter.training.averaging import WeightAverage
 from exporter.training.data import BatchStream, Example, Position
@@ -54,6 +54,16 @@ from exporter.training.state import STATE_NAME, RunState, read_state, restore_st
 from exporter.training.task import Recipe, Task
 
 LAST_NAME = "last"
+_OF_A_RUN = (  # beside that
+    WEIGHTS_NAME,
+    CONFIG_NAME,
+    TOKENIZER_NAME,
+    TARGET_TOKENIZER_NAME,
+    CHAT_NAME,
+    SAMPLES_NAME,
+    STATE_NAME,
+    REPORT_NAME,
+)
 SAVE_SECONDS = 600.0  # the state is saved at every validation, and as often as this
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
 MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # what torch can be seeded with
@@ -290,6 +300,8 @@ def _fresh(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
     with writing_to(out):
         if out.exists() and not out.is_dir():
             raise CheckpointError(f"{out} is a file; give a directory, or a name that is free")
+        if out.is_dir():
+            remove_unfinished(out, _OF_A_RUN)
         if out.is_dir() and any(out.iterdir()):
             _check_overwritable(out)
             _remove_run(out)
@@ -317,8 +329,7 @@ def _check_overwritable(out: Path) -> None:
 
 
 def _remove_run(out: Path) -> None:
-    text = TOKENIZER_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME, SAMPLES_NAME
-    for name in (WEIGHTS_NAME, CONFIG_NAME, *text, STATE_NAME, REPORT_NAME):
+    for name in _OF_A_RUN:
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / LAST_NAME, ignore_errors=True)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MODEL = "dates"
 NUM_REPLICAS = 2
 NUM_WRONG_ALLOWED = 1  # of the typed dates; a model that is 99 % right errs now and then
+LAST = "loadtest.json"  # what a demo writes at its end
 LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
 
 
@@ -64,7 +65,8 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
     """Train a model on dates, export it and prove the export equal, serve it with two workers, ask
     it a dozen dates, load-test it, stop everything. Takes a few minutes on two cores.
 
-    Exits with 0 only if all of it went well.
+    One that was stopped goes on with its training when it is asked again; one that has come to its
+    end starts anew. Exits with 0 only if all of it went well.
     """
     precision = precision or ("fp16" if device == "cuda" else "fp32")
     if device == "cpu" and precision != "fp32":
@@ -92,9 +94,15 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     from exporter.tasks.train import train
 
     checkpoint = out / "checkpoint"
+    goes_on = _is_interrupted(checkpoint, out / LAST)
+    (out / LAST).unlink(missing_ok=True)
     _headline("Train")
     with cleaned_up():
-        report = train(MODEL, checkpoint, resume=_is_interrupted(checkpoint))
+        try:
+            report = train(MODEL, checkpoint, resume=goes_on)
+        except KeyboardInterrupt:
+            click.echo("The demo needs no --resume: asked again, it goes on from there.", err=True)
+            raise
     print_report(report)
     if not report.target_reached:
         raise click.ClickException(f"the model is not good enough: {report.summary}")
@@ -107,8 +115,11 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
             verify_apart(package, checkpoint, device, engine)
 
 
-def _is_interrupted(checkpoint: Path) -> bool:
-    """Say whether an earlier demo left a run to go on with; another task's is not touched."""
+def _is_interrupted(checkpoint: Path, last: Path) -> bool:
+    """Say whether an earlier demo did not come to its last file, and left a run to go on with.
+
+    Another task's is not touched.
+    """
     from exporter.training.state import STATE_NAME, read_state
 
     if not (checkpoint / STATE_NAME).is_file():
@@ -120,7 +131,7 @@ def _is_interrupted(checkpoint: Path) -> bool:
             "give another directory with --out",
             NOT_USABLE,
         )
-    return not state.finished
+    return not (state.finished and last.is_file())
 
 
 async def _show(package: Path, out: Path, device: Device) -> int:
@@ -168,9 +179,7 @@ def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]
         num_requests=LOAD_REQUESTS,
         admin_address=admin_address,
     )
-    files = ReportFiles(
-        json=out / "loadtest.json", html=out / "loadtest.html", png=out / "loadtest.png"
-    )
+    files = ReportFiles(json=out / LAST, html=out / "loadtest.html", png=out / "loadtest.png")
     files.check()
     report = report_load_test(config, texts(tuple(TYPED_DATES)), files)
     return [*problems, *(f"load test: {problem}" for problem in report.faults)]

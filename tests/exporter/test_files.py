@@ -7,12 +7,20 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.errors import CheckpointError, PackageError
-from exporter.files import scratch_directory, stage, writing_scratch, writing_to
+from exporter.files import (
+    remove_unfinished,
+    scratch_directory,
+    stage,
+    write_directory,
+    writing_scratch,
+    writing_to,
+)
 
 UNFINISHED = """
     import sys
@@ -68,6 +76,24 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -
         pass
 
     assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_had_begun_to_write_is_removed_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".state.1234.tmp").write_bytes(b"half")
+    (tmp_path / ".state.notes.tmp").write_bytes(b"of somebody else")
+
+    def pieces() -> Iterator[bytes]:
+        yield b"whole"
+        remove_unfinished(tmp_path, ["state"])  # what another process would do
+        (temporary,) = tmp_path.glob(".state.[0-9]*.tmp")
+        assert temporary.name != ".state.1234.tmp"
+
+    write_directory(tmp_path, {"state": pieces()})
+
+    assert sorted(os.listdir(tmp_path)) == [".state.notes.tmp", "state"]
+    assert (tmp_path / "state").read_bytes() == b"whole"
 
 
 def test_what_another_process_is_making_stays(tmp_path: Path) -> None:

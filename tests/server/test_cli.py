@@ -627,9 +627,9 @@ async def test_loadtest_of_an_unknown_model_is_an_error(
     assert "has no model 'nope'; it has: dates" in capsys.readouterr().err
 
 
-def _unfinished_run(task: str, directory: Path) -> None:
-    state = RunState(task=task, seed=3, fingerprint="x", steps=9, step=4)
-    directory.mkdir(parents=True)
+def _begun_run(task: str, directory: Path, *, finished: bool = False) -> None:
+    state = RunState(task=task, seed=3, fingerprint="x", steps=9, step=4, finished=finished)
+    directory.mkdir(parents=True, exist_ok=True)
     save_file(
         {"rng": torch.zeros(1)},
         directory / STATE_NAME,
@@ -747,10 +747,10 @@ def test_export_tells_how_far_it_is_and_passes_on_what_it_is_told(
     assert told == ["Comparing with PyTorch", (3, 8)]
 
 
-def test_demo_leaves_an_unfinished_run_of_another_task(
+def test_demo_leaves_an_begun_run_of_another_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _unfinished_run("text", tmp_path / "checkpoint")
+    _begun_run("text", tmp_path / "checkpoint")
 
     assert run(["demo", "--out", str(tmp_path)]) == 3
 
@@ -758,8 +758,8 @@ def test_demo_leaves_an_unfinished_run_of_another_task(
     assert (tmp_path / "checkpoint" / STATE_NAME).is_file()
 
 
-def test_demo_goes_on_with_its_own_unfinished_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_demo_goes_on_until_it_has_come_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resumed: list[bool] = []
 
@@ -769,10 +769,16 @@ def test_demo_goes_on_with_its_own_unfinished_run(
 
     monkeypatch.setattr("exporter.tasks.train.train", train)
     assert run(["demo", "--out", str(tmp_path)]) == 130
-    _unfinished_run("dates", tmp_path / "checkpoint")
+    _begun_run("dates", tmp_path / "checkpoint")
+    assert run(["demo", "--out", str(tmp_path)]) == 130
+    assert "asked again, it goes on from there" in capsys.readouterr().err
+    _begun_run("dates", tmp_path / "checkpoint", finished=True)
+    assert run(["demo", "--out", str(tmp_path)]) == 130
+    (tmp_path / "loadtest.json").touch()  # it had come to its end
     assert run(["demo", "--out", str(tmp_path)]) == 130
 
-    assert resumed == [False, True]
+    assert resumed == [False, True, True, False]
+    assert not (tmp_path / "loadtest.json").exists(), "this one has not"
     assert (tmp_path / "checkpoint" / STATE_NAME).is_file()
 
 

@@ -251,6 +251,18 @@ def test_an_unfinished_run_is_not_overwritten(
         train_task(make_task(), tmp_path / "run", progress=False)
 
 
+def test_a_run_that_was_killed_as_it_saved_its_first_state_starts_anew(
+    tmp_path: Path, make_task: MakeTask
+) -> None:
+    left = tmp_path / "run" / ".training_state.safetensors.1234.tmp"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+
+    train_task(make_task(), tmp_path / "run", progress=False)
+
+    assert not left.exists()
+
+
 def test_a_directory_that_holds_something_else_is_left_alone(
     tmp_path: Path, make_task: MakeTask
 ) -> None:
