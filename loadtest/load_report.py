@@ -36,7 +36,7 @@ class LoadReport:
     command: str = ""
     commit: str = ""  # of the load test's code
     machine: str = ""  # that the load test ran on
-    invalid: tuple[str, ...] = ()  # why the figures are not those of the server
+    invalid: tuple[str, ...] = ()  # why the figures may not be those of the server
 
     @property
     def num_failed(self) -> int:
@@ -46,8 +46,7 @@ class LoadReport:
     @property
     def problems(self) -> tuple[str, ...]:
         """Why not all is well, a line each."""
-        invalid = (f"the run is not valid: {reason}" for reason in self.invalid)
-        return (*self.faults, *invalid)
+        return (*self.faults, *self.invalid)
 
     @property
     def faults(self) -> tuple[str, ...]:

@@ -30,9 +30,20 @@ class SeriesReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why not all is well, a line each. A search looks for rates that miss the bounds."""
+        """Why not all is well, a line each."""
+        return (*self.faults, *self.invalid)
+
+    @property
+    def invalid(self) -> tuple[str, ...]:
+        """Why figures may not be those of the server; a search measures such rates again."""
+        is_sweep = self.search is None
+        return tuple(_at_rates(self.trials, lambda trial: trial.invalid)) if is_sweep else ()
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong beside that. A search looks for rates that miss the bounds."""
         if self.search is None:
-            return tuple(_at_rates(self.trials, lambda trial: trial.problems))
+            return tuple(_at_rates(self.trials, lambda trial: trial.faults))
         nothing = "" if self.search.rate else "no rate was found that keeps the bounds"
         wrong = _at_rates(self.trials, lambda trial: trial.wrong_answers)
         return tuple(filter(None, (nothing, self.search.stopped, *wrong)))

@@ -24,8 +24,8 @@ class Trial:
     goodput: Goodput | None = None
     goals: tuple[GoalOutcome, ...] = ()
     invalid: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()  # all that was not well, `invalid` too
-    wrong_answers: tuple[str, ...] = ()  # of the problems those that no rate excuses
+    faults: tuple[str, ...] = ()  # all that was not well beside that
+    wrong_answers: tuple[str, ...] = ()  # of the faults those that no rate excuses
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,6 @@ def trial_of(report: LoadReport, rate: float) -> Trial:
         goodput=report.goodput,
         goals=report.goals,
         invalid=report.invalid,
-        problems=report.problems,
+        faults=report.faults,
         wrong_answers=report.wrong_answers,
     )

@@ -56,7 +56,6 @@ def notes(report: LoadReport) -> list[str]:
         found.append(note)
     if number := report.checks.num_not_compared:
         found.append(f"{number} answers were not compared: none is known to their requests")
-    found += report.invalid
     found += [str(wrong) for wrong in report.checks.wrong[:_MAX_WRONG]]
     return found
 

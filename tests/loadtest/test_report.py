@@ -236,13 +236,13 @@ def test_a_page_shows_what_is_not_well_and_no_markup_of_an_answer(tmp_path: Path
     assert page.count("<img") == 8  # three latencies, four courses, the whole course
 
 
-def test_a_page_says_above_all_that_a_run_is_not_valid(tmp_path: Path):
+def test_a_page_says_above_all_that_the_load_test_was_late(tmp_path: Path):
     late = replace(report_of(good(0)), invalid=("the load test itself was the limit",))
 
     write_html(late, tmp_path / "run.html")
 
     page = (tmp_path / "run.html").read_text()
-    assert '<div class="problems"><ul><li>the run is not valid: the load test itself' in page
+    assert '<div class="problems"><ul><li>the load test itself' in page
 
 
 def test_rows_of_requests_say_which_count(tmp_path: Path):

@@ -175,15 +175,27 @@ def test_wrong_answers_fail_a_sweep_and_a_search(series: tuple[str, ...], server
 @pytest.mark.parametrize(
     "more", [(), ("--slo", "ttft=9s"), ("--sweep", "50"), ("--sweep", "50", "--slo", "ttft=9s")]
 )
-def test_a_late_client_is_1_with_its_line_whatever_was_asked(
-    more: tuple[str, ...], server, capsys, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("strict", "code", "kind"), [((), 0, "warning"), (("--strict",), 1, "error")]
+)
+def test_a_late_client_is_told_once_and_is_1_where_that_is_asked(
+    strict: tuple[str, ...],
+    code: int,
+    kind: str,
+    more: tuple[str, ...],
+    server,
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("loadtest.metrics.MAX_SHARE", 0.0)
 
-    assert loadtest("--requests", "4", *more) == 1
+    assert loadtest("--requests", "4", *more, *strict) == code
 
-    (line,) = errors(capsys)
-    assert "the run is not valid: the load test itself was the limit" in line
+    out, err = capsys.readouterr()
+    (line,) = [
+        line for line in (out + err).splitlines() if "load test itself was the limit" in line
+    ]
+    assert line.startswith(f"{kind}: ")
 
 
 def test_an_answer_that_is_another_one_alone_is_1_with_its_line(server, capsys):
