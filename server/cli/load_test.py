@@ -118,11 +118,11 @@ def _measure(
     if is_series and (png_file or answers):
         raise click.UsageError("--png and --answers are of one load test; leave them out")
     files = ReportFiles(json_file, csv_file, html_file, png_file, answers)
-    with cleaned_up() as interruption:
+    with cleaned_up() as interruption, ExitStack() as stack:
         with _prepared() as early:
             config = config_of(typed, keep_answers=answers is not None, is_series=is_series)
             files.check()
-            work = work_of(typed)
+            work = work_of(typed, stack)
         arguments = partial(_client_arguments, typed["server"], typed["admin_token"])
         if is_series:
             rule = partial(_report_series, rounds=rounds, tolerance=tolerance, sweep=sweep)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from server.cli.default_prompts import default_prompts
 from server.cli.generation_options import client_options, request_options
 from server.cli.options import Decorator, Number, existing_file, timeout_option
 from server.cli.server_options import server_option
-from server.cli.typed_dates import TYPED_DATES
 
 if TYPE_CHECKING:
     from loadtest.arrival.arrival import Arrival
@@ -81,7 +82,7 @@ _WORK = (
         "--prompts",
         type=existing_file,
         help="A prompt a line; .jsonl: requests with options, times, sessions, answers; for a "
-        "model of images, their paths.  [default: typed dates]",
+        "model of images, their paths.  [default: what suits the model]",
     ),
     click.option(
         "--input-tokens",
@@ -256,8 +257,8 @@ def load_test_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def work_of(typed: dict[str, Any]) -> Work:
-    """Return what is asked; LoadTestError for files that cannot be used."""
+def work_of(typed: dict[str, Any], stack: ExitStack) -> Work:
+    """Return what is asked, until the stack ends; LoadTestError for files that cannot be used."""
     from loadtest.work.common import Common
     from loadtest.work.expecting import expecting
     from loadtest.work.mix import Mix
@@ -266,7 +267,8 @@ def work_of(typed: dict[str, Any]) -> Work:
     named = client_options({str(one.name): typed[str(one.name)] for one in REQUEST_OPTIONS})
     options = {**named, **dict(typed["options"])}
     lengths, seed = typed["output_tokens"], typed["seed"]
-    work: Work = Common(_prompts(typed), options, typed["method"], typed["turns"], lengths, seed)
+    prompts, method = _prompts(typed, stack), typed["method"]
+    work: Work = Common(prompts, options, method, typed["turns"], lengths, seed)
     if typed["mix"]:
         names = [kind.name for kind in typed["mix"]]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -277,7 +279,7 @@ def work_of(typed: dict[str, Any]) -> Work:
     return work
 
 
-def _prompts(typed: dict[str, Any]) -> Work:
+def _prompts(typed: dict[str, Any], stack: ExitStack) -> Work:
     from loadtest.work.ask import texts
     from loadtest.work.requests_file import read_requests
     from loadtest.work.synthetic import Synthetic
@@ -289,7 +291,7 @@ def _prompts(typed: dict[str, Any]) -> Work:
             raise click.UsageError("--prompts and --input-tokens both say what is asked; give one")
         return Synthetic(typed["input_tokens"], typed["token_ids"], typed["seed"])
     if path is None:
-        return texts(tuple(TYPED_DATES))
+        return stack.enter_context(default_prompts(typed["server"], typed["model"]))
     if path.suffix == ".jsonl":
         return read_requests(path, typed["token_ids"])
     return texts(read_lines(path))

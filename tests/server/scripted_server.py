@@ -73,11 +73,16 @@ def fail(
     raise AssertionError("abort raises")
 
 
-def list_models(*names: str, capabilities: Sequence[str] = ("generate",)) -> Answer:
+def list_models(
+    *names: str, capabilities: Sequence[str] = ("generate",), architecture: str = ""
+) -> Answer:
     """Return an answer for ListModels."""
     infos = [
         admin_service_pb2.ModelInfo(
-            model=name, state=admin_service_pb2.MODEL_STATE_READY, capabilities=capabilities
+            model=name,
+            state=admin_service_pb2.MODEL_STATE_READY,
+            capabilities=capabilities,
+            architecture=architecture,
         )
         for name in names
     ]

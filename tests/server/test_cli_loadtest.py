@@ -13,6 +13,7 @@ import pytest
 from tokenweir.v1 import prediction_service_pb2
 
 from server.cli.app import run
+from server.cli.default_prompts import SENTENCES
 from server.cli.demo import _use as use_of_the_demo
 from tests.server.scripted_server import (
     ScriptedServer,
@@ -455,3 +456,36 @@ def test_a_bound_that_is_none_is_refused_before_anything_is_sent(server, capsys)
 
     assert "is not a bound of a latency" in capsys.readouterr().err
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "architecture", "asked"),
+    [
+        (["generate"], "gpt", "3rd of Feb, 1998"),
+        (["generate", "chat"], "gpt", SENTENCES[0]),
+        (["embed"], "bert", SENTENCES[0]),
+        (["classify"], "vision-encoder", b"\x89PNG"),
+    ],
+)
+def test_what_is_asked_by_default_suits_the_model(
+    capabilities: list[str], architecture: str, asked: str | bytes, server
+):
+    told = list_models("m", capabilities=capabilities, architecture=architecture)
+    server.answers["ListModels"] = told
+    server.answers["Embed"] = lambda request, context: prediction_service_pb2.EmbedResponse(
+        vectors=[prediction_service_pb2.EmbedResponse.Vector(values=[1.0])]
+    )
+    server.answers["Classify"] = lambda request, context: prediction_service_pb2.ClassifyResponse(
+        results=[prediction_service_pb2.ClassifyResponse.Classes()]
+    )
+
+    assert loadtest("--requests", "1", "--concurrency", "1") == 0
+
+    match server.requests[-1]:
+        case prediction_service_pb2.EmbedRequest(items=[item]):
+            assert item.text == asked
+        case prediction_service_pb2.ClassifyRequest(items=[item]):
+            assert item.image.startswith(asked)
+        case generated:
+            (one,) = generated.request.inputs
+            assert (one.chat.messages[0].content if "chat" in capabilities else one.text) == asked
