@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MODEL = "dates"
 NUM_REPLICAS = 2
 NUM_WRONG_ALLOWED = 1  # of the typed dates; a model that is 99 % right errs now and then
+_PORT = 50051  # of --keep-serving
 LAST = "loadtest.json"  # what a demo writes at its end
 LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
 
@@ -72,10 +73,14 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
     if device == "cpu" and precision != "fp32":
         raise click.UsageError(f"--precision {precision} is for --device cuda")
     package = out / "package"
+    if keep_serving:
+        from server.listening import check_ports_are_free
+
+        check_ports_are_free((f"`tokenweir serve {package} --port`", "127.0.0.1", _PORT))
     if not (keep_serving and package.is_dir()):
         _make_package(out, package, device, precision)
     if keep_serving:
-        serve_until_ended(_config(package, device, port=50051))
+        serve_until_ended(_config(package, device, port=_PORT))
         return 0
     import asyncio
 

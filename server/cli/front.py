@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
-from server.cli.exit_codes import NOT_USABLE, USAGE, CommandError
+from server.cli.exit_codes import USAGE, CommandError
 from server.cli.given_settings import config_option, print_config_option
 from server.cli.options import Decorator, Number, existing_file
 from server.cli.server_options import Server
@@ -120,11 +120,13 @@ async def _run(front: Front[Any]) -> None:
     from tokenweir import AsyncClient
 
     from server.front.reach import check_reach
+    from server.listening import check_ports_are_free
     from server.signals import cancelled_by_signals
     from server.telemetry.logs import log_to_stderr
 
     server, config = front.server, front.config
     log_to_stderr(front.log)
+    check_ports_are_free(("--port", config.host, config.port))
 
     def announce(address: str) -> None:
         said = front.announcement.format(address)
@@ -144,7 +146,3 @@ async def _run(front: Front[Any]) -> None:
                         raise
     except ValueError as error:  # a token that cannot be sent
         raise CommandError(str(error), USAGE) from error
-    except OSError as error:
-        place = f"{config.host}:{config.port}"
-        message = f"cannot listen on {place}: {error.strerror}; choose another port"
-        raise CommandError(message, NOT_USABLE) from error

@@ -191,6 +191,9 @@ def serve(
         return print_settings(settings)
     config = settings.config()
     if checkpoint is not None:
+        from server.ray.serving import check_doors
+
+        check_doors(config)  # what is missing there is missed before minutes of comparing
         _verify(config.packages, checkpoint, config)
     low = config.min_replicas
     say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)

@@ -14,7 +14,6 @@ from server.kserve.reading import Reading
 from server.kserve.service import KserveService
 from server.listening import (
     address_of,
-    check_ports_are_free,
     connection_options,
     listen,
     max_connections,
@@ -26,7 +25,6 @@ async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[s
 
     Raises ConfigError for a port or a certificate that cannot be had.
     """
-    check_ports_are_free(("--port", config.host, config.port))
     server = grpc.aio.server(
         interceptors=(Reading(config.max_open_bytes, config.max_request_bytes),),
         options=(

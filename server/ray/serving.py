@@ -100,12 +100,12 @@ def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> No
 async def serving(config: ServeConfig) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     _check_is_reachable(config)
+    check_doors(config)
     packages, manifests = await _checked_packages(config)
     if any(manifest.image for manifest in manifests):
         config = config.with_room_for_images()
     given = config
     config = config.settled([manifest.target for manifest in manifests])
-    _check_doors(config)
     tracing = make_tracing(config.tracing, config.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
@@ -213,7 +213,7 @@ async def _checked_packages(
     return packages, manifests
 
 
-def _check_doors(config: ServeConfig) -> None:
+def check_doors(config: ServeConfig) -> None:
     """Raise ConfigError for files and ports that cannot be used."""
     check_files(config.gateway.doors)
     check_ports_are_free(

@@ -782,6 +782,33 @@ def test_demo_goes_on_until_it_has_come_to_its_end(
     assert (tmp_path / "checkpoint" / STATE_NAME).is_file()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["demo", "--keep-serving", "--out", "{out}"],
+        ["serve", "--model", "m=nowhere", "--port", "{port}"],
+        ["serve", "--model", "m=nowhere", "--port", "{port}", "--verify", "{out}"],
+        ["http", "--port", "{port}"],
+        ["kserve", "--port", "{port}"],
+    ],
+)
+def test_a_port_in_use_is_found_before_anything_else_is_done(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("server.cli.demo._PORT", port)
+
+        assert run([word.format(out=tmp_path, port=port) for word in command]) == 3
+
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use; stop")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

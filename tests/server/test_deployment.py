@@ -70,12 +70,11 @@ def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
 ) -> None:
     manifest = SimpleNamespace(target="cuda", precision="bf16")
     monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
-    config = dataclasses.replace(CONFIG, engine=EngineConfig(device="cpu"))
+    monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
+    config = dataclasses.replace(CONFIG, engine=EngineConfig(device="cpu"), port=0)
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = dataclasses.replace(config, port=taken.getsockname()[1])
-        with pytest.raises(PackageError, match="nowhere: onnxruntime has no kernels for bf16"):
-            serve_models(config, announce=lambda service: None)
+    with pytest.raises(PackageError, match="nowhere: onnxruntime has no kernels for bf16"):
+        serve_models(config, announce=lambda service: None)
 
 
 def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
@@ -84,11 +83,10 @@ def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
     manifest = SimpleNamespace(target="cuda", precision="fp16")
     monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
     monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
+    monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = dataclasses.replace(CONFIG, port=taken.getsockname()[1])
-        with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):
-            serve_models(config, announce=lambda service: None)
+    with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):
+        serve_models(dataclasses.replace(CONFIG, port=0), announce=lambda service: None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import base64
 import json
 import math
 import os
-import socket
 import struct
 import sys
 import threading
@@ -27,7 +26,6 @@ from tokenweir import PositionLogprobs, TokenLogprob
 from engine.requests.request import Constraint
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
-from server.cli.app import run
 from server.config import GatewayConfig
 from server.front_config import HttpConfig
 from server.gateway.gateway import Gateway
@@ -957,14 +955,6 @@ async def test_the_trace_of_a_request_goes_on():
 
     traces = [dict(one).get("traceparent") for one in script.metadata]
     assert traces == ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", None]
-
-
-def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert run(["http", "--port", str(port)]) == 3
-
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
 
 
 async def test_the_command_serves_until_it_is_told_to_end():

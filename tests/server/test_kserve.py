@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import socket
 import struct
 import sys
 from collections.abc import AsyncIterator
@@ -26,7 +25,6 @@ from tokenweir import GeneratedSequence
 from tokenweir._errors import error_from_call
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
-from server.cli.app import run
 from server.front_config import KserveConfig
 from server.kserve import reading
 from server.kserve.tasks import TASKS, Asked
@@ -557,15 +555,6 @@ async def test_the_package_tritonclient_is_a_client():
     assert found["vectors"] == [[3.0, 4.0], [3.0, 4.0]]
     assert found["labels"] == ["DET"] * 3
     assert found["failed"] == "StatusCode.NOT_FOUND"
-
-
-def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert run(["kserve", "--port", str(port)]) == 3
-
-    said = capfd.readouterr().err.splitlines()  # gRPC writes there by itself
-    assert [line.startswith(f"error: cannot listen on 127.0.0.1:{port}") for line in said] == [True]
 
 
 async def test_the_command_serves_until_it_is_told_to_end():
