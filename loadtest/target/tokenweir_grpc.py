@@ -171,6 +171,8 @@ class TokenweirGrpc:
         try:
             models = await self._asking.models()
         except (Unavailable, DeadlineExceeded) as error:
+            if error.reason:  # it is there
+                raise NoServerError(f"{self._address}: {error}") from error
             raise NoServerError(
                 f"no server answers at {self._address}; start one with `tokenweir serve`, or give "
                 f"another address ({error})"

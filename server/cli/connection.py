@@ -34,21 +34,12 @@ def open_client(server: Server) -> Iterator[Client]:
         raise CommandError(str(error), USAGE) from error
     except Unavailable as error:
         if error.reason:
-            raise  # a server has answered
+            raise  # a server has answered, or does not speak to us
         raise CommandError(
-            f"no server answers at {server}; start one with `tokenweir serve`, or give --server, "
-            f"and {_wanted(server)} ({error.args[0]})",
+            f"no server answers at {server}; start one with `tokenweir serve`, or give --server "
+            f"({error.args[0]})",
             UNAVAILABLE,
         ) from error
-
-
-def _wanted(server: Server) -> str:
-    """Return what a server that hangs up may want: gRPC does not say."""
-    if server.tls_ca is None:
-        return "--tls-ca if it takes calls by TLS"
-    if server.tls_cert is None:
-        return "--tls-cert if it asks for one"
-    return "a --tls-cert that it trusts if it asks for one"
 
 
 def answer_each(

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
+from tokenweir import AsyncClient, Unavailable
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
@@ -89,6 +90,39 @@ async def test_calls_are_encrypted_and_others_are_not_taken(
             plain = await refusal(Stubs(channel).generation.Generate(generate("a"), timeout=60))
 
     assert stranger is plain is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "asks", "problem"),
+    [
+        ("127.0.0.1", "another", False, "the TLS handshake failed: .* not trusted here; give"),
+        ("127.0.0.2", "a test", False, "the TLS handshake failed: .* has other names; call"),
+        ("127.0.0.1", "", False, "the server hangs up, as one does that takes calls by TLS alone"),
+        ("127.0.0.1", "a test", True, "the server hangs up, as one does that .* \\(--tls-cert\\)"),
+    ],
+)
+async def test_a_handshake_that_fails_is_what_the_client_says_first(
+    host: str,
+    trusted: str,
+    asks: bool,
+    problem: str,
+    doors: DoorsConfig,
+    authority: Authority,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    doors = replace(doors, tls_client_ca=tmp_path / "ca.pem" if asks else None)
+    authorities = {"a test": authority, "another": Authority("another")}
+    credentials = trusting(authorities[trusted]) if trusted else None
+    gateway = Gateway(GatewayConfig(host=host, doors=doors))
+    address = f"{host}:{await gateway.start()}"
+
+    try:
+        async with AsyncClient(address, credentials=credentials, max_attempts=1) as client:
+            with pytest.raises(Unavailable, match=f"^UNAVAILABLE/HANDSHAKE_FAILED: {problem}"):
+                await client.models()
+    finally:
+        await gateway.close()
 
 
 async def test_a_client_shows_a_certificate_where_one_is_asked_for(

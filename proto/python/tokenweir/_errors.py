@@ -142,6 +142,31 @@ _SERVER_AHEAD = 0.05  # seconds by which a server may see a deadline pass before
 # gRPC's own refusal, on either side: it has no details, and asking again does not help.
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 
+# gRPC's words where no connection is made for reasons of TLS, and what they mean; the first counts.
+_HANDSHAKES = (
+    (
+        "WRONG_VERSION_NUMBER",
+        "the TLS handshake failed: the server does not speak TLS; leave out the credentials "
+        "(--tls-ca)",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the TLS handshake failed: the server's certificate is not trusted here; give the "
+        "authority that has signed it (--tls-ca)",
+    ),
+    (
+        "Hostname Verification",
+        "the TLS handshake failed: the server's certificate has other names; call it by one of "
+        "them",
+    ),
+    ("andshake failed", "the TLS handshake failed"),
+    (
+        "last error: UNAVAILABLE: ipv[46]:.*: (Socket closed|.*onnection reset)",
+        "the server hangs up, as one does that takes calls by TLS alone (--tls-ca), wants another "
+        "certificate (--tls-cert), or has too many clients",
+    ),
+)
+
 _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[TokenweirClientError]] = MappingProxyType(
     {
         grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
@@ -226,6 +251,11 @@ def error_from_call(error: grpc.RpcError, deadline: float | None = None) -> Toke
         if (sizes := _TOO_LARGE.search(message)) is not None:
             return _too_large(*map(int, sizes.groups()))
     info = error_details_pb2.ErrorInfo()
+    if code is grpc.StatusCode.UNAVAILABLE and not status.details:
+        for words, meaning in _HANDSHAKES:
+            if re.search(words, message):
+                message, info.reason = f"{meaning} ({message})", "HANDSHAKE_FAILED"
+                break
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
     has_retry = _unpack(status, retry)
