@@ -9,11 +9,13 @@ PYTHON ?= python3
 ifeq ($(GPU),1)
 VENV := .venv-gpu
 EXTRAS := gpu,serve,http,export,loadtest,dev
+SIZE := 3 GB
 DEMO := demo --device cuda --out demo-gpu
 TESTS := -m "not long and not emulated and not ray"  # those marked gpu are among them
 else
 VENV := .venv
 EXTRAS := cpu,serve,http,export,loadtest,dev
+SIZE := 2.2 GB
 DEMO := demo
 TESTS := -n 3 --dist loadfile --no-loadscope-reorder  # two compute, one waits: tests/conftest.py
 endif
@@ -31,6 +33,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python 3.11 or newer is needed, this is {sys.version}"'
+	@echo 'installing into $(VENV): $(SIZE), two to five minutes where the network is quick'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@

@@ -84,6 +84,7 @@ def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, last: str) -> 
     assert last in lines
     install = ".venv-gpu/bin/pip install --quiet --editable '.[gpu,serve,http,export,loadtest,dev]'"
     assert install in lines[: lines.index(last)]
+    assert "installing into .venv-gpu: 3 GB, two to five minutes" in done.stdout
     assert ".venv/" not in done.stdout
 
 
