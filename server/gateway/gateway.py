@@ -155,7 +155,7 @@ class Gateway:
         if self._config.doors.reflection:
             enable_reflection((*SERVICES, HEALTH), self._local)
         most = max_connections(self._config.host)
-        logger.info("%d connections at once are taken, as open files allow (ulimit -n)", most)
+        logger.info("up to %s connections at once, as open files allow (ulimit -n)", f"{most:,}")
         options = server_options(max_bytes, self._config.client_silence, most)
         if math.isfinite(age := self._config.max_connection_age):
             options = (*options, ("grpc.max_connection_age_ms", round(age * 1000)))

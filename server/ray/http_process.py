@@ -67,7 +67,7 @@ class HttpProcess:
         self._process = process
         said = ""
         async for line in _stderr(process):  # of Python's warnings, too
-            said += line.decode()
+            said += line.decode(errors="replace")
             if found := _ANNOUNCEMENT.search(said):
                 self.url = found[1]
                 break
@@ -81,7 +81,7 @@ class HttpProcess:
         while True:
             assert self._process is not None, "it was started"
             async for line in _stderr(self._process):
-                _log(line.decode().rstrip())
+                _log(line.decode(errors="replace").rstrip())
             code = await self._process.wait()
             logger.error("the HTTP server has ended with %d, and is started again", code)
             while not await self._started():

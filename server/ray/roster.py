@@ -45,6 +45,7 @@ from server.telemetry.logs import REQUESTS, as_written, with_fields
 from server.telemetry.metrics import Snapshot, read_snapshot
 
 MAX_LINE = 1 << 20  # bytes of a message
+_FIRST_WORDS = 5.0  # seconds until a connection says whose it is
 TELL_PERIOD = 0.2  # seconds between two looks at what has changed
 # Connections that break, and broken lines: nothing that the other side did not cause.
 _BROKEN = (OSError, ValueError, TypeError, KeyError, RecursionError)
@@ -131,7 +132,8 @@ class Roster:
         assert task is not None
         # Cancelled is it by `close`; asyncio would report a task of its own that is.
         with contextlib.suppress(*_BROKEN, asyncio.CancelledError):
-            first = json.loads(await reader.readline())
+            async with asyncio.timeout(_FIRST_WORDS):
+                first = json.loads(await reader.readline())
             if hmac.compare_digest(str(first["token"]), self._token):
                 tasks = self._following if first.get("follows") else self._hearing
                 tasks.add(task)

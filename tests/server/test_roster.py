@@ -155,6 +155,16 @@ async def test_who_does_not_know_the_token_is_not_heard(
     assert not caplog.text
 
 
+async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.ray.roster._FIRST_WORDS", 0.05)
+    async with _listening(Registry()) as (_, address):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+
+        async with asyncio.timeout(60):
+            assert await reader.read() == b""
+        writer.close()
+
+
 async def test_log_of_a_worker_is_told_with_its_name_and_whole_tracebacks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
