@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.package.manifest import LabelScores
-from engine.wording import shortened
+from engine.wording import listed, shortened
 from exporter.huggingface.family import OriginalConfig
 from exporter.huggingface.sentence_texts import SentenceTexts
 from exporter.huggingface.sentences import MODULES_NAME, SentenceModules
@@ -32,7 +32,39 @@ class LabelledConfig(OriginalConfig):
     """`config.json` of a model that may have classes."""
 
     id2label: dict[int, _Label] | None = None
+    label2id: dict[str, Any] | None = None
     num_labels: Annotated[int, Field(gt=0, le=_MOST_LABELS)] | None = None  # names count before it
+
+    @model_validator(mode="after")
+    def _counts_labels_from_zero(self) -> Self:
+        ids = self.id2label
+        if ids is None or not self.has_labels:
+            return self
+        missing = next((i for i in range(max(1, len(ids))) if i not in ids), None)
+        if missing is not None:
+            raise ValueError(
+                f"id2label has no {missing}, it names {listed(sorted(ids)) or 'nothing'}; the rows "
+                "of the classifier count from 0, so give each the label that it was trained for"
+            )
+        return self
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether its class has a head of labels."""
+        return True
+
+    def notes(self) -> list[str]:
+        """Say where the second table of labels is another than the first, which counts."""
+        if not self.has_labels:
+            return []
+        pairs = {(label, str(i)) for i, label in enumerate(self.labels)}
+        others = [
+            f"{name} {given}"
+            for name, given in (self.label2id or {}).items()
+            if (name, str(given)) not in pairs
+        ]
+        said = f"label2id names others, {listed(others)}; as in transformers id2label counts"
+        return [said] if others else []
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -71,6 +103,11 @@ class HeadedConfig(LabelledConfig):
         """What the model does; a body alone embeds."""
         named = _head_named(self.architectures[0]) if self.architectures else None
         return named or "embed"
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether its class has a head of labels."""
+        return self.head != "embed"
 
     @property
     def label_scores(self) -> LabelScores:

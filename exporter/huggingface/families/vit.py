@@ -54,6 +54,11 @@ class ViTConfig(StackConfig, LabelledConfig):
     qkv_bias: Literal[True] = True
     preprocessor_config: Preprocessor | None = None
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether its class has a head of labels."""
+        return "labels" not in _HEADS[self.architectures[0]]
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.preprocessor_config is None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, ViTImageProcessorPil
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.errors import CheckpointError
@@ -20,7 +20,7 @@ from exporter.huggingface import FAMILIES, import_checkpoint
 from exporter.huggingface.bart_like import BartLikeConfig
 from exporter.huggingface.family import Family
 from tests.exporter.huggingface.decoders import DECODERS, LLAMA3, save_decoder
-from tests.exporter.huggingface.encoders import NAMES, save_encoder
+from tests.exporter.huggingface.encoders import NAMES, save_encoder, save_vision
 from tests.exporter.huggingface.translation_sources import MODELS, save
 
 LENGTH = 9
@@ -169,6 +169,57 @@ def test_labels_may_be_numbers(tmp_path: Path) -> None:
 
     labels = load_checkpoint(tmp_path / "checkpoint").config.model.labels
     assert labels == ("1", "2", "3.5", "4")
+
+
+def _save_labelled(kind: str, source: Path, config: dict[str, Any]) -> None:
+    if kind == "picture":
+        processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+        save_vision(source, "ViTForImageClassification", processor)
+    else:
+        save_encoder(source, "bert", kind)
+    edit(source / "config.json", config)
+
+
+@pytest.mark.parametrize("kind", ["classify", "label", "picture"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"1": "neg", "2": "pos"}, "id2label has no 0, it names 1, 2"),
+        ({"0": "a", "2": "c"}, "id2label has no 1, it names 0, 2"),
+        ({"0": "a", "-1": "b"}, "id2label has no 1, it names -1, 0"),
+        ({}, "id2label has no 0, it names nothing"),
+    ],
+)
+def test_labels_that_do_not_count_from_zero_are_refused(
+    kind: str, names: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    _save_labelled(kind, tmp_path / "source", {"id2label": names, "label2id": None})
+
+    with pytest.raises(CheckpointError, match=message):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("kind", ["classify", "label", "picture"])
+def test_a_second_table_of_labels_that_contradicts_the_first_is_noted(
+    kind: str, tmp_path: Path
+) -> None:
+    names = ["a", "b", "c", *(["d"] if kind != "picture" else [])]
+    tables = {"id2label": dict(enumerate(names)), "label2id": {"a": 1, "b": 0, "c": 2}}
+    _save_labelled(kind, tmp_path / "source", tables)
+
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
+
+    assert "label2id names others, a 1, b 0; as in transformers id2label counts" in notes
+    labels = load_checkpoint(tmp_path / "checkpoint").config.model.labels
+    theirs = AutoConfig.from_pretrained(tmp_path / "source").id2label
+    assert dict(enumerate(labels)) == theirs
+
+
+def test_labels_of_a_body_count_for_nothing(tmp_path: Path) -> None:
+    save_encoder(tmp_path / "source", "bert", "embed")
+    edit(tmp_path / "source" / "config.json", {"id2label": {"3": "x"}, "label2id": {"x": 1}})
+
+    assert not import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
 
 
 OTHER_NAMES = ("silu", "quick_gelu", "gated-silu", "relative_key", "cls")
