@@ -254,7 +254,9 @@ def _load_one_pass(package: Package, config: EngineConfig, where: Device) -> Enc
     text = package.manifest.encoding
     tokenizer = None
     if text is not None:
-        tokenizer = _load_tokenizer(package, text.vocab_size, cut_at=text.cut_at)
+        tokenizer = _load_tokenizer(
+            package, text.vocab_size, cut_at=text.cut_at, cuts_left=text.cuts_left
+        )
     path = package.file("model.onnx")
     threads = config.num_threads
     session = _nicely(where, lambda: create_session(path, num_threads=threads, device=device))
@@ -319,7 +321,10 @@ def _load_chat(package: Package) -> ChatTemplate | None:
         ) from error
 
 
-def _load_tokenizer(package: Package, vocab_size: int, *, cut_at: int | None = None) -> Tokenizer:
+def _load_tokenizer(
+    package: Package, vocab_size: int, *, cut_at: int | None = None, cuts_left: bool = False
+) -> Tokenizer:
     from engine.text.tokenizer import Tokenizer
 
-    return Tokenizer(package.file("tokenizer.json"), vocab_size, cut_at=cut_at)
+    file = package.file("tokenizer.json")
+    return Tokenizer(file, vocab_size, cut_at=cut_at, cuts_left=cuts_left)

@@ -199,6 +199,7 @@ class EncodingContract(_Model):
     # graph takes them
     num_token_types: TokenId = 1
     cuts_texts: bool = False  # longer texts lose their ends; else they are refused
+    cuts_left: bool = False  # they lose their beginnings instead
 
     @property
     def cut_at(self) -> int | None:

@@ -35,6 +35,7 @@ class Tokenizer:
         vocab_size: int | None = None,
         *,
         cut_at: int | None = None,
+        cuts_left: bool = False,  # the end of a text is kept
     ) -> None:
         try:
             found = read_tokenizer_file(path, vocab_size)
@@ -45,7 +46,8 @@ class Tokenizer:
             ) from error
         self._tokenizer = found.tokenizer
         if cut_at is not None:  # of a pair, the longer one first
-            self._tokenizer.enable_truncation(cut_at, strategy="longest_first")
+            side = "left" if cuts_left else "right"
+            self._tokenizer.enable_truncation(cut_at, strategy="longest_first", direction=side)
         self.vocab_size = found.vocab_size
         # By name; of two that a text could be, the longer one first.
         added = self._tokenizer.get_added_tokens_decoder().items()

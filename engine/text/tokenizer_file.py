@@ -33,6 +33,7 @@ class TokenizerFile(NamedTuple):
     decoder: Decoder | None
     vocab_size: int  # the largest id and one; ids may have gaps
     unknown: str | int | None  # the token, or its id, of what the vocabulary does not have
+    cuts_left: bool = False  # its file cuts long texts, and keeps their ends
 
 
 def read_tokenizer_file(
@@ -53,13 +54,13 @@ def parse_tokenizer(raw: bytes, vocab_size: int | None = None) -> TokenizerFile:
     if vocab_size is not None:
         _check_room(content, vocab_size)
     _check_growth(content)
-    tokenizer = _build(raw)
+    tokenizer, cuts_left = _build(raw)
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if vocab_size is not None and size > vocab_size:
         raise ValueError(
             f"it has token ids up to {size - 1}, the model has a vocabulary of {vocab_size}"
         )
-    return TokenizerFile(tokenizer, decoder, size, _unknown(content.get("model")))
+    return TokenizerFile(tokenizer, decoder, size, _unknown(content.get("model")), cuts_left)
 
 
 def _unknown(model: object) -> str | int | None:
@@ -132,9 +133,11 @@ def _num_pieces(processor: dict[str, Any]) -> int:
     )
 
 
-def _build(raw: bytes) -> tokenizers.Tokenizer:
+def _build(raw: bytes) -> tuple[tokenizers.Tokenizer, bool]:
+    """Return the tokenizer, and whether its file would cut the beginning of a text."""
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+        cuts_left = (tokenizer.truncation or {}).get("direction") == "left"
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode("")  # fails where special tokens are to be added that are not there
@@ -144,4 +147,4 @@ def _build(raw: bytes) -> tokenizers.Tokenizer:
         raise
     except BaseException as error:  # the library raises Exception itself, and panics, which are not
         raise ValueError(shortened(error)) from error
-    return tokenizer
+    return tokenizer, cuts_left

@@ -122,7 +122,10 @@ def _items(path: Path, contract: Contract, text: Path | None, images: Path | Non
         if text is not None:
             encoding = contract.encoding
             tokenizer = Tokenizer(
-                path / TOKENIZER_NAME, encoding.vocab_size, cut_at=encoding.cut_at
+                path / TOKENIZER_NAME,
+                encoding.vocab_size,
+                cut_at=encoding.cut_at,
+                cuts_left=encoding.cuts_left,
             )
             return read_texts(text, contract, tokenizer)
     elif text is not None:

@@ -101,6 +101,7 @@ def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
         embedding_dim=config.vector_dim,
         num_token_types=_token_types(config),
         cuts_texts=config.cut_at is not None,
+        cuts_left=config.cuts_left,
     )
 
 

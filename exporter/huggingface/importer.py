@@ -62,7 +62,7 @@ def import_checkpoint(
         whole = _with_ends(config, options.eos_token_ids)
         config = _with_limit(whole, texts, max_len)
     text = _read_text(directory, raw, config, languages)
-    config = _started(config, text)
+    config = _as_read(config, text)
     with naming(directory / GENERATION_NAME):
         generation = _in_language(options.defaults(config), text)
     _check_ids(config, generation, directory)
@@ -98,11 +98,18 @@ def _read_text(
     return text
 
 
-def _started(config: TransformerConfig, text: ImportedTokenizer) -> TransformerConfig:
-    """Return a model whose outputs start with the target's language, if they are told it so."""
-    if text.target_language is None or not text.starts_with_language:
-        return config
-    return config.model_copy(update={"bos_token_id": text.target_language})
+def _as_read(config: TransformerConfig, text: ImportedTokenizer) -> TransformerConfig:
+    """Return a model with what its tokenizer tells.
+
+    Its outputs start with the target's language, if they are told it so, and a text that is cut
+    keeps the end that transformers keeps.
+    """
+    found: dict[str, Any] = {}
+    if text.target_language is not None and text.starts_with_language:
+        found["bos_token_id"] = text.target_language
+    if config.cut_at is not None:
+        found["cuts_left"] = text.cuts_left
+    return config.model_copy(update=found)
 
 
 def _in_language(defaults: GenerationDefaults, text: ImportedTokenizer) -> GenerationDefaults:

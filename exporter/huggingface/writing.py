@@ -96,7 +96,9 @@ def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
 def length_notes(config: TransformerConfig, asked: int | None) -> list[str]:
     """Say where texts are cut, or shorter than was asked for."""
     if config.cut_at is not None and asked is None:
-        return [f"texts are cut at {config.cut_at} tokens, as sentence-transformers cuts them"]
+        side = ", their beginnings off" if config.cuts_left else ""
+        where = f"at {config.cut_at} tokens{side}"
+        return [f"texts are cut {where}, as sentence-transformers cuts them"]
     most = max(config.max_source_len, config.max_target_len)
     if asked is None or asked <= most:
         return []

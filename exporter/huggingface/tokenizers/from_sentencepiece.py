@@ -30,6 +30,7 @@ class Made(NamedTuple):
 
     tokenizer: Tokenizer
     notes: list[str]
+    cuts_left: bool = False  # its file cuts long texts, and keeps their ends
 
 
 def read_model(path: Path) -> SentencePieceModel:

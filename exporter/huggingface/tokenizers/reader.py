@@ -93,6 +93,7 @@ class ImportedTokenizer:
     files: TextFiles = TextFiles()  # what else the checkpoint gets
     target_language: int | None = None  # the token that says what to write, if that is fixed
     starts_with_language: bool = False  # it is what the decoder starts with, else the first output
+    cuts_left: bool = False  # of a text that is cut, transformers keeps the end
     notes: tuple[str, ...] = ()
 
     def lower(self) -> None:
@@ -145,7 +146,10 @@ def read_tokenizer(
         *_about_spaces(checked, settings, config),
     ]
     is_start = translation is not None and translation.starts_with_target
-    return ImportedTokenizer(checked, files, token, is_start, tuple(notes))
+    cuts_left = found.cuts_left
+    if settings.truncation_side is not None:
+        cuts_left = settings.truncation_side == "left"
+    return ImportedTokenizer(checked, files, token, is_start, cuts_left, tuple(notes))
 
 
 def _class_of(directory: Path, settings: Settings, named: str, model_type: str) -> str:
@@ -206,10 +210,11 @@ def _read_file(path: Path, room: int) -> Made:
         if over:
             content["added_tokens"] = [token for token in added if token not in over]
             raw = json.dumps(content).encode()
-        made = parse_tokenizer(raw, room).tokenizer
+        made = parse_tokenizer(raw, room)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
-    return Made(made, _left_out(path.name, [token.get("content") for token in over]))
+    notes = _left_out(path.name, [token.get("content") for token in over])
+    return Made(made.tokenizer, notes, made.cuts_left)
 
 
 def _left_out(name: str, tokens: Sequence[object]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from tokenizers import AddedToken
@@ -78,6 +78,7 @@ class Settings(BaseModel):
     src_lang: str | None = None
     language_codes: str = "m2m100"
     separate_vocabs: bool = False
+    truncation_side: Literal["left", "right"] | None = None
     clean_up_tokenization_spaces: bool = False  # in what is written
     chat_template: str | tuple[NamedTemplate, ...] | None = None
 

@@ -30,6 +30,7 @@ class VocabularyOptions(SizeOptions):
     # Of bert: texts lose what they have above so many tokens; None: longer ones than
     # max_source_len are refused
     cut_at: Annotated[Length | None, unless(None)] = None
+    cuts_left: Annotated[bool, unless(False)] = False  # of a text that is cut the end is left
 
     @property
     def vocabulary_checks(self) -> Checks:
@@ -56,6 +57,8 @@ class VocabularyOptions(SizeOptions):
 
     def _check_cut(self) -> Iterator[str]:
         if self.cut_at is None:
+            if self.cuts_left:
+                yield "cuts_left needs cut_at"
             return
         if self.family != "bert":
             yield f"cut_at is for bert, got {self.family}"

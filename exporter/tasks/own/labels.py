@@ -45,7 +45,8 @@ def telling(
     config: TransformerConfig, family: Literal["bert", "labeller"], labels: tuple[str, ...]
 ) -> TransformerConfig:
     """Return a model of texts that tells other labels, of texts or, a labeller, of tokens."""
-    changed = {**config.model_dump(), "labels": labels, "label_scores": "softmax", "cut_at": None}
+    whole = {"cut_at": None, "cuts_left": False}
+    changed = {**config.model_dump(), **whole, "labels": labels, "label_scores": "softmax"}
     if config.family != family:
         pooling = "mean" if family == "bert" else "first"
         changed |= {**_BARE, "family": family, "pooling": pooling}

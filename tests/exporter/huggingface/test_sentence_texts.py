@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tokenweir
 import torch
+from transformers import AutoTokenizer
 
 from engine.errors import CheckpointError
 from engine.package.manifest import PackageFormat
@@ -74,26 +75,41 @@ def test_model_of_no_sentences_cuts_nothing(tmp_path: Path) -> None:
     assert limit_of(tmp_path / "source") is None
 
 
+@pytest.mark.parametrize(
+    ("said", "in_file", "lost"),
+    [
+        (None, None, ""),
+        ("left", None, ", their beginnings off"),
+        (None, "left", ", their beginnings off"),
+        ("right", "left", ""),
+    ],
+)
 @torch.no_grad()
-def test_long_text_has_the_vector_of_its_beginning(tmp_path: Path) -> None:
-    twin = save(tmp_path / "source", sentence_bert_config={"max_seq_length": 6})
+def test_long_text_has_the_vector_of_the_end_that_transformers_keeps(
+    said: str | None, in_file: str | None, lost: str, tmp_path: Path
+) -> None:
+    settings = {"tokenizer_class": "BertTokenizer", **({"truncation_side": said} if said else {})}
+    files = {"sentence_bert_config": {"max_seq_length": 6}, "tokenizer_config": settings}
+    twin = save(tmp_path / "source", **files)
+    if in_file is not None:
+        made = its_tokenizer()
+        made.enable_truncation(5, direction=in_file)
+        made.save(str(tmp_path / "source" / "tokenizer.json"))
     notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
     export_with_stand_in(tmp_path / "checkpoint", tmp_path / "package", PackageFormat())
 
-    cutting = its_tokenizer()
-    cutting.enable_truncation(6, strategy="longest_first")
+    cutting = AutoTokenizer.from_pretrained(tmp_path / "source")
     with tokenweir.load(tmp_path / "package", num_threads=1) as client:
         for text, pair in ((LONG, None), (SHORT, LONG), (LONG, SHORT), (SHORT, None)):
             found = client.embed("package", text, text_pair=pair)
 
-            cut = cutting.encode(text, pair)
-            assert found.usage.input_tokens == len(cut.ids) <= 6
-            ids, types = torch.tensor([cut.ids]), torch.tensor([cut.type_ids])
-            expected = twin(ids, token_type_ids=types).last_hidden_state[0].mean(dim=0)
+            cut = cutting(text, pair, truncation=True, max_length=6, return_tensors="pt")
+            assert found.usage.input_tokens == cut.input_ids.shape[1] <= 6
+            expected = twin(**cut).last_hidden_state[0].mean(dim=0)
             assert list(found.values) == pytest.approx(expected.tolist(), abs=1e-4)
         with pytest.raises(tokenweir.InvalidArgument, match="7 tokens are more than 6"):
             client.embed("package", [4] * 7)
-    assert "texts are cut at 6 tokens, as sentence-transformers cuts them" in notes
+    assert f"texts are cut at 6 tokens{lost}, as sentence-transformers cuts them" in notes
 
 
 def test_letters_become_small_where_sentence_transformers_makes_them_so(tmp_path: Path) -> None:
