@@ -82,7 +82,7 @@ class Settings:
         Raises ConfigError for what is not TOML, an unknown key, or a value of another type.
         """
         try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
+            document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
         self.take(document, str(path), path.parent)

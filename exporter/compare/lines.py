@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
-from engine.json_file import read_bounded
+from engine.lines import read_lines as lines_of
 from engine.package.manifest import GenerationContract
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.prover.generation_cases import Case
@@ -62,13 +62,9 @@ def rows_of(path: Path) -> Iterator[tuple[int, str]]:
 
     Raises ConfigError for a file that is not in UTF-8.
     """
-    try:
-        content = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
-    except ValueError as error:
-        raise ConfigError(f"{path} cannot be read: {error}; give a UTF-8 file") from error
-    for number, row in enumerate(content.split("\n"), start=1):
+    for number, row in enumerate(lines_of(path, MAX_BYTES), start=1):
         if row.partition("\t")[0].strip():
-            yield number, row.removesuffix("\r")
+            yield number, row
 
 
 def random_lines(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
+from engine.lines import BYTE_ORDER_MARK, split_lines
 from engine.package.manifest import GenerationContract
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint
@@ -92,7 +93,8 @@ def _read(path: Path) -> str:
         content = file.read(_MAX_BYTES)
         is_whole = not file.read(1)
     try:
-        return codecs.getincrementaldecoder("utf-8")().decode(content, final=is_whole)
+        text = codecs.getincrementaldecoder("utf-8")().decode(content, final=is_whole)
+        return text.removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path} is not UTF-8 at its byte {error.start}; write it in that code"
@@ -121,7 +123,7 @@ def _pairs(
 ) -> Iterator[tuple[Tokens, Tokens]]:
     start, cross = contract.decoder_start_token_id, contract.cross_cache
     assert start is not None and cross is not None, "an encoder-decoder has both"
-    for line in content.splitlines():
+    for line in split_lines(content):
         source, tab, target = line.partition("\t")
         source_ids = tuple(tokenizer.encode(source).ids[: cross.max_len])
         if tab and source_ids:
@@ -143,7 +145,7 @@ def _lines(
         return []
     prompt, banned, lines = (start, *defaults.forced_begin), defaults.banned_tokens, []
     room = contract.cache.max_len - len(prompt) + 1
-    for line in content.splitlines():
+    for line in split_lines(content):
         source, tab, target = line.partition("\t")
         ids = tuple(tokenizer.encode(source).ids[: cross.max_len]) if source.strip() else ()
         if ids and room > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 from engine.errors import ConfigError
-from engine.json_file import read_bounded
+from engine.lines import read_text
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint, TextFiles
 from exporter.models.config import TransformerConfig
@@ -104,7 +105,7 @@ def read_files(files: Sequence[Path]) -> str:
     """Return the text of all files, one after the other."""
     if not files:
         raise ConfigError("text needs one or more UTF-8 files to learn from; give their names")
-    text = "\n".join(_read_file(path) for path in files)
+    text = "\n".join(read_text(path, MAX_BYTES) for path in files)
     size = len(text.encode())
     if size < MIN_BYTES:
         raise ConfigError(
@@ -118,7 +119,7 @@ def passages(text: str) -> list[str]:
     found: list[str] = []
     lines: list[str] = []
     size = 0
-    for line in text.splitlines(keepends=True):
+    for line in io.StringIO(text):  # "\n" alone ends one
         for piece in _pieces(line):
             lines.append(piece)
             size += len(piece.encode())
@@ -181,20 +182,6 @@ def windows(ids: Sequence[int], start: int = 0, size: int = WINDOW) -> list[Exam
         Example(array[i : i + size][: len(array) - 1 - i], array[i + 1 : i + 1 + size])
         for i in starts
     ]
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return read_bounded(path, MAX_BYTES).decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset "
-            f"{error.start}; convert it to UTF-8, or leave it out"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is too large: {error}; give a part of it") from error
 
 
 def _pieces(line: str) -> list[str]:

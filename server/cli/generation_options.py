@@ -12,6 +12,7 @@ import click
 
 from engine.json_file import parse_object, read_bounded
 from server.cli.exit_codes import NOT_USABLE, CommandError
+from engine.lines import read_text
 from server.cli.options import existing_file
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
     Raises UsageError for what click cannot see in one option alone.
     """
     options: dict[str, Any] = {
-        name: _read_text(value) if isinstance(value, Path) else value
+        name: read_text(value, _MAX_FILE_BYTES) if isinstance(value, Path) else value
         for name, value in typed.items()
         if name not in _NOT_SENT
         and value is not None
@@ -296,14 +297,6 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
             f"--num-outputs {num_outputs} are not streamed; leave out one of the two"
         )
     return options
-
-
-def _read_text(path: Path) -> str:
-    """Return a UTF-8 text; CommandError for another one, or one that no message has room for."""
-    try:
-        return read_bounded(path, _MAX_FILE_BYTES).decode()
-    except ValueError as error:
-        raise CommandError(f"{path} cannot be sent: {error}", NOT_USABLE) from error
 
 
 def token_ids(text: str) -> list[int]:

@@ -101,7 +101,7 @@ _Known = Mapping[bytes, Sequence[tuple[bytes, Identity]]]  # by the first bytes 
 
 def _read(path: Path) -> _Known:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"tokens cannot be read from {path}: {error}; `tokenweir token` makes one and its entry"

@@ -191,6 +191,21 @@ def test_answers_have_no_token_that_is_banned(
     assert found.between == pytest.approx(100)
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0b", "\x0c", "\r"])
+def test_line_feeds_alone_end_a_line_and_a_byte_order_mark_is_no_token(
+    separator: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    loaded = load_checkpoint(make_checkpoint("encoder-decoder"))
+    (tmp_path / "plain").write_text(PAIRS)
+    typed = "\ufeff" + PAIRS.replace(" ", separator).replace("\n", "\r\n")
+    (tmp_path / "typed").write_bytes(typed.encode())
+
+    plain, found = (read_text(tmp_path / name, loaded) for name in ("plain", "typed"))
+
+    assert [line.case for line in found.lines] == [line.case for line in plain.lines]
+    assert found.pieces == plain.pieces
+
+
 def test_no_more_lines_are_answered_than_a_text_may_have_tokens(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

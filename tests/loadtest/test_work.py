@@ -262,9 +262,9 @@ def test_an_answer_to_a_prompt_without_options_holds_for_all_options():
 
 def test_prompts_are_the_lines_of_a_file(tmp_path: Path):
     path = tmp_path / "prompts.txt"
-    path.write_text("3rd of Feb\n\nle 7 août 2004\n", encoding="utf-8")
+    path.write_bytes("\ufeff3rd of\u2028Feb\r\n\nle 7 août\x0c2004\n".encode())
 
-    assert read_lines(path) == ("3rd of Feb", "le 7 août 2004")
+    assert read_lines(path) == ("3rd of\u2028Feb", "le 7 août\x0c2004")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"\n \n"])
@@ -282,5 +282,5 @@ def test_a_file_of_no_reasonable_size_is_not_read(tmp_path: Path) -> None:
     path.touch()
     os.truncate(path, 40 * 2**30)
 
-    with pytest.raises(LoadTestError, match="more than 268,435,456 bytes; give fewer prompts"):
+    with pytest.raises(LoadTestError, match="more than 268,435,456 bytes; give a part"):
         read_lines(path)

@@ -156,7 +156,8 @@ async def test_a_bias_beyond_the_limit_is_refused_by_the_server(
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [(b"caf\xe9", "can't decode"), (None, "more than 4,194,304 bytes")]
+    ("content", "problem"),
+    [(b"caf\xe9", "byte 0xe9 in line 1 is not UTF-8"), (None, "more than 4,194,304 bytes")],
 )
 def test_a_file_that_cannot_be_sent_is_named(
     content: bytes | None, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -170,4 +171,4 @@ def test_a_file_that_cannot_be_sent_is_named(
 
     assert code == 3
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {schema} cannot be sent: ") and problem in err
+    assert err.startswith(f"error: {schema} cannot be read: ") and problem in err

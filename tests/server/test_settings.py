@@ -81,7 +81,7 @@ def read(tmp_path: Path, text: str) -> Settings:
 
 
 def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) -> None:
-    config = read(tmp_path, EVERYTHING).config()
+    config = read(tmp_path, f"\ufeff{EVERYTHING}").config()
 
     assert config.packages == {"dates": tmp_path / "packages/dates"}
     assert (config.port, config.grace, config.host) == (7, 5.0, "127.0.0.1")

@@ -32,7 +32,7 @@ def shown(token: str) -> list[tuple[str, str | bytes]]:
 def written(path: Path, text: str) -> Path:
     """Write a file of tokens as editors do, by another name first."""
     new = path.with_suffix(".new")
-    new.write_text(text)
+    new.write_text(f"\ufeff{text}")
     os.replace(new, path)
     return path
 

@@ -9,13 +9,14 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from engine.errors import ConfigError
+from engine.lines import read_lines
 from engine.wording import listed
 from exporter.models.config import TransformerConfig
 from exporter.tasks.own.baseline import CommonestTag
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels, telling
 from exporter.tasks.own.parts import Parts
-from exporter.tasks.own.rows import BadLines, read_lines
+from exporter.tasks.own.rows import MAX_BYTES, BadLines
 from exporter.tasks.own.subwords import PAD, train_subwords
 from exporter.training.data import IGNORED, Example
 from exporter.training.task import Task
@@ -60,7 +61,7 @@ def read_sentences(path: Path) -> list[TaggedSentence]:
     """Return the sentences of a file: a word a line, its tag in the last column, apart by spaces
     or tabs; empty lines part sentences, and before a sentence lines that begin with # are remarks.
     """
-    lines = read_lines(path)
+    lines = read_lines(path, MAX_BYTES)
     bad = BadLines(path)
     sentences: list[list[tuple[str, str]]] = [[]]
     for number, line in enumerate(lines, start=1):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.json_file import read_bounded
+from engine.lines import read_lines
 
 MAX_BYTES = 2**30  # of a file; models of these sizes do not learn more from more
 _MOST_NAMED = 8  # lines of a file that are named; the others are counted
@@ -38,35 +38,13 @@ class BadLines:
         )
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, without their ends.
-
-    Raises ConfigError, naming the line, for bytes that are not UTF-8, and for a file that is
-    missing or above MAX_BYTES.
-    """
-    try:
-        raw = read_bounded(path, MAX_BYTES)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; give a UTF-8 file") from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8; convert the file"
-        ) from error
-    # Only line feeds end a line: other separators of Unicode stand inside of texts.
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    return lines[:-1] if lines and not lines[-1] else lines
-
-
 def read_columns(path: Path, names: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the rows of a file whose columns, apart by tabs, are `names`.
 
     A first line that says these names is not a row; empty lines are skipped. Raises ConfigError
     that names the lines with another number of columns, or an empty one.
     """
-    lines = read_lines(path)
+    lines = read_lines(path, MAX_BYTES)
     bad, rows = BadLines(path), []
     for number, fields in _fields(lines, names):
         if len(fields) != len(names):

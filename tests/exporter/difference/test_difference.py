@@ -227,7 +227,7 @@ def test_a_model_that_does_not_generate_is_refused(make_checkpoint: MakeCheckpoi
     [
         ("w3\n" + "w4 " * 13, "line 2 has 13 tokens; the models take 1 to 12"),
         ("\n \n", "has no lines"),
-        (b"w3\n\xff\n", "cannot be read: 'utf-8' codec"),
+        (b"w3\n\xff\n", "cannot be read: byte 0xff in line 2"),
     ],
 )
 def test_lines_that_cannot_be_used_are_named(

@@ -130,21 +130,31 @@ def test_a_start_that_does_not_go_on_with_texts_is_refused(tmp_path: Path, story
         text_task(0, [story], load_checkpoint(tmp_path / "first"))
 
 
+def test_passages_end_with_lines_alone_and_no_mark_begins_a_text(tmp_path: Path) -> None:
+    line = "a line\u2028of the same\x85text\x0c\n"
+    (tmp_path / "text").write_text("\ufeff" + line * 1000)
+
+    text = read_files([tmp_path / "text"])
+
+    assert text == line * 1000
+    assert all(passage.endswith("\n") for passage in passages(text))
+
+
 def test_files_that_cannot_be_used_are_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"caf\xe9 " * 10_000)
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "small").write_text("hello")
 
-    with pytest.raises(ConfigError, match=r"latin is not UTF-8 text: byte 0xe9 at offset 3"):
+    with pytest.raises(ConfigError, match=r"latin cannot be read: byte 0xe9 in line 1 is not UTF"):
         read_files([tmp_path / "latin"])
     with pytest.raises(ConfigError, match="the files hold 0 bytes of text, at least 20,000"):
         read_files([tmp_path / "empty"])
     with pytest.raises(ConfigError, match="5 bytes of text"):
         read_files([tmp_path / "small"])
-    with pytest.raises(ConfigError, match=r"cannot read .*nowhere: No such file"):
+    with pytest.raises(ConfigError, match=r"nowhere cannot be read: No such file"):
         read_files([tmp_path / "nowhere"])
     os.truncate(tmp_path / "small", 40 * 2**30)
-    with pytest.raises(ConfigError, match="small is too large: it has more than 268,435,456 bytes"):
+    with pytest.raises(ConfigError, match="small cannot be read: it has more than 268,435,456 b"):
         read_files([tmp_path / "small"])
     with pytest.raises(ConfigError, match="text needs one or more UTF-8 files"):
         text_task(0, [])

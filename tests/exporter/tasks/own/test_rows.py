@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from exporter.tasks.own.rows import read_columns, read_lines
+from exporter.tasks.own.rows import read_columns
 
 NAMES = ("source", "target")
 
@@ -23,10 +23,6 @@ def test_rows_are_read_without_header_empty_lines_and_marks_of_other_systems(
     path = written(tmp_path / "a.tsv", "\ufeffSource\tTarget\r\n a \tb\r\n\r\nc\td e")
 
     assert read_columns(path, NAMES) == [("a", "b"), ("c", "d e")]
-
-
-def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
-    assert read_lines(written(tmp_path / "a", "a\u2028b\x0cc\n\nd\n")) == ["a\u2028b\x0cc", "", "d"]
 
 
 def test_wrong_lines_are_named_with_their_numbers(tmp_path: Path) -> None:
@@ -47,15 +43,3 @@ def test_of_many_wrong_lines_eight_are_named_and_the_others_counted(tmp_path: Pa
 
     with pytest.raises(ConfigError, match=r"100,000 of 100,000 .*line 8: .*; and 99,992 more; "):
         read_columns(path, NAMES)
-
-
-def test_bytes_that_are_not_utf_8_are_named_with_their_line(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.tsv", b"a\tb\nc\t\xe4\n")
-
-    with pytest.raises(ConfigError, match=r"a\.tsv, line 2: byte 0xe4 is not UTF-8; convert"):
-        read_columns(path, NAMES)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.tsv cannot be read"):
-        read_lines(tmp_path / "none.tsv")
