@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from engine.wording import shortened
 from exporter.huggingface.conversion import (
     ModuleNames,
     NameTable,
@@ -53,6 +54,19 @@ class ViTConfig(StackConfig, LabelledConfig):
     num_channels: Literal[1, 3] = 3
     qkv_bias: Literal[True] = True
     preprocessor_config: Preprocessor | None = None
+
+    @field_validator("image_size", "patch_size", mode="before")
+    @classmethod
+    def _as_one_edge(cls, given: object, info: ValidationInfo) -> object:
+        """Take height and width for one number where they are equal."""
+        if not isinstance(given, list | tuple):
+            return given
+        if len(given) != 2 or given[0] != given[1]:
+            raise ValueError(
+                f"{info.field_name} is {shortened(str(given))}; supported: square pictures only, "
+                "in square patches"
+            )
+        return given[0]
 
     @property
     def has_labels(self) -> bool:

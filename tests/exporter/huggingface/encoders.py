@@ -88,7 +88,7 @@ def save_encoder(path: Path, name: str, head: str, **options: Any) -> Any:
 def save_vision(path: Path, class_name: str, processor: Any, **options: Any) -> Any:
     """Make an image model and save it with an image processor."""
     kind = "DeiTConfig" if class_name.startswith("DeiT") else "ViTConfig"
-    model = getattr(transformers, class_name)(getattr(transformers, kind)(**IMAGE, **options))
+    model = getattr(transformers, class_name)(getattr(transformers, kind)(**{**IMAGE, **options}))
     save(model, path)
     processor.save_pretrained(path)
     return model

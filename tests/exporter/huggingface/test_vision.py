@@ -58,6 +58,42 @@ def test_logits_are_those_of_transformers(class_name: str, processor: Any, tmp_p
     torch.testing.assert_close(logits, twin(pixels).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [([8, 8], [4, 4]), ([8, 8], 4), (8, [4, 4])])
+@pytest.mark.parametrize(
+    ("class_name", "processor"),
+    [("ViTForImageClassification", VIT), ("DeiTForImageClassification", DEIT)],
+)
+@torch.no_grad()
+def test_sizes_may_be_height_and_width(
+    class_name: str, processor: Any, sizes: tuple[Any, Any], tmp_path: Path
+) -> None:
+    edges = dict(zip(("image_size", "patch_size"), sizes, strict=True))
+    twin = save_vision(tmp_path / "source", class_name, processor, **edges)
+    pixels = torch.randn(1, 3, 8, 8)
+
+    logits, _ = imported(tmp_path / "source")(pixels)
+
+    torch.testing.assert_close(logits, twin(pixels).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"image_size": [8, 16]}, r"image_size is \[8, 16\]; supported: square pictures only"),
+        ({"patch_size": [4, 2]}, r"patch_size is \[4, 2\]; supported: square pictures only"),
+        ({"image_size": [8]}, r"image_size is \[8\]; supported: square"),
+    ],
+)
+def test_pictures_and_patches_that_are_no_squares_are_refused(
+    sizes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_vision(tmp_path / "source", "ViTForImageClassification", VIT)
+    edit_json(tmp_path / "source" / "config.json", **sizes)
+
+    with pytest.raises(CheckpointError, match=message):
+        imported(tmp_path / "source")
+
+
 @torch.no_grad()
 def test_body_alone_gives_the_vector_of_its_class_token(tmp_path: Path) -> None:
     twin = save_vision(tmp_path / "source", "ViTModel", VIT)
