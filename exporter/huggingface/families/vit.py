@@ -73,6 +73,14 @@ class ViTConfig(StackConfig, LabelledConfig):
         """Whether its class has a head of labels."""
         return "labels" not in _HEADS[self.architectures[0]]
 
+    def notes(self) -> list[str]:
+        """Say whose filters resize, and what becomes of deep pictures, besides."""
+        return [
+            *super().notes(),
+            "pictures are resized by Pillow, as transformers does it without torchvision, whose "
+            "filters differ somewhat; gray ones of 16 bits are scaled to 8, not cut at 255",
+        ]
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.preprocessor_config is None:

@@ -51,9 +51,11 @@ def test_logits_are_those_of_transformers(class_name: str, processor: Any, tmp_p
     twin = save_vision(tmp_path / "source", class_name, processor)
     pixels = torch.randn(3, 3, 8, 8)
 
-    model = imported(tmp_path / "source")
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
+    model = load_checkpoint(tmp_path / "checkpoint").model
     logits, _ = model(pixels)
 
+    assert "resized by Pillow" in str(notes) and "gray ones of 16 bits are scaled" in str(notes)
     assert model.config.labels == ("cat", "dog", "owl")
     torch.testing.assert_close(logits, twin(pixels).logits, rtol=0, atol=1e-5)
 
