@@ -46,7 +46,8 @@ def _tensor2tensor_table(length: int, width: int) -> Tensor:
 class SinusoidalPositions(nn.Module):
     """Fixed positions, for any length: the table grows when a longer sequence comes.
 
-    The first place has the number `offset`; numbers are rounded to `kept_in`.
+    The first place has the number `offset`; numbers are rounded to `kept_in`. The first one may be
+    zeros.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class SinusoidalPositions(nn.Module):
         layout: Layout = "sinusoidal",
         offset: int = 0,
         kept_in: torch.dtype = torch.float32,
+        first_is_zeros: bool = False,
     ) -> None:
         super().__init__()
+        self.first_is_zeros = first_is_zeros
         self.layout: Layout = layout
         self.offset = offset
         self.kept_in = kept_in
@@ -84,6 +87,7 @@ class SinusoidalPositions(nn.Module):
 
     def _make(self, length: int, width: int) -> Tensor:
         table = sinusoidal_table(self.offset + length, width, self.layout)[self.offset :]
+        table[: self.first_is_zeros] = 0.0
         return table.to(self.kept_in).float()
 
 
@@ -119,18 +123,24 @@ class LearnedPositions(nn.Module):
 Positions = SinusoidalPositions | LearnedPositions
 
 
-def make_positions(config: TransformerConfig, max_len: int) -> Positions | None:
-    """Return the positions that are added to embeddings; None if attention knows them instead."""
+def make_positions(
+    config: TransformerConfig, max_len: int, *, one_before: bool = False
+) -> Positions | None:
+    """Return the positions that are added to embeddings; None if attention knows them instead.
+
+    `one_before`: with the place before the first, which is of no position where they are computed.
+    """
     if config.positions == "rotary" or config.positions == "relative":
         return None
     if config.positions == "learned":
-        return LearnedPositions(max_len, config.d_model)
+        return LearnedPositions(max_len + one_before, config.d_model)
     return SinusoidalPositions(
-        max_len,
+        max_len + one_before,
         config.d_model,
         layout=config.positions,
-        offset=config.position_offset,
+        offset=config.position_offset - one_before,
         kept_in=getattr(torch, config.position_dtype),
+        first_is_zeros=one_before,
     )
 
 
@@ -166,10 +176,18 @@ class NarrowingRMSNorm(nn.RMSNorm):
 
 
 class Embeddings(nn.Module):
-    """Token embeddings, scaled by sqrt(d_model) or not, plus positions (plus token types)."""
+    """Token embeddings, scaled by sqrt(d_model) or not, plus positions (plus token types).
+
+    Positions may leave a token out of their count, which has the place before the first.
+    """
 
     def __init__(
-        self, config: TransformerConfig, max_len: int, token: nn.Embedding | None = None
+        self,
+        config: TransformerConfig,
+        max_len: int,
+        token: nn.Embedding | None = None,
+        *,
+        uncounted: int | None = None,
     ) -> None:
         super().__init__()
         if token is None:
@@ -179,7 +197,8 @@ class Embeddings(nn.Module):
         if config.token_dim is not None:
             self.token_in = nn.Linear(config.token_dim, config.d_model, bias=False)
             nn.init.xavier_uniform_(self.token_in.weight)
-        self.positions = make_positions(config, max_len)
+        self.uncounted = uncounted
+        self.positions = make_positions(config, max_len, one_before=uncounted is not None)
         self.token_type: nn.Embedding | None = None
         if config.num_token_types:
             self.token_type = nn.Embedding(config.num_token_types, config.d_model)
@@ -198,6 +217,9 @@ class Embeddings(nn.Module):
     ) -> Tensor:
         """Return (B, S, d_model) for int64 ids (B, S); positions count from 0 if not given."""
         hidden = self.token_in(self.token(input_ids)) * self.scale
+        if self.uncounted is not None:
+            is_counted = (input_ids != self.uncounted).long()
+            position_ids = is_counted.cumsum(dim=1) * is_counted  # 0: the place before the first
         if self.positions is not None:
             if position_ids is None:
                 hidden = hidden + self.positions.first(input_ids.shape[1])

@@ -16,7 +16,9 @@ class Labeller(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = Embeddings(config, config.max_source_len)
+        self.embeddings = Embeddings(
+            config, config.max_source_len, uncounted=config.uncounted_token_id
+        )
         self.encoder = Encoder(config)
         self.pooler = make_pooler(config)
         self.dropout = nn.Dropout(config.dropout)

@@ -19,7 +19,9 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config = config
         source = make_token_embedding(config, config.source_vocab_size or config.vocab_size)
-        self.source_embeddings = Embeddings(config, config.max_source_len, source)
+        self.source_embeddings = Embeddings(
+            config, config.max_source_len, source, uncounted=config.uncounted_token_id
+        )
         self.encoder = Encoder(config)
         shared = self.source_embeddings.token if config.share_embeddings else None
         self.decoder = Decoder(config, shared)

@@ -31,7 +31,8 @@ def _config(given: M2M100Config, tokens: SpecialTokens) -> TransformerConfig:
         tokens,
         norm_position="first",
         positions="sinusoidal_tensor2tensor",
-        position_offset=given.pad_token_id + 1,  # fairseq counts from there
+        position_offset=given.pad_token_id + 1,  # fairseq counts from there, and no padding
+        uncounted_token_id=given.pad_token_id,
     )
 
 

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-R and CamemBERT: BERT whose positions count from behind the padding's id."""
+"""RoBERTa, XLM-R and CamemBERT: BERT whose positions count tokens from the padding's id on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ class RobertaConfig(BertConfig):
 
 def _config(given: RobertaConfig, tokens: SpecialTokens) -> TransformerConfig:
     length = given.max_position_embeddings - given.pad_token_id - 1
-    return encoder_config(given, num_token_types=given.type_vocab_size, max_source_len=length)
+    return encoder_config(
+        given,
+        num_token_types=given.type_vocab_size,
+        max_source_len=length,
+        uncounted_token_id=given.pad_token_id,
+    )
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -28,7 +33,7 @@ def _weights(config: TransformerConfig) -> NameTable:
         "classifier": "classifier" if is_labeller else "classifier.out_proj",
         **pooler(config, "classifier.dense"),
     }
-    return {**bert_weights("roberta.", SkipRows(config.pad_token_id + 1)), **modules(head)}
+    return {**bert_weights("roberta.", SkipRows(config.pad_token_id)), **modules(head)}
 
 
 ROBERTA = Family(

@@ -25,7 +25,7 @@ from exporter.models.config.sizes import (
 )
 from exporter.models.config.vocabulary import VocabularyOptions
 
-_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "uncounted_token_id")
 
 
 class TransformerConfig(
@@ -53,6 +53,8 @@ class TransformerConfig(
     embedding_norm: bool = False  # BERT
     num_token_types: VocabSize = 0  # BERT; 0: no token type embedding
     pad_token_id: TokenId = 0
+    # Of encoders: a token that no place counts, its own is the one before the first (RoBERTa, M2M)
+    uncounted_token_id: Annotated[TokenId | None, unless(None)] = None
     bos_token_id: TokenId | None = None  # also the first decoder token of an encoder-decoder
     eos_token_id: TokenId | None = None
     # These end a sequence as well.
@@ -92,6 +94,7 @@ class TransformerConfig(
             self._check_start,
             *(partial(self._check_token_id, name) for name in _SPECIAL_TOKENS),
             self._check_other_ends,
+            self._check_uncounted,
             self._check_shared,
             *self.attention_checks,
             *self.position_checks,
@@ -127,6 +130,11 @@ class TransformerConfig(
     def _check_other_ends(self) -> Iterator[str]:
         for token in self.other_eos_token_ids:
             yield from self._unknown_token("other_eos_token_ids", token)
+
+    def _check_uncounted(self) -> Iterator[str]:
+        is_added = self.positions == "learned" or self.position_offset > 0
+        if self.uncounted_token_id is not None and not (self.num_encoder_layers and is_added):
+            yield "uncounted_token_id needs an encoder with a place before the first"
 
     def _unknown_token(self, name: str, token: int | None) -> Iterator[str]:
         if token is not None and self.vocab_size and token >= self.vocab_size:
