@@ -33,6 +33,34 @@ def add_tokens(tokenizer: Tokenizer, known: Iterable[Token], settings: Settings)
             )
 
 
+def surround(tokenizer: Tokenizer, kind: str, settings: Settings) -> None:
+    """Put around a text what a class of transformers puts there, whatever a `tokenizer.json` says.
+
+    Of other classes, what there is stays. Raises ValueError for a vocabulary without such tokens.
+    """
+    name = settings.text_of
+    match kind:
+        case "BertTokenizer" | "DistilBertTokenizer":
+            begin, end = name("cls_token", "[CLS]"), name("sep_token", "[SEP]")
+            put_around(tokenizer, [begin], [end], pair=[begin, "$A", end, "$B:1", f"{end}:1"])
+        case "RobertaTokenizer" | "BartTokenizer":
+            begin, end = name("cls_token", "<s>"), name("sep_token", "</s>")
+            put_around(tokenizer, [begin], [end])
+            ids = tokenizer.get_vocab()
+            adds_space = bool(settings.add_prefix_space)
+            tokenizer.post_processor = processors.RobertaProcessing(
+                (end, ids[end]), (begin, ids[begin]), add_prefix_space=adds_space
+            )
+        case "XLMRobertaTokenizer" | "CamembertTokenizer":
+            begin, end = name("bos_token", "<s>"), name("eos_token", "</s>")
+            put_around(tokenizer, [begin], [end], pair=[begin, "$A", end, end, "$B", end])
+        case "T5Tokenizer" | "MT5Tokenizer":
+            end = name("eos_token", "</s>")
+            put_around(tokenizer, [], [end], pair=["$A", end, "$B", end])
+        case "PegasusTokenizer":
+            put_around(tokenizer, [], [name("eos_token", "</s>")])
+
+
 def put_around(
     tokenizer: Tokenizer,
     before: Sequence[str],

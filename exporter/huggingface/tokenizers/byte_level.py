@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from engine.json_file import parse_object, read_bounded
-from exporter.huggingface.tokenizers.added import add_tokens, put_around
+from exporter.huggingface.tokenizers.added import add_tokens, put_around, surround
 from exporter.huggingface.tokenizers.settings import Settings, Token
 
 VOCABULARY_NAME = "vocab.json"
@@ -46,16 +46,12 @@ def read_gpt2(directory: Path, settings: Settings, room: int) -> Tokenizer:
 
 def read_roberta(directory: Path, settings: Settings, room: int) -> Tokenizer:
     """Return the tokenizer of a RoBERTa or BART: a text stands between `<s>` and `</s>`."""
-    adds_space = bool(settings.add_prefix_space)
-    tokenizer = _read_bpe(directory, add_prefix_space=adds_space)
+    tokenizer = _read_bpe(directory, add_prefix_space=bool(settings.add_prefix_space))
     begin, end = settings.text_of("cls_token", "<s>"), settings.text_of("sep_token", "</s>")
     known = [Token(content=name) for name in (begin, "<pad>", end, "<unk>")]
     mask = Token(content=settings.text_of("mask_token", "<mask>"), lstrip=True)
     add_tokens(tokenizer, [*known, mask], settings)
-    ids = tokenizer.get_vocab()
-    tokenizer.post_processor = processors.RobertaProcessing(
-        (end, ids[end]), (begin, ids[begin]), trim_offsets=True, add_prefix_space=adds_space
-    )
+    surround(tokenizer, "RobertaTokenizer", settings)
     return tokenizer
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from exporter.huggingface.tokenizers.added import add_tokens, put_around
+from exporter.huggingface.tokenizers.added import add_tokens, put_around, surround
 from exporter.huggingface.tokenizers.byte_level import VOCABULARY_NAME, read_vocabulary
 from exporter.huggingface.tokenizers.layouts import SENTENCEPIECE, Given, Layout, by_vocabulary
 from exporter.huggingface.tokenizers.sentencepiece_model import (
@@ -52,7 +52,9 @@ def read_pieces(path: Path, kind: str, settings: Settings, room: int) -> Made:
     model = read_model(path)
     layout = SENTENCEPIECE[kind](Given(model, settings, room))
     notes = [f"{path.name}: {note}" for note in layout.notes]
-    return build_tokenizer(model, layout, settings, [*unfollowed(model, path), *notes])
+    made = build_tokenizer(model, layout, settings, [*unfollowed(model, path), *notes])
+    surround(made.tokenizer, kind, settings)
+    return made
 
 
 def read_m2m(path: Path, settings: Settings) -> Made:

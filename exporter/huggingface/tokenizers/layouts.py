@@ -42,7 +42,7 @@ class Given:
 
 
 def t5(given: Given) -> Layout:
-    """Pieces, then `<extra_id_99>` down to `<extra_id_0>`; a text ends with `</s>`."""
+    """Pieces, then `<extra_id_99>` down to `<extra_id_0>`."""
     pieces = given.model.pieces
     num_extra = given.settings.extra_ids
     if num_extra is None:
@@ -50,8 +50,7 @@ def t5(given: Given) -> Layout:
     if any(piece.text == "<extra_id_0>" for piece in pieces):
         num_extra = 0
     extra = [Piece.control(f"<extra_id_{i}>") for i in reversed(range(min(num_extra, given.room)))]
-    end = given.settings.text_of("eos_token", "</s>")
-    return Layout([*pieces, *extra], after=[end], pair=["$A", end, "$B", end])
+    return Layout([*pieces, *extra])
 
 
 def llama(given: Given) -> Layout:
@@ -109,14 +108,8 @@ def gemma(given: Given) -> Layout:
 
 
 def xlm_roberta(given: Given) -> Layout:
-    """As in fairseq, then `<mask>`; a text stands between `<s>` and `</s>`."""
-    return Layout(
-        _fairseq(given.model, ["<mask>"]),
-        before=["<s>"],
-        after=["</s>"],
-        pair=["<s>", "$A", "</s>", "</s>", "$B", "</s>"],
-        strips_mask=True,
-    )
+    """As in fairseq, then `<mask>`."""
+    return Layout(_fairseq(given.model, ["<mask>"]), strips_mask=True)
 
 
 def camembert(given: Given) -> Layout:
@@ -142,15 +135,15 @@ def nllb(given: Given) -> Layout:
 
 
 def pegasus(given: Given) -> Layout:
-    """`<pad> </s>`, two masks, `<unk_2>` on, then the pieces from the third; `</s>` at the end."""
+    """`<pad> </s>`, two masks, `<unk_2>` on, then the pieces from the third."""
     offset = 103 if given.settings.offset is None else given.settings.offset
-    end = given.settings.text_of("eos_token", "</s>")
-    names = [given.settings.text_of("pad_token", "<pad>"), end]
+    special = {"pad_token": "<pad>", "eos_token": "</s>"}
+    names = [given.settings.text_of(*item) for item in special.items()]
     if offset:
         names.append(given.settings.text_of("mask_token_sent", "<mask_1>"))
         names.append(given.settings.text_of("mask_token", "<mask_2>"))
         names += [f"<unk_{i}>" for i in range(2, min(offset, given.room))]
-    return Layout([*map(Piece.control, names), *given.model.pieces[2:]], after=[end])
+    return Layout([*map(Piece.control, names), *given.model.pieces[2:]])
 
 
 def nllb_languages(settings: Settings) -> Sequence[str]:

@@ -127,7 +127,7 @@ def read_tokenizer(
         translation = Translation.of(kind, settings)
         is_file = _has_file(directory)
         if is_file and owner:
-            follow_settings(found.tokenizer, settings)
+            follow_settings(found.tokenizer, kind, settings)
         is_told = is_file and not (said and owner)
         _set_source(found.tokenizer, translation, settings, languages, is_told=is_told)
         token = _target_token(found.tokenizer, translation, languages.target)

@@ -1,17 +1,23 @@
-"""Gives a `tokenizer.json` what the settings beside it say, as transformers does at every load."""
+"""Gives a `tokenizer.json` what its class and the settings beside it say, as transformers does."""
 
 from __future__ import annotations
 
+import contextlib
+
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
+from exporter.huggingface.tokenizers.added import surround
 from exporter.huggingface.tokenizers.settings import Settings
 
 
-def follow_settings(tokenizer: Tokenizer, settings: Settings) -> None:
+def follow_settings(tokenizer: Tokenizer, kind: str, settings: Settings) -> None:
     """Let letters and the space in front of a text be as the settings say; if silent, as they are.
 
-    One file may have been changed, or written, without the other.
+    One file may have been changed, or written, without the other. Around a text stands what the
+    class `kind` puts there, if the vocabulary has it.
     """
+    with contextlib.suppress(ValueError):
+        surround(tokenizer, kind, settings)
     normalizer, cut = tokenizer.normalizer, tokenizer.pre_tokenizer
     if isinstance(normalizer, normalizers.BertNormalizer) and settings.do_lower_case is not None:
         tokenizer.normalizer = normalizers.BertNormalizer(

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from engine.json_file import read_bounded
-from exporter.huggingface.tokenizers.added import add_tokens, put_around
+from exporter.huggingface.tokenizers.added import add_tokens, surround
 from exporter.huggingface.tokenizers.settings import Settings, Token
 
 WORDS_NAME = "vocab.txt"
@@ -29,9 +29,8 @@ def read_bert(directory: Path, settings: Settings, room: int) -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
-    begin, end = settings.text_of("cls_token", "[CLS]"), settings.text_of("sep_token", "[SEP]")
-    named = {"pad_token": "[PAD]", "mask_token": "[MASK]"}
-    known = [unknown, begin, end, *(settings.text_of(*item) for item in named.items())]
+    named = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
+    known = [unknown, *(settings.text_of(f"{name}_token", text) for name, text in named.items())]
     add_tokens(tokenizer, [Token(content=name) for name in known], settings)
-    put_around(tokenizer, [begin], [end], pair=[begin, "$A", end, "$B:1", f"{end}:1"])
+    surround(tokenizer, "BertTokenizer", settings)
     return tokenizer

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer
 from transformers.models.bert.tokenization_bert import BertTokenizer
 from transformers.models.mbart.tokenization_mbart import MBartTokenizer
 from transformers.models.nllb.tokenization_nllb import NllbTokenizer
@@ -99,6 +101,59 @@ def byte_level(*, adds_space: bool) -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
     made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return made
+
+
+def unigram() -> Tokenizer:
+    """Return a tokenizer of pieces as T5 and XLM-R have it, which says nothing of ends."""
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    pieces = [(name, 0.0) for name in names] + [("▁", -2.0), ("▁New", -1.0), ("▁York", -1.0)]
+    made = Tokenizer(models.Unigram(pieces, unk_id=3))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.add_special_tokens(names)
+    return made
+
+
+@pytest.mark.parametrize("said", ["nothing", "bytes", "another order"])
+@pytest.mark.parametrize(
+    ("make", "kind", "model_type"),
+    [
+        (word_pieces, "BertTokenizer", "bert"),
+        (word_pieces, "DistilBertTokenizer", "distilbert"),
+        (word_pieces, None, "bert"),
+        (lambda: byte_level(adds_space=False), "RobertaTokenizerFast", "roberta"),
+        (lambda: byte_level(adds_space=False), "BartTokenizer", "bart"),
+        (lambda: byte_level(adds_space=False), None, "roberta"),
+        (lambda: byte_level(adds_space=False), "PreTrainedTokenizerFast", "roberta"),
+        (unigram, "XLMRobertaTokenizer", "xlm-roberta"),
+        (unigram, "CamembertTokenizer", "camembert"),
+        (unigram, "T5Tokenizer", "t5"),
+        (unigram, "PegasusTokenizer", "pegasus"),
+        (unigram, None, "mt5"),
+    ],
+)
+def test_around_a_text_stands_what_the_class_puts_there(
+    make: Callable[[], Tokenizer], kind: str | None, model_type: str, said: str, tmp_path: Path
+) -> None:
+    made = make()
+    first = "[CLS]" if made.token_to_id("[CLS]") is not None else "<s>"
+    made.post_processor = {
+        "nothing": processors.Sequence([]),
+        "bytes": processors.ByteLevel(trim_offsets=False),
+        "another order": processors.TemplateProcessing(
+            single=f"$A {first}", special_tokens=[(first, made.token_to_id(first))]
+        ),
+    }[said]
+    save(tmp_path, made, **({"tokenizer_class": kind} if kind else {}))
+    write_json(tmp_path / "config.json", {"model_type": model_type})
+    original = AutoTokenizer.from_pretrained(tmp_path)
+
+    found = read(tmp_path, "bert", model_type=model_type).tokenizer
+
+    assert found is not None
+    assert found.encode("New York").ids == original("New York").input_ids
+    pair, expected = found.encode("New", "York"), original("New", "York")
+    assert pair.ids == expected.input_ids
+    assert pair.type_ids == expected.get("token_type_ids", pair.type_ids)
 
 
 @pytest.mark.parametrize("adds_space", [True, False])
