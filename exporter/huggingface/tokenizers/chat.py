@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from engine.json_file import read_bounded
 from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat
 from exporter.huggingface.tokenizers.settings import Settings
+from exporter.huggingface.tokenizers.unsaid import UNSAID
 
 TEMPLATE_NAME = "chat_template.jinja"
-_END = "<|endoftext|>"
-_GPT2 = {"bos_token": _END, "eos_token": _END, "unk_token": _END}
-_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-# What a template can name though the original does not, by the class of its tokenizer.
-_UNSAID: Mapping[str, Mapping[str, str]] = {
-    "CodeGenTokenizer": _GPT2,
-    "CodeLlamaTokenizer": _LLAMA,
-    "GPT2Tokenizer": _GPT2,
-    "GPTNeoXTokenizer": {**_GPT2, "pad_token": "<|padding|>"},
-    "GemmaTokenizer": {
-        "bos_token": "<bos>",
-        "eos_token": "<eos>",
-        "unk_token": "<unk>",
-        "pad_token": "<pad>",
-        "mask_token": "<mask>",
-    },
-    "LlamaTokenizer": _LLAMA,
-    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
-}
 
 
 def read_chat(directory: Path, settings: Settings, kind: str) -> ChatFormat | None:
@@ -41,7 +22,7 @@ def read_chat(directory: Path, settings: Settings, kind: str) -> ChatFormat | No
         return None
     if len(template) > MAX_TEMPLATE_CHARS:
         raise ValueError(f"its chat template has more than {MAX_TEMPLATE_CHARS:,} characters")
-    return ChatFormat(template=template, tokens=settings.named_tokens(_UNSAID.get(kind, {})))
+    return ChatFormat(template=template, tokens=settings.named_tokens(UNSAID.get(kind, {})))
 
 
 def _template(path: Path, settings: Settings) -> str | None:

@@ -31,6 +31,7 @@ class Made(NamedTuple):
     tokenizer: Tokenizer
     notes: list[str]
     cuts_left: bool = False  # its file cuts long texts, and keeps their ends
+    over: Sequence[str] = ()  # added tokens of its file that the model has no room for
 
 
 def read_model(path: Path) -> SentencePieceModel:

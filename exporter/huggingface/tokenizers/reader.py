@@ -36,8 +36,9 @@ from exporter.huggingface.tokenizers.from_sentencepiece import (
 )
 from exporter.huggingface.tokenizers.layouts import SENTENCEPIECE
 from exporter.huggingface.tokenizers.settings import CONFIG_NAME, Settings, read_settings
-from exporter.huggingface.tokenizers.settled import follow_settings
+from exporter.huggingface.tokenizers.settled import add_settled, follow_settings
 from exporter.huggingface.tokenizers.translation import Translation
+from exporter.huggingface.tokenizers.unsaid import UNSAID
 from exporter.huggingface.tokenizers.word_piece import WORDS_NAME, read_bert
 from exporter.models import TransformerConfig
 
@@ -126,8 +127,15 @@ def read_tokenizer(
         found, target = _read(directory, kind, settings, config)
         translation = Translation.of(kind, settings)
         is_file = _has_file(directory)
-        if is_file and owner:
-            follow_settings(found.tokenizer, kind, settings)
+        if is_file:
+            names = settings.named_tokens(UNSAID.get(owner, {}))
+            without, own = (
+                {*over, *found.over},
+                {*settings.named_tokens({}).values(), *settings.listed()},
+            )
+            more = add_settled(found.tokenizer, settings, names.values(), room, without)
+            over = sorted({*over, *(text for text in more if text in own)})
+            follow_settings(found.tokenizer, owner, settings)
         is_told = is_file and not (said and owner)
         _set_source(found.tokenizer, translation, settings, languages, is_told=is_told)
         token = _target_token(found.tokenizer, translation, languages.target)
@@ -213,11 +221,11 @@ def _read_file(path: Path, room: int) -> Made:
         made = parse_tokenizer(raw, room)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
-    notes = _left_out(path.name, [token.get("content") for token in over])
-    return Made(made.tokenizer, notes, made.cuts_left)
+    names = [str(token.get("content")) for token in over]
+    return Made(made.tokenizer, _left_out(path.name, names), made.cuts_left, names)
 
 
-def _left_out(name: str, tokens: Sequence[object]) -> list[str]:
+def _left_out(name: str, tokens: Sequence[str]) -> list[str]:
     """Say which tokens of a file the model has no room for."""
     if not tokens:
         return []

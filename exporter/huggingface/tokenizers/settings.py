@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from tokenizers import AddedToken
 
 from engine.json_file import parse_object, read_bounded
@@ -39,6 +39,19 @@ class Token(BaseModel):
 Named = str | Token | None
 
 
+class ListedToken(Token):
+    """A token of a list that says which are special."""
+
+    normalized: bool = True
+    special: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_flags(cls, given: Any) -> Any:
+        is_special = isinstance(given, dict) and given.get("special")
+        return {"normalized": False, **given} if is_special else given
+
+
 class NamedTemplate(BaseModel):
     """One of several chat templates."""
 
@@ -62,9 +75,10 @@ class Settings(BaseModel):
     sep_token: Named = None
     mask_token: Named = None
     mask_token_sent: Named = None
+    own_tokens: dict[str, str | Token] = {}  # by names that a model alone has
     additional_special_tokens: tuple[str | Token, ...] = ()
-    added_tokens_decoder: dict[int, Token] = {}  # by id
-    added_tokens: dict[str, int] = {}  # `added_tokens.json`
+    added_tokens_decoder: dict[int, ListedToken] = {}  # by id; of older files `added_tokens.json`
+    is_old: bool = False  # a file that lists no added tokens
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     add_prefix_space: bool | None = None
@@ -90,7 +104,7 @@ class Settings(BaseModel):
     def named_tokens(self, unsaid: Mapping[str, str]) -> dict[str, str]:
         """Return the special tokens that have a name, by it; `unsaid`: if nothing is said of it."""
         said = {name: getattr(self, name) for name in _NAMES if name in self.model_fields_set}
-        found = {**unsaid, **said}
+        found = {**unsaid, **said, **self.own_tokens}
         return {name: text_of(token) for name, token in found.items() if token is not None}
 
     def listed(self) -> dict[str, int | None]:
@@ -98,38 +112,21 @@ class Settings(BaseModel):
         found: dict[str, int | None] = {
             text_of(one): None for one in self.additional_special_tokens
         }
-        found |= {token.content: i for i, token in sorted(self.added_tokens_decoder.items())}
-        return found | dict(sorted(self.added_tokens.items(), key=lambda item: item[1]))
+        return found | {token.content: i for i, token in sorted(self.added_tokens_decoder.items())}
 
     def within(self, room: int) -> tuple[Settings, list[str]]:
         """Return them without the added tokens whose ids are not below `room`, and these."""
-        ids = {**self.added_tokens, **{t.content: i for i, t in self.added_tokens_decoder.items()}}
-        over = {text for text, i in ids.items() if i >= room}
+        over = {token.content for i, token in self.added_tokens_decoder.items() if i >= room}
         kept = {i: token for i, token in self.added_tokens_decoder.items() if i < room}
-        named = {text: i for text, i in self.added_tokens.items() if text not in over}
         extra = tuple(one for one in self.additional_special_tokens if text_of(one) not in over)
-        changed = {
-            "added_tokens_decoder": kept,
-            "added_tokens": named,
-            "additional_special_tokens": extra,
-        }
+        changed = {"added_tokens_decoder": kept, "additional_special_tokens": extra}
         return self.model_copy(update=changed), sorted(over)
 
     def flags(self) -> Mapping[str, Token]:
         """Return how tokens are looked for, where it is said."""
-        named = (
-            self.bos_token,
-            self.eos_token,
-            self.unk_token,
-            self.pad_token,
-            self.cls_token,
-            self.sep_token,
-            self.mask_token,
-            *self.additional_special_tokens,
-        )
-        special = {text_of(token) for token in named if token is not None}
-        found = {name: Token(content=name, special=name in special) for name in self.added_tokens}
-        found |= {token.content: token for token in named if isinstance(token, Token)}
+        named = [getattr(self, name) for name in _NAMES]
+        named += self.additional_special_tokens
+        found = {token.content: token for token in named if isinstance(token, Token)}
         return found | {token.content: token for token in self.added_tokens_decoder.values()}
 
 
@@ -144,20 +141,35 @@ def read_settings(directory: Path) -> Settings:
     Settings that list the added tokens by id are all there is to transformers; else the older files
     count, before what the settings say.
     """
-    content, added = _read(directory / CONFIG_NAME), {}
-    if "added_tokens_decoder" not in content:
+    content = _read(directory / CONFIG_NAME)
+    is_old = "added_tokens_decoder" not in content
+    if is_old:
         content |= _read(directory / SPECIAL_NAME)
-        added = _read(directory / ADDED_NAME)
     # A token that is null is not that of its class.
     known = {name: v for name, v in content.items() if v is not None or name in _NAMES}
     # transformers 5 has a list, or names, of what were additional special tokens.
     extra = known.pop("extra_special_tokens", None)
-    if isinstance(extra, list) and "additional_special_tokens" not in known:
+    if isinstance(extra, list) and extra:
         known["additional_special_tokens"] = extra
+    own = {name: v for name, v in known.items() if name.endswith("_token") and isinstance(v, str)}
+    own |= extra if isinstance(extra, dict) else {}
+    known["own_tokens"] = {name: v for name, v in own.items() if name not in _NAMES}
     try:
-        return Settings.model_validate({**known, "added_tokens": added})
+        settings = Settings.model_validate(known)
+        return _with_older(settings, _read(directory / ADDED_NAME)) if is_old else settings
     except ValidationError as error:
         raise ValueError(problems_of(error, CONFIG_NAME)) from error
+
+
+def _with_older(settings: Settings, ids: Mapping[str, object]) -> Settings:
+    """Return the settings with the tokens of `added_tokens.json`: special if they are named."""
+    named = {text_of(one) for one in settings.additional_special_tokens}
+    named.update(settings.named_tokens({}).values())
+    found = {
+        i: ListedToken(content=text, special=text in named, normalized=False)
+        for text, i in TypeAdapter(dict[str, int]).validate_python(ids).items()
+    }
+    return settings.model_copy(update={"added_tokens_decoder": found, "is_old": True})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -40,10 +40,12 @@ LINES = pytest.mark.parametrize("num_lines", [400, pytest.param(10_000, marks=py
 TRAINING = difficult_lines(2000, seed=1)
 
 
-def read(source: Path, family: str = "encoder-decoder", **options: Any) -> ImportedTokenizer:
+def read(
+    source: Path, family: str = "encoder-decoder", vocab_size: int = 9000, **options: Any
+) -> ImportedTokenizer:
     """Return what an import makes of a directory."""
     config = TransformerConfig.model_construct(
-        family=family, vocab_size=9000, eos_token_id=0, source_vocab_size=None
+        family=family, vocab_size=vocab_size, eos_token_id=0, source_vocab_size=None
     )
     return read_tokenizer(source, config, **options)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 from transformers.models.bert.tokenization_bert import BertTokenizer
 from transformers.models.mbart.tokenization_mbart import MBartTokenizer
@@ -177,3 +177,93 @@ def test_a_file_counts_where_the_settings_are_silent(tmp_path: Path) -> None:
 
     assert found is not None
     assert found.encode(TEXT).ids == made.encode(TEXT).ids
+
+
+CALL = "<tool_call>"
+
+
+def listed(content: str, **flags: bool) -> dict[str, Any]:
+    """Return a token as `added_tokens_decoder` has it."""
+    usual = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": True}
+    return {"content": content, "special": False, **usual, **flags}
+
+
+SPECIAL = {"special": True, "normalized": False}
+OTHER = {"unk_token": "<unk>", "eos_token": "</s>"}
+BESIDES: list[tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any], dict[str, int]]] = [
+    # tokens of tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json
+    ([], {"added_tokens_decoder": {"259": listed(CALL)}}, {}, {}),
+    ([], {"added_tokens_decoder": {"259": listed(CALL, **SPECIAL)}}, {}, {}),
+    ([], {"added_tokens_decoder": {"259": {"content": CALL}}}, {}, {}),
+    ([], {"added_tokens_decoder": {"260": listed("<x>"), "259": listed(CALL)}}, {}, {}),
+    ([], {"added_tokens_decoder": {"262": listed(CALL, lstrip=True)}}, {}, {}),
+    ([], {"additional_special_tokens": [CALL]}, {}, {}),
+    ([], {}, {"additional_special_tokens": [CALL]}, {}),
+    ([], {"extra_special_tokens": [CALL], "additional_special_tokens": ["<x>"]}, {}, {}),
+    ([], {"extra_special_tokens": {"tool_token": CALL}}, {}, {}),
+    ([], {"tool_token": CALL}, {}, {}),
+    ([], {"pad_token": CALL}, {}, {}),
+    ([], {"pad_token": {"__type": "AddedToken", **listed(CALL)}}, {}, {}),
+    ([], {}, {"pad_token": CALL}, {}),
+    ([], {"added_tokens_decoder": {"259": listed("<x>", **SPECIAL)}}, {"pad_token": CALL}, {}),
+    ([], {}, {}, {CALL: 259}),
+    ([listed(CALL)], {"added_tokens_decoder": {"259": listed(CALL, **SPECIAL)}}, {}, {}),
+    ([listed(CALL)], {"eos_token": CALL}, {}, {}),
+    ([listed(CALL)], {"additional_special_tokens": [CALL]}, {}, {}),
+    ([listed(CALL, **SPECIAL)], {"added_tokens_decoder": {"259": listed(CALL)}}, {}, {}),
+    ([listed(CALL, **SPECIAL)], {}, {}, {CALL: 259}),
+]
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(("in_file", "said", "named", "older"), BESIDES)
+def test_added_tokens_are_those_of_all_files(
+    in_file: list[dict[str, Any]],
+    said: dict[str, Any],
+    named: dict[str, Any],
+    older: dict[str, int],
+    kind: str,
+    tmp_path: Path,
+) -> None:
+    names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(names[:3])
+    made.add_tokens([AddedToken(**token) for token in in_file])
+    save(tmp_path, made, tokenizer_class=kind, **{**OTHER, **said})
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    for name, content in (("special_tokens_map", named), ("added_tokens", older)):
+        if content:
+            write_json(tmp_path / f"{name}.json", content)
+    original = AutoTokenizer.from_pretrained(tmp_path)
+
+    found = read(tmp_path, "gpt", model_type="llama").tokenizer
+
+    assert found is not None
+    ids = original(f"a {CALL} b <TOOL_CALL> x<x></s>").input_ids
+    assert found.encode(f"a {CALL} b <TOOL_CALL> x<x></s>").ids == ids
+    assert found.decode(ids) == original.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"added_tokens_decoder": {"259": listed(CALL), "264": listed("<x>")}},
+        {"added_tokens_decoder": {"264": listed("<x>")}, "pad_token": "<x>", "cls_token": CALL},
+        {"pad_token": CALL, "cls_token": "<x>"},
+        {"additional_special_tokens": [CALL, "<x>"]},
+    ],
+)
+def test_added_tokens_that_a_model_has_no_room_for_are_left_out_and_named(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
+    save(tmp_path, byte_level(adds_space=False), tokenizer_class="LlamaTokenizer", **said)
+
+    found = read(tmp_path, "gpt", vocab_size=262, model_type="llama")
+
+    assert found.tokenizer is not None
+    assert found.tokenizer.token_to_id(CALL) == 261
+    assert found.tokenizer.token_to_id("<x>") is None
+    (note,) = found.notes
+    assert note == "tokenizer_config.json: tokens above the vocabulary are left out: '<x>'"
