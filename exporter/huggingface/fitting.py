@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from exporter.models import TransformerConfig
 
 _TIED = ("decoder.output", "source_embeddings.token", "decoder.embeddings.token")
 _COMPUTED = ".embed_positions.weight"
+_WRAPPED = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -74,6 +75,44 @@ def find_weights(
             "give the weights that were saved with this configuration"
         )
     return found
+
+
+def without_wrappers(
+    stored: StoredWeights, table: NameTable, family: Family[Any]
+) -> tuple[StoredWeights, list[str]]:
+    """Return the weights by the names that they had before a trainer wrapped the model, and a note.
+
+    What a wrapper puts in front of all names is taken off where no name is known with it; the
+    names of torch's own wrappers stand nowhere else, and are taken off wherever they are.
+    """
+    known = {name for entry in table.values() for name in entry.names}
+    known |= {name.removeprefix(family.body) for name in known}
+
+    def is_known(name: str) -> bool:
+        return _LAYER.sub("{i}", name) in known
+
+    names = {name: _WRAPPED.sub("", name) for name in stored}
+    others = [name for name, inner in names.items() if not is_known(inner)]
+    is_most = 2 * len(others) > len(names)
+    prefix = _shared_prefix([names[name] for name in others], is_known) if is_most else ""
+    names |= {name: names[name].removeprefix(prefix) for name in others}
+    off = {prefix, *(found for name in stored for found in _WRAPPED.findall(name))} - {""}
+    if not off or len(set(names.values())) < len(names):
+        return stored, []
+    said = listed(sorted(off))
+    return stored.renamed(names), [f"{said} of wrappers is taken off the names of weights"]
+
+
+def _shared_prefix(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
+    """Return the parts that all names begin with, and behind which most are known; "": none."""
+    prefix, rests = "", list(names)
+    while rests and 2 * sum(map(is_known, rests)) < len(rests):
+        first = {rest.partition(".")[0] for rest in rests}
+        if len(first) > 1 or not all("." in rest for rest in rests):
+            return ""
+        prefix += f"{first.pop()}."
+        rests = [name.removeprefix(prefix) for name in names]
+    return prefix
 
 
 def untied_as_stored(

@@ -14,6 +14,7 @@ from engine.wording import listed, shortened
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.families import FAMILIES, LACKING
 from exporter.huggingface.family import Family
+from exporter.huggingface.fitting import without_wrappers
 from exporter.huggingface.generation import merge_options
 from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
 from exporter.huggingface.sentences import MODULES_NAME, SentenceModules, read_modules
@@ -68,8 +69,9 @@ def import_checkpoint(
     _check_ids(config, generation, directory)
     model = ReadModel(directory, family, config, whole, text, generation)
     with open_weights(directory, *_beside(directory, raw["modules"])) as stored:
+        stored, unwrapped = without_wrappers(stored, family.weights(config), family)
         num_parameters = write_model(model, stored, out, progress)
-    said = [*options.notes(config), *said, *length_notes(config, max_len), *text.notes]
+    said = [*options.notes(config), *said, *length_notes(config, max_len), *text.notes, *unwrapped]
     said += texts.notes if texts else []
     return Imported(str(raw["model_type"]), num_parameters, tuple(said))
 

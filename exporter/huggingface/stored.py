@@ -6,7 +6,7 @@ The latter are pickles. torch reads them with `weights_only`, which makes nothin
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
-from engine.wording import listed
+from engine.wording import listed, shortened
 from exporter.huggingface.cut_off import DAMAGE, cut_safetensors, cut_torch_tensors
 from exporter.huggingface.pointers import about_pointers
 
@@ -27,6 +27,7 @@ INDEX_NAME = "model.safetensors.index.json"
 TORCH_NAME = "pytorch_model.bin"
 TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 _LAYOUTS = ((WEIGHTS_NAME, INDEX_NAME), (TORCH_NAME, TORCH_INDEX_NAME))
+_OTHERS = (".ckpt", ".pt", ".pth", ".bin")  # what trainers write
 _MAX_INDEX_BYTES = 2**26
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 FLOATS = tuple(_FLOATS.values())  # of weights that need nothing else to be understood
@@ -44,29 +45,38 @@ class _File(Protocol):
 class StoredWeights:
     """The tensors of open files, by name."""
 
-    def __init__(self, files: list[_File]) -> None:
-        self._files = {name: file for file in files for name in file.names()}
+    def __init__(self, files: Iterable[_File]) -> None:
+        self._places = {name: (file, name) for file in files for name in file.names()}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._places
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._places)
+
+    def renamed(self, names: Mapping[str, str]) -> StoredWeights:
+        """Return the same tensors by other names; `names` are by those that they have."""
+        found = StoredWeights(())
+        found._places = {names[name]: place for name, place in self._places.items()}
+        return found
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""
-        return self._files[name].shape(name)
+        file, stored = self._places[name]
+        return file.shape(stored)
 
     def dtype(self, name: str) -> str:
         """Return the type of a tensor's numbers, as torch names it, without reading it."""
-        return self._files[name].dtype(name)
+        file, stored = self._places[name]
+        return file.dtype(stored)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor as it is stored."""
-        return self._files[name].read(name)
+        file, stored = self._places[name]
+        return file.read(stored)
 
 
 @contextmanager
@@ -143,8 +153,21 @@ def _open(path: Path, stack: ExitStack) -> _File:
     is_archive = zipfile.is_zipfile(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
+        refuse_nested(content, path)
         raise ValueError("it holds more than tensors by name")
     return TensorFile(content)
+
+
+def refuse_nested(content: object, path: Path) -> None:
+    """Raise CheckpointError where a file has the weights under a key, as trainers write them."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(value, dict) and value and all(map(torch.is_tensor, value.values())):
+            name = shortened(key)
+            weights = f"torch.load({path.name!r}, weights_only=True)[{name!r}]"
+            raise CheckpointError(
+                f"{path} has its weights under {name}; write them alone, "
+                f"`torch.save({weights}, {TORCH_NAME!r})`, beside config.json and the tokenizer"
+            )
 
 
 def _kind(path: Path) -> str:
@@ -168,9 +191,11 @@ def _weight_files(directory: Path) -> dict[Path, list[str]]:
             return {directory / single: []}
         if (directory / index).is_file():
             return _indexed(directory / index)
+    others = sorted(path.name for end in _OTHERS for path in directory.glob(f"*{end}"))
+    how = f"or write the weights of {listed(others)} to {TORCH_NAME} by torch.save, by their names"
     raise CheckpointError(
         f"{directory} has no {WEIGHTS_NAME} and no {INDEX_NAME}, and no {TORCH_NAME}; "
-        "give a directory written by `model.save_pretrained(DIR)`"
+        f"give a directory written by `model.save_pretrained(DIR)`{f', {how}' if others else ''}"
     )
 
 

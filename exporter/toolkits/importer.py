@@ -12,7 +12,7 @@ from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.conversion import MoreRows, NameTable
 from exporter.huggingface.family import Family
-from exporter.huggingface.stored import StoredWeights, TensorFile
+from exporter.huggingface.stored import StoredWeights, TensorFile, refuse_nested
 from exporter.huggingface.writing import (
     Imported,
     Progress,
@@ -108,6 +108,7 @@ def _read(path: Path) -> ToolkitModel:
         raise CheckpointError(
             f"{path}: its options are nested too deeply; save the model again"
         ) from error
+    refuse_nested(content, path)
     raise CheckpointError(
         f"{path} has {listed(list(map(str, content))) or 'nothing'}; a checkpoint of OpenNMT-py "
         "has model, generator, opt and vocab, one of fairseq has model, and args or cfg; "

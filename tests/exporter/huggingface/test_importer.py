@@ -132,6 +132,42 @@ async def test_greedy_tokens_of_the_package_are_those_of_hugging_face(
     assert len({len(answer) for answer in answers}) > 1, "no answer ends by itself"
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    ("prefix", "inside", "said"),
+    [
+        ("_orig_mod.", "", "_orig_mod."),
+        ("module.", "", "module."),
+        ("model.", "", "model."),
+        ("_fsdp_wrapped_module.", "", "_fsdp_wrapped_module."),
+        ("module._orig_mod.", "", "_orig_mod., module."),
+        ("net.backbone.", "", "net.backbone."),
+        ("", "_checkpoint_wrapped_module.", "_checkpoint_wrapped_module."),
+        ("model._orig_mod.", "_fsdp_wrapped_module.", "_fsdp_wrapped_module., _orig_mod., model."),
+    ],
+)
+@torch.no_grad()
+def test_names_that_wrappers_gave_to_weights_come_off(
+    prefix: str, inside: str, said: str, file: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    twin = save_llama(source)
+    weights = safetensors.torch.load_file(source / "model.safetensors")
+    named = {
+        prefix + name.replace("layers.1.", f"layers.1.{inside}"): weights[name] for name in weights
+    }
+    (source / "model.safetensors").unlink()
+    save = torch.save if file.endswith(".bin") else safetensors.torch.save_file
+    save(named, source / file)
+    ids = torch.randint(0, VOCAB_SIZE, (1, 9))
+
+    notes = import_checkpoint(source, tmp_path / "checkpoint").notes
+
+    assert f"{said} of wrappers is taken off the names of weights" in notes
+    logits = load_checkpoint(tmp_path / "checkpoint").model(ids)
+    torch.testing.assert_close(logits, twin(ids).logits, rtol=0, atol=1e-5)
+
+
 @torch.no_grad()
 def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -13,6 +13,7 @@ import torch
 from engine.errors import CheckpointError
 from exporter.huggingface import import_checkpoint
 from exporter.huggingface.stored import INDEX_NAME
+from exporter.toolkits import import_toolkit_checkpoint
 from server.cli.app import run
 from tests.exporter.huggingface.decoders import save_decoder
 from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_llama, save_marian
@@ -291,6 +292,39 @@ def test_a_pickle_of_more_than_tensors_is_not_read(archive: bool, tmp_path: Path
     assert "pytorch_model.bin is not a file of tensors alone by torch.save, or damaged" in message
     assert len(message) < 2_000
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_weights_under_a_key_are_told_how_to_be_written(key: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    weights = safetensors.torch.load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    torch.save({"epoch": 3, key: weights}, source / "last.ckpt")
+    load = f"`torch.save(torch.load('last.ckpt', weights_only=True)['{key}'], 'pytorch_model.bin')`"
+
+    message = refusal(source)
+
+    assert "or write the weights of last.ckpt to pytorch_model.bin by torch.save" in message
+    with pytest.raises(
+        CheckpointError, match=f"last.ckpt has its weights under {key}; write "
+    ) as e:
+        import_toolkit_checkpoint(source / "last.ckpt", tmp_path / "checkpoint")
+    assert load in str(e.value)
+    (source / "last.ckpt").rename(source / "pytorch_model.bin")
+    assert load.replace("last.ckpt", "pytorch_model.bin") in refusal(source)
+
+
+def test_names_of_which_half_have_a_prefix_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    weights = safetensors.torch.load_file(source / "model.safetensors")
+    names = sorted(weights)
+    prefixed = set(names[: len(names) // 2])
+    named = {f"module.{n}" if n in prefixed else n: weights[n] for n in names}
+    safetensors.torch.save_file(named, source / "model.safetensors")
+
+    assert "missing weights: " in refusal(source)
 
 
 def test_tensors_that_a_file_ends_before_are_named(tmp_path: Path) -> None:
