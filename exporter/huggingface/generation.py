@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import BeamEnd
-from engine.wording import shortened
+from engine.wording import listed, shortened
 from exporter.huggingface.family import SpecialTokens
 from exporter.models import TransformerConfig
 
@@ -183,6 +183,26 @@ def merge_options(config: dict[str, Any], generation: dict[str, Any] | None) -> 
         if options.get(name) is None and name in config
     }
     return GenerationOptions.model_validate({**options, **fallback})
+
+
+def about_tasks(*options: Mapping[str, Any] | None) -> list[str]:
+    """Say what the files of an original set for one task, or put in front of its texts."""
+    found = []
+    for given in options:
+        tasks = (given or {}).get("task_specific_params")
+        named = {"": {"prefix": (given or {}).get("prefix")}}
+        named |= tasks if isinstance(tasks, dict) else {}
+        for task, values in named.items():
+            said = values.items() if isinstance(values, dict) else ()
+            told = [f"{name} {value!r}" for name, value in said if value not in (None, "")]
+            if told:
+                found.append(f"{task}: {listed(told)}" if task else listed(told))
+    if not found:
+        return []
+    return [
+        "not taken over, a prefix is yours to put in front of texts, and options of a task are "
+        f"yours to ask for: {listed(list(dict.fromkeys(found)), '; ')}"
+    ]
 
 
 def _ids(given: Ids) -> list[int]:

@@ -15,7 +15,7 @@ from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.families import FAMILIES, LACKING
 from exporter.huggingface.family import Family
 from exporter.huggingface.fitting import without_wrappers
-from exporter.huggingface.generation import merge_options
+from exporter.huggingface.generation import about_tasks, merge_options
 from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
 from exporter.huggingface.sentences import MODULES_NAME, SentenceModules, read_modules
 from exporter.huggingface.stored import open_weights
@@ -56,8 +56,9 @@ def import_checkpoint(
     check_replaceable(out)
     raw, family = _read_original(directory)
     texts: SentenceTexts | None = raw["texts"]
+    generation_config = _read_optional_json(directory / GENERATION_NAME)
     with naming(directory / GENERATION_NAME):
-        options = merge_options(raw, _read_optional_json(directory / GENERATION_NAME))
+        options = merge_options(raw, generation_config)
     with naming(directory / CONFIG_NAME):
         config, said = family.read_config({**raw, "asked_len": max_len}, options.special_tokens())
         whole = _with_ends(config, options.eos_token_ids)
@@ -71,9 +72,10 @@ def import_checkpoint(
     with open_weights(directory, *_beside(directory, raw["modules"])) as stored:
         stored, unwrapped = without_wrappers(stored, family.weights(config), family)
         num_parameters = write_model(model, stored, out, progress)
-    said = [*options.notes(config), *said, *length_notes(config, max_len), *text.notes, *unwrapped]
-    said += texts.notes if texts else []
-    return Imported(str(raw["model_type"]), num_parameters, tuple(said))
+    notes = [*options.notes(config), *about_tasks(raw, generation_config), *said]
+    notes += [*length_notes(config, max_len), *text.notes, *unwrapped]
+    notes += texts.notes if texts else []
+    return Imported(str(raw["model_type"]), num_parameters, tuple(notes))
 
 
 def _with_limit(

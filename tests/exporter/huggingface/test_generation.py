@@ -210,3 +210,32 @@ async def test_a_package_does_what_generate_does_unless_a_request_says_otherwise
     answers = await check_tokens(tmp_path, twin, SEARCHES)
 
     assert len({len(answer) for answer in answers}) > 2, "hardly an answer ends by itself"
+
+
+def test_what_is_set_for_one_task_is_named_in_one_note(tmp_path: Path) -> None:
+    save_marian(tmp_path / "source")
+    tasks = {
+        "summarization": {"prefix": "summarize: ", "num_beams": 4},
+        "translation_en_to_de": {"prefix": "translate English to German: "},
+        "nothing": {"prefix": ""},
+    }
+    edit_json(tmp_path / "source" / "config.json", task_specific_params=tasks, prefix="x ")
+    edit_json(tmp_path / "source" / "generation_config.json", prefix="y ")
+
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
+
+    (note,) = [note for note in notes if "prefix" in note]
+    assert note == (
+        "not taken over, a prefix is yours to put in front of texts, and options of a task are "
+        "yours to ask for: prefix 'x '; summarization: prefix 'summarize: ', num_beams 4; "
+        "translation_en_to_de: prefix 'translate English to German: '; prefix 'y '"
+    )
+
+
+def test_no_note_is_made_of_no_task(tmp_path: Path) -> None:
+    save_marian(tmp_path / "source")
+    edit_json(tmp_path / "source" / "config.json", task_specific_params=None, prefix=None)
+
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
+
+    assert "prefix" not in str(notes)
