@@ -13,7 +13,7 @@ def no_token(request: Request) -> TokenweirError:
     for sequence in request.sequences:
         if constraint is not None and sequence.matcher is not None and sequence.matcher.error:
             path = f"decoding.constraint.{constraint.kind}"
-            why = f"too complex to follow behind token {length}: {sequence.matcher.error}"
+            why = f"behind token {length}: {sequence.matcher.error}"
             return InvalidRequest([FieldViolation(path, why)])
     return EngineFailure(
         f"{request.asked.request_id}: the model's logits are not finite behind token {length}; "

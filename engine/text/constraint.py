@@ -16,9 +16,11 @@ from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.requests.request import Constraint
 from engine.text.grammar_vocabulary import read_vocabulary
 from engine.text.tokenizer import Tokenizer
+from engine.wording import listed
 
 _MAX_CACHED = 16  # compiled constraints; the least recently used goes first
 _MAX_MESSAGE_CHARS = 500
+_STUCK = "NoExtensionBias"  # how a message of llguidance begins where no token can follow
 
 _MAX_CHARS = 65_536  # of a constraint's texts
 _STACK_BYTES = 256 * 2**20  # reserved, not used: rules that nest deeply are followed recursively
@@ -45,15 +47,30 @@ class ConstraintMatcher:
     end-of-sequence or none at all is allowed.
     """
 
-    def __init__(self, matcher: LLMatcher, eos_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        special: Sequence[str] = (),  # tokens that its text names
+    ) -> None:
         self._matcher = matcher
+        self._special = special
         self._eos_ids = list(eos_ids)
         self._vocab_size = vocab_size
 
     @property
     def error(self) -> str | None:
-        """What went wrong; None if nothing did."""
-        return _without_insides(self._matcher.get_error()) if self._matcher.is_error() else None
+        """Why it cannot be followed any further; None if it can."""
+        if not self._matcher.is_error():
+            return None
+        message = self._matcher.get_error()
+        if not message.startswith(_STUCK):
+            return f"too complex to follow: {_without_insides(message)}"
+        named = (
+            f": {listed(self._special)} is no text, but a special token" if self._special else ""
+        )
+        return f"no token of this model can go on with the text{named}"
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return which tokens may come next, [vocab_size]; an end only if the text is whole."""
@@ -75,7 +92,8 @@ class ConstraintMatcher:
 
     def fork(self) -> ConstraintMatcher:
         """Return a copy that goes its own way."""
-        return ConstraintMatcher(self._matcher.deep_copy(), self._eos_ids, self._vocab_size)
+        copy = self._matcher.deep_copy()
+        return ConstraintMatcher(copy, self._eos_ids, self._vocab_size, self._special)
 
 
 class ConstraintCompiler:
@@ -131,7 +149,14 @@ class ConstraintCompiler:
         vocabulary = self._vocabulary = self._vocabulary or self._map_vocabulary()
         grammar = _grammar(constraint, "/ /" if self._drops_first_space else "")
         compiled = LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
-        matcher = ConstraintMatcher(compiled, self._eos_ids, self._vocab_size)
+        if compiled.is_error():
+            raise _invalid(constraint, compiled.get_error())
+        special = [
+            name
+            for name in self._tokenizer.special_tokens
+            if any(name in v for v in constraint.values)
+        ]
+        matcher = ConstraintMatcher(compiled, self._eos_ids, self._vocab_size, special)
         is_possible = matcher.allowed().any()  # builds its automaton as far as it is needed now
         if not is_possible:
             raise _invalid(constraint, matcher.error or "no text matches it")
@@ -233,8 +258,6 @@ def _invalid(constraint: Constraint, why: str) -> InvalidRequest:
 
 def _without_insides(message: str) -> str:
     """Return a message of llguidance without the parser's insides."""
-    if message.startswith("NoExtensionBias"):
-        return "no token of this model can go on with the text"
     for mark in ("<non-verbose/>", "<state>", "<backtrace>"):
         message = message.split(mark)[0]
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS]

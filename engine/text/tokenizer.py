@@ -169,6 +169,11 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
+    @property
+    def special_tokens(self) -> list[str]:
+        """The tokens that a decoded text leaves out."""
+        return [self.token_bytes(token_id).decode() for token_id in sorted(self._special_ids)]
+
     def is_special(self, token_id: int) -> bool:
         """Say whether a decoded text leaves a token out that the vocabulary has."""
         return token_id in self.special_names

@@ -239,6 +239,29 @@ def test_a_constraint_that_grows_beyond_its_bounds_allows_nothing_and_says_why(
 
     assert not matcher.allowed().any()
     assert matcher.error is not None and "max is 5000" in matcher.error
+    assert matcher.error.startswith("too complex to follow: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("red </s>", "can go on with the text: </s> is no text, but a special token"),
+        ("red <", "can go on with the text"),
+        ("</s>", "can go on with the text: </s> is no text, but a special token"),
+    ],
+)
+def test_special_tokens_that_a_constraint_names_are_told(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    tokenizer = unigram(tmp_path)
+    size = tokenizer.vocab_size
+    compiler = ConstraintCompiler(tokenizer, size, (size - 1,))
+    matcher = compiler.compile(Constraint("choice", (text,))).fork()
+
+    while (allowed := matcher.allowed()).any():
+        matcher.advance(int(allowed.argmax()))
+
+    assert matcher.error is not None and matcher.error.endswith(reason)
 
 
 def test_what_was_compiled_is_kept_for_the_next_request(byte_tokenizer: Tokenizer) -> None:
