@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+from importlib.util import find_spec
+from pathlib import Path
 
 from engine.device.distributions import check_cuda_distribution
 from engine.errors import DeviceError
@@ -30,7 +32,7 @@ def load_cuda_libraries() -> None:
     missing = []
     for name in _CUDA_LIBRARIES:
         try:
-            ctypes.CDLL(name)
+            _load(name)
         except OSError as error:
             missing.append(error)
     if missing:
@@ -38,3 +40,19 @@ def load_cuda_libraries() -> None:
             f"onnxruntime {ort.__version__} needs libraries of CUDA that cannot be loaded: "
             f"{listed(missing, '; ')}; pip install 'tokenweir[gpu]'"
         )
+
+
+def _load(name: str) -> None:
+    """Load a library that is loaded, on the loader's path, or of an `nvidia` package anywhere.
+
+    onnxruntime looks beside itself alone, and may be installed elsewhere. OSError: there is none.
+    """
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        found = find_spec("nvidia")
+        folders = found.submodule_search_locations if found else None
+        paths = sorted(path for one in folders or () for path in Path(one).glob(f"*/lib/{name}"))
+        if not paths:
+            raise
+        ctypes.CDLL(str(paths[0]))
