@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
+from engine.package.recognised import recognise
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.text.chat_format import CHAT_NAME, ChatFormat, read_chat_format
 from engine.text.tokenizer_file import read_tokenizer_file
@@ -246,16 +247,12 @@ def check_checkpoint(directory: Path) -> CheckpointConfig:
 
 def read_config(directory: Path) -> CheckpointConfig:
     """Return the `config.json` of a checkpoint."""
-    if not directory.is_dir():
-        raise CheckpointError(
-            f"{directory} is not a directory; give the one that `tokenweir train --out` wrote"
-        )
+    if problem := recognise(directory).problem("checkpoint"):
+        raise CheckpointError(problem)
     path = directory / CONFIG_NAME
-    if not path.is_file():
-        raise CheckpointError(f"{directory} has no {CONFIG_NAME}; it is not a checkpoint")
     try:
         content = parse_object(read_bounded(path, _MAX_CONFIG_BYTES))
-        _check_kind(directory, content)
+        _check_release(directory, content)
         return CheckpointConfig.model_validate(content)
     except ValidationError as error:
         problems = problems_of(error, CONFIG_NAME)
@@ -264,18 +261,13 @@ def read_config(directory: Path) -> CheckpointConfig:
         raise CheckpointError(f"{path} cannot be read: {error}; train it again") from error
 
 
-def _check_kind(directory: Path, content: Mapping[str, object]) -> None:
-    """Refuse what is of a newer release, or of Hugging Face and not imported yet."""
+def _check_release(directory: Path, content: Mapping[str, object]) -> None:
+    """Refuse what is of a newer release."""
     version = content.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise CheckpointError(
             f"{directory}: checkpoint format {shortened(version)} is newer than "
             f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
-        )
-    if "model_type" in content and "model" not in content:
-        raise CheckpointError(
-            f"{directory} is of Hugging Face and no checkpoint yet; make one of it: "
-            f"`tokenweir import {directory} --out CHECKPOINT`"
         )
 
 

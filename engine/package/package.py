@@ -18,6 +18,7 @@ from engine.json_file import parse_object
 from engine.package.contradictions import find_contradictions
 from engine.package.files import Stamp, check_file, open_plain, read_stamp
 from engine.package.manifest import FORMAT_VERSION, Manifest
+from engine.package.recognised import recognise
 from engine.wording import listed, problems_of, shortened
 
 MANIFEST_NAME = "manifest.json"
@@ -87,8 +88,8 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 def open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
     """Return the package's directory and the bytes of its manifest; PackageError without one."""
     given = Path(path)
-    if not given.is_dir():
-        raise PackageError(f"{given} is not a directory; give the one `tokenweir export` wrote")
+    if problem := recognise(path).problem("package"):
+        raise PackageError(problem)
     with _readable(path):
         directory = given.resolve()  # what is checked is what is loaded, wherever a link points
         return directory, _read_manifest(directory)
@@ -161,10 +162,6 @@ def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def _read_manifest(directory: Path) -> bytes:
     manifest_path = directory / MANIFEST_NAME
-    if not os.path.lexists(manifest_path):
-        raise PackageError(
-            f"{directory} has no {MANIFEST_NAME}; it is not a package, or incomplete"
-        )
     with open_plain(manifest_path) as file:
         raw = file.read(MAX_MANIFEST_BYTES + 1)
     if len(raw) > MAX_MANIFEST_BYTES:

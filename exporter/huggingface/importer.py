@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
+from engine.package.recognised import recognise
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed, shortened
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
@@ -17,7 +18,7 @@ from exporter.huggingface.family import Family
 from exporter.huggingface.fitting import without_wrappers
 from exporter.huggingface.generation import about_tasks, merge_options
 from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
-from exporter.huggingface.sentences import MODULES_NAME, SentenceModules, read_modules
+from exporter.huggingface.sentences import SentenceModules, read_modules
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.huggingface.writing import (
@@ -32,7 +33,6 @@ from exporter.huggingface.writing import (
 from exporter.models import TransformerConfig
 
 GENERATION_NAME = "generation_config.json"
-ADAPTER_NAME = "adapter_config.json"  # of a LoRA, which counts with its model only
 _MAX_JSON_BYTES = 2**24
 
 
@@ -130,6 +130,8 @@ def _beside(directory: Path, modules: SentenceModules | None) -> list[Path]:
 
 def _read_original(directory: Path) -> tuple[dict[str, Any], Family[Any]]:
     """Return `config.json` with the other files that the family reads, and the family."""
+    if problem := recognise(directory).problem("original"):
+        raise CheckpointError(problem)
     raw = _read_json(directory / CONFIG_NAME)
     family = _family_of(raw, directory)
     for name in family.files:
@@ -160,26 +162,6 @@ def _family_of(raw: dict[str, Any], directory: Path) -> Family[Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        if (path.parent / ADAPTER_NAME).is_file():
-            raise CheckpointError(
-                f"{path.parent} is an adapter and no model; give its model with the adapter in it: "
-                "`AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER)`"
-            )
-        if copies := sorted(path.parent.glob(f"snapshots/*/{path.name}")):
-            raise CheckpointError(
-                f"{path.parent} is of the cache of the Hub; give a copy in it, {copies[0].parent}"
-            )
-        if (path.parent / MODULES_NAME).is_file():
-            raise CheckpointError(
-                f"{path.parent} has its model in a folder, as sentence-transformers saved it once; "
-                f"copy the files of the first folder that {MODULES_NAME} names beside that file"
-            )
-        raise CheckpointError(
-            f"{path.parent} has no {path.name}; give a directory written by "
-            "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)` of transformers, or "
-            "the .pt file that OpenNMT-py or fairseq saved, or its directory"
-        )
     try:
         return parse_object(read_bounded(path, _MAX_JSON_BYTES))
     except (ValueError, OSError) as error:

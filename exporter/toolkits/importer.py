@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.package.recognised import recognise
 from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.conversion import MoreRows, NameTable
@@ -34,8 +35,6 @@ _OF_HUGGING_FACE = (
     "of a model of Hugging Face give the directory that holds its config.json, tokenizer and "
     "weights"
 )
-# Of files that are given in place of their directory, or are of formats that are not read.
-_OTHERS = (".safetensors", ".gguf", ".onnx", ".json", ".model", ".h5", ".msgpack", ".spm")
 
 
 def is_toolkit_checkpoint(path: Path) -> bool:
@@ -81,11 +80,9 @@ def import_toolkit_checkpoint(
 
 def _file_of(path: Path) -> Path:
     """Return the file that is given, or the one of a directory."""
+    if problem := recognise(path).problem("original"):
+        raise CheckpointError(problem)
     if path.is_file():
-        if path.suffix in _OTHERS:
-            raise CheckpointError(
-                f"{path} is not a file of OpenNMT-py or fairseq; {_OF_HUGGING_FACE}"
-            )
         return path
     there = sorted(file.name for file in path.glob("*.pt"))
     known = [name for name in _NAMES if name in there] or there

@@ -14,8 +14,8 @@ from server.cli.options import (
     decode_buckets_option,
     device_option,
     examples,
-    existing_directory,
     gpu_memory_option,
+    package_path,
     read_numbers,
 )
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         "tokenweir bench packages/marian --prompt-tokens 25 --new-tokens 32 --beam 4",
     ),
 )
-@click.argument("package", type=existing_directory)
+@click.argument("package", type=package_path)
 @click.option(
     "--concurrency",
     "concurrencies",

@@ -13,7 +13,9 @@ from server.cli.exit_codes import TARGET_MISSED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
+    ModelPath,
     any_path,
+    checkpoint_path,
     examples,
     existing_directory,
     existing_file,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 @click.option("--dir", "folder", type=existing_directory, help="What `images` learns from.")
 @click.option("--valid", type=existing_path, help="Examples to judge by.  [default: a part]")
 @click.option("--size", type=click.Choice(["tiny", "base"]), help="Of a fresh model.  [tiny]")
-@click.option("--init", type=existing_directory, help="Checkpoint to start from.")
+@click.option("--init", type=checkpoint_path, help="Checkpoint to start from.")
 @click.option("--check", is_flag=True, help="Read the data, say what is in them, and stop.")
 @needs("export")
 def train(
@@ -164,7 +166,7 @@ def print_report(report: TrainingReport) -> None:
     short_help="Average the weights of checkpoints of one run.",
     epilog=examples("tokenweir average run/step-8 run/step-9 run/step-10 --out checkpoints/mean"),
 )
-@click.argument("checkpoints", nargs=-1, required=True, type=existing_directory)
+@click.argument("checkpoints", nargs=-1, required=True, type=checkpoint_path)
 @click.option("--out", required=True, type=any_path, help="Directory of the new checkpoint.")
 @needs("export")
 def average(checkpoints: tuple[Path, ...], out: Path) -> None:
@@ -188,7 +190,7 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
         "tokenweir import model_step_9000.pt --out checkpoints/nmt --bpe-codes codes",
     ),
 )
-@click.argument("path", type=existing_path)
+@click.argument("path", type=ModelPath("original"))
 @click.option("--out", required=True, type=any_path, help="Directory of the checkpoint.")
 @click.option(
     "--max-len", type=click.IntRange(1), help="Tokens of the longest text.  [default: the model's]"
@@ -248,7 +250,7 @@ def import_(
     short_help="Draw what the attention heads look at.",
     epilog=examples('tokenweir explain checkpoints/dates "3rd of Feb, 1998" --out heads.png'),
 )
-@click.argument("checkpoint", type=existing_directory)
+@click.argument("checkpoint", type=checkpoint_path)
 @click.argument("text")
 @click.option("--target", help="Output to explain.  [default: what the model writes]")
 @click.option(

@@ -13,7 +13,14 @@ from server.cli.difference_report import Bound, First, Report
 from server.cli.exit_codes import FAILED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
-from server.cli.options import Number, any_file, examples, existing_directory, existing_file
+from server.cli.options import (
+    ModelPath,
+    Number,
+    any_file,
+    examples,
+    existing_directory,
+    existing_file,
+)
 
 if TYPE_CHECKING:
     from exporter.compare.difference import Difference
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 
 _Row = tuple[str, str, str]
 _NEW_TOKENS = 32
+_side = ModelPath("package", "checkpoint")
 # The options of models that generate, and of those that answer in one pass.
 _OF_WRITING = ("new_tokens", "max_token_loss", "max_chrf_loss")
 _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
@@ -35,8 +43,8 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
         "tokenweir diff packages/digits packages/digits-int8 --images photos",
     ),
 )
-@click.argument("one", metavar="A", type=existing_directory)
-@click.argument("other", metavar="B", type=existing_directory)
+@click.argument("one", metavar="A", type=_side)
+@click.argument("other", metavar="B", type=_side)
 @click.option(
     "--text",
     type=existing_file,

@@ -6,9 +6,14 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from server.cli.exit_codes import NOT_USABLE, CommandError
+
+if TYPE_CHECKING:
+    from engine.package.recognised import Stage
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -42,19 +47,34 @@ class Text(click.types.StringParamType):
             return typed
 
 
-class PackageAddress(click.Path):
-    """A directory that is there, or a URL."""
+class ModelPath(click.Path):
+    """A model on its way to be served; what is none yet is told the commands that make it one."""
 
-    def __init__(self) -> None:
-        super().__init__(exists=True, file_okay=False, path_type=Path)
+    def __init__(self, *wanted: Stage, may_be_url: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._wanted = wanted
+        self._may_be_url = may_be_url
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the URL as it is, a directory as a path; fail for one that is not there."""
-        return value if "://" in str(value) else super().convert(value, param, ctx)
+        """Return the path, or a URL as it is; fail for what is not there or something else."""
+        try:
+            from engine.package.recognised import recognise
+        except ModuleNotFoundError:
+            return value if "://" in str(value) else Path(value)  # the command names its extras
+
+        found = recognise(value)
+        if self._may_be_url and "://" in str(value) and found.stage != "name":
+            return value
+        if (problem := found.problem(*self._wanted)) is None:
+            return Path(value)
+        if not os.path.lexists(value):
+            self.fail(problem, param, ctx)
+        raise CommandError(problem, NOT_USABLE)
 
 
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+package_path, checkpoint_path = ModelPath("package"), ModelPath("checkpoint")
 existing_path = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
 any_file = click.Path(dir_okay=False, path_type=Path)  # that is written, if there is none

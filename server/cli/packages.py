@@ -15,11 +15,12 @@ from server.cli.interruption import cleaned_up, ended_soon
 from server.cli.options import (
     Number,
     any_path,
+    checkpoint_path,
     decode_buckets_option,
     examples,
-    existing_directory,
     existing_file,
     gpu_memory_option,
+    package_path,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ text_option = click.option(
         "tokenweir export checkpoints/gpt2 --out small --weights int8 --text a.txt",
     ),
 )
-@click.argument("checkpoint", type=existing_directory)
+@click.argument("checkpoint", type=checkpoint_path)
 @click.option("--out", required=True, type=any_path, help="Directory of the package.")
 @click.option(
     "--name", help="The model is served under it.  [default: that of the directory of --out]"
@@ -191,8 +192,8 @@ def export_with_progress(
         "tokenweir verify packages/gpt2 checkpoints/gpt2 --device cuda",
     ),
 )
-@click.argument("package", type=existing_directory)
-@click.argument("checkpoint", type=existing_directory)
+@click.argument("package", type=package_path)
+@click.argument("checkpoint", type=checkpoint_path)
 @text_option
 @click.option(
     "--device",

@@ -22,12 +22,12 @@ from server.cli.given_settings import (
 )
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
+    ModelPath,
     Number,
-    PackageAddress,
+    checkpoint_path,
     decode_buckets_option,
     device_option,
     examples,
-    existing_directory,
     existing_file,
     gpu_memory_option,
 )
@@ -53,7 +53,9 @@ _REPLICAS = ("replicas", "min_replicas", "max_replicas")
         "tokenweir serve --config serve.toml --print-config",
     ),
 )
-@click.argument("packages", nargs=-1, type=PackageAddress(), metavar="[PACKAGE]...")
+@click.argument(
+    "packages", nargs=-1, type=ModelPath("package", may_be_url=True), metavar="[PACKAGE]..."
+)
 @click.option(
     "--model",
     "named",
@@ -115,7 +117,7 @@ _REPLICAS = ("replicas", "min_replicas", "max_replicas")
 @click.option(
     "--verify",
     "checkpoint",
-    type=existing_directory,
+    type=checkpoint_path,
     metavar="CHECKPOINT",
     help="Verify the PACKAGE first, where it is to run, and serve it only if that goes well.",
 )

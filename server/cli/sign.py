@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from server.cli.extras import needs
-from server.cli.options import examples, existing_directory, existing_file
+from server.cli.options import examples, existing_file, package_path
 
 
 @click.command(
@@ -19,7 +19,7 @@ from server.cli.options import examples, existing_directory, existing_file
         "tokenweir serve packages/dates --require-signature key.pub",
     ),
 )
-@click.argument("package", type=existing_directory)
+@click.argument("package", type=package_path)
 @click.option(
     "--key",
     type=existing_file,

@@ -198,8 +198,8 @@ def test_missing_file_is_refused(package: Path, name: str) -> None:
 def test_missing_directory_and_plain_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
-    for path in (tmp_path / "nothing", tmp_path / "file"):
-        assert f"{path} is not a directory" in _refusal(path)
+    assert f"there is no {tmp_path / 'nothing'}" in _refusal(tmp_path / "nothing")
+    assert f"{tmp_path / 'file'} is a file, and no model" in _refusal(tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["decoder.onnx.data", "manifest.json"])

@@ -135,7 +135,7 @@ def test_a_shared_weight_may_be_stored_under_both_names(saved: Path) -> None:
 def test_a_missing_file_is_named(saved: Path, name: str) -> None:
     (saved / name).unlink()
 
-    with pytest.raises(CheckpointError, match=f"has no {name}"):
+    with pytest.raises(CheckpointError, match=f"no {name}"):
         load_checkpoint(saved)
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named(saved: Path, name: str) -> None:
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere is not a directory; give"):
+    with pytest.raises(CheckpointError, match=r"there is no .*nowhere"):
         load_checkpoint(tmp_path / "nowhere")
 
 
@@ -248,7 +248,7 @@ def test_a_key_that_stands_twice_is_refused(saved: Path) -> None:
 def test_what_was_not_imported_yet_is_told_how(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 16}')
 
-    with pytest.raises(CheckpointError, match=f"`tokenweir import {tmp_path} --out CHECKPOINT`"):
+    with pytest.raises(CheckpointError, match=f"yet: `tokenweir import {tmp_path} --out checkp"):
         load_checkpoint(tmp_path)
 
 

@@ -73,10 +73,15 @@ def test_work_that_no_memory_holds_ends_in_one_line(
     )
 
 
+MODEL = "model"
+
+
 @pytest.mark.parametrize("given", ["1,100000", "0", "9" * 5000])
 def test_a_benchmark_of_too_many_at_once_is_wrong_usage(
     given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "manifest.json").touch()
+
     assert run(["bench", str(tmp_path), "--concurrency", given]) == 2
 
     err = capsys.readouterr().err
@@ -125,18 +130,18 @@ def test_help_of_every_command_is_no_wider_than_a_terminal(
         (["train", "images", "--file", __file__, "--dir", "."], "`images`, which takes --dir DIR"),
         (["train", "labelling", "--file", __file__, "--file", __file__], "from one file, got 2"),
         (
-            ["train", "labelling", "--file", __file__, "--init", ".", "--size", "base"],
+            ["train", "labelling", "--file", __file__, "--init", MODEL, "--size", "base"],
             "the one of --init has its size",
         ),
         (["serve"], "give at least one PACKAGE"),
         (["serve", "--model", "dates"], "--model 'dates' is not NAME=PATH"),
         (["serve", "--model", "a=x", "--model", "a=y"], "would be model 'a'"),
-        (["serve", ".", "--replicas", "2", "--min-replicas", "1"], "give --replicas, or"),
-        (["serve", ".", "--min-replicas", "3", "--max-replicas", "2"], "is above --max-replicas"),
-        (["serve", ".", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
-        (["serve", ".", "--gpu-memory-utilization", "1.5"], "1.5 is not in the range 0<x<=1"),
+        (["serve", MODEL, "--replicas", "2", "--min-replicas", "1"], "give --replicas, or"),
+        (["serve", MODEL, "--min-replicas", "3", "--max-replicas", "2"], "is above --max-replicas"),
+        (["serve", MODEL, "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
+        (["serve", MODEL, "--gpu-memory-utilization", "1.5"], "1.5 is not in the range 0<x<=1"),
         (
-            ["serve", ".", "--decode-buckets", "8,x"],
+            ["serve", MODEL, "--decode-buckets", "8,x"],
             "'8,x' is not a list of numbers from 1 to 4,096",
         ),
         (["demo", "--precision", "bf16"], "--precision bf16 is for --device cuda"),
@@ -145,8 +150,17 @@ def test_help_of_every_command_is_no_wider_than_a_terminal(
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_what_to_do(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / MODEL).mkdir()
+    content = "manifest.json" if arguments[0] == "serve" else "config.json"
+    (tmp_path / MODEL / content).write_text('{"model": {}}')
+
     assert run(arguments) == 2
 
     assert message in capsys.readouterr().err
@@ -160,7 +174,7 @@ def test_an_error_is_one_line_without_traceback(
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-    assert "has no manifest.json" in err
+    assert "is empty; give the directory of a model" in err
 
 
 @pytest.mark.parametrize(
@@ -738,6 +752,8 @@ def test_export_tells_how_far_it_is_and_passes_on_what_it_is_told(
 
     monkeypatch.setattr("exporter.export.export_package", export)
     monkeypatch.setattr("server.cli.progress.show_progress", noted)
+
+    (tmp_path / "config.json").write_text('{"model": {}}')
 
     options = [f"--{name.replace('_', '-')}={value}" for name, value in said.items()]
     assert run(["export", str(tmp_path), "--out", str(tmp_path / "package"), *options]) == 1

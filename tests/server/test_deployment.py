@@ -61,7 +61,7 @@ def test_host_that_is_not_ours_is_refused() -> None:
 
 
 def test_missing_package_is_refused_before_ray_starts() -> None:
-    with pytest.raises(PackageError, match="nowhere is not a directory"):
+    with pytest.raises(PackageError, match="there is no nowhere"):
         serve_models(CONFIG, announce=lambda service: None)
 
 

@@ -436,10 +436,9 @@ def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", None, "has no config.json; give a directory written by"),
-        ("config.json", None, "or the .pt file that OpenNMT-py or fairseq saved, or its directory"),
-        ("config.json", b"{", "config.json is not a JSON object"),
-        ("config.json", b"[]", "config.json is not a JSON object: it holds no JSON object"),
+        ("config.json", None, "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`"),
+        ("config.json", b"{", "config.json cannot be read: Expecting"),
+        ("config.json", b"[]", "config.json cannot be read: it holds no JSON object; copy or save"),
         ("tokenizer.json", None, "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"),
         ("tokenizer.json", b"{}", "has no tokenizer of this model: tokenizer.json: "),
         (
