@@ -51,7 +51,7 @@ class ModelPath(click.Path):
     """A model on its way to be served; what is none yet is told the commands that make it one."""
 
     def __init__(self, *wanted: Stage, may_be_url: bool = False) -> None:
-        super().__init__(path_type=Path)
+        super().__init__(exists=True, path_type=Path)
         self._wanted = wanted
         self._may_be_url = may_be_url
 

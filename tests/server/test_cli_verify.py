@@ -18,6 +18,12 @@ from tests.engine.test_package import write_package
 from tests.server.signing import make_key
 
 
+@pytest.fixture(autouse=True)
+def checkpoint(tmp_path: Path) -> None:
+    """Let `tmp_path` look like a checkpoint."""
+    (tmp_path / "config.json").write_text('{"model": {}}')
+
+
 @pytest.fixture
 def public_key(tmp_path: Path) -> Path:
     """The key that has signed the package in `tmp_path / "p"`."""
@@ -96,6 +102,7 @@ def test_without_a_gpu_it_says_so_before_torch_is_loaded_or_anything_is_read(
 ) -> None:
     package, nothing = for_cuda(tmp_path / "p"), tmp_path / "checkpoint"
     nothing.mkdir()
+    (nothing / "config.json").write_text('{"model": {}}')
     (package / "tokenizer.json").unlink()
     program = (
         "import sys; from server.cli.app import run; code = run(sys.argv[1:]); "
