@@ -21,6 +21,7 @@ from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_tex
 from exporter.huggingface.sentences import SentenceModules, read_modules
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
+from exporter.huggingface.understood import understood
 from exporter.huggingface.writing import (
     Imported,
     Progress,
@@ -75,7 +76,7 @@ def import_checkpoint(
     notes = [*options.notes(config), *about_tasks(raw, generation_config), *said]
     notes += [*length_notes(config, max_len), *text.notes, *unwrapped]
     notes += texts.notes if texts else []
-    return Imported(str(raw["model_type"]), num_parameters, tuple(notes))
+    return Imported(str(raw["model_type"]), num_parameters, tuple(notes), understood(model))
 
 
 def _with_limit(

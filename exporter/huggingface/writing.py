@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -47,6 +47,7 @@ class Imported:
     model_type: str
     num_parameters: int
     notes: tuple[str, ...]
+    understood: Mapping[str, str]  # what was taken over, by what it is of
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.conversion import MoreRows, NameTable
 from exporter.huggingface.family import Family
 from exporter.huggingface.stored import StoredWeights, TensorFile, refuse_nested
+from exporter.huggingface.understood import understood
 from exporter.huggingface.writing import (
     Imported,
     Progress,
@@ -75,7 +76,7 @@ def import_toolkit_checkpoint(
     stored = StoredWeights([TensorFile(found.weights)])
     num_parameters = write_model(model, stored, out, progress)
     notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
-    return Imported(found.name, num_parameters, tuple(notes))
+    return Imported(found.name, num_parameters, tuple(notes), understood(model))
 
 
 def _file_of(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,6 +242,8 @@ def import_(
             languages = Languages(source_lang, target_lang)
             imported = import_checkpoint(path, out, progress, max_len=max_len, languages=languages)
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
+    for name, said in imported.understood.items():
+        click.echo(textwrap.fill(f"{name:<15}{said}", 80, subsequent_indent=" " * 15))
     for note in imported.notes:
         click.echo(f"note: {note}")
     click.echo(f"checkpoint: {out}")

@@ -128,7 +128,9 @@ def read_tokenizer(
         translation = Translation.of(kind, settings)
         is_file = _has_file(directory)
         if is_file:
-            names = settings.named_tokens(UNSAID.get(owner, {}))
+            ids = found.tokenizer.get_vocab(with_added_tokens=True)
+            usual = UNSAID.get(owner, {}).items()
+            names = settings.named_tokens({name: text for name, text in usual if text in ids})
             without, own = (
                 {*over, *found.over},
                 {*settings.named_tokens({}).values(), *settings.listed()},

@@ -6,15 +6,20 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
+from transformers import ViTImageProcessorPil
 
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
+from server.cli.app import run
+from tests.exporter.huggingface.encoders import save_encoder, save_sentence_modules, save_vision
 from tests.exporter.huggingface.greedy import check_greedy_tokens
 from tests.exporter.huggingface.sources import (
     EOS,
@@ -337,3 +342,80 @@ def test_a_checkpoint_is_imported_again_over_itself(tmp_path: Path) -> None:
         import_checkpoint(source, tmp_path / "mine")
 
     assert load_checkpoint(tmp_path / "mine").config.task == "mine"
+
+
+def _save_texts(path: Path) -> None:
+    save_encoder(path, "bert", "embed")
+    save_sentence_modules(path, "mean_tokens", dense=nn.Linear(16, 5), normalize=True)
+    (path / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+
+
+def _save_chat(path: Path) -> None:
+    save_llama(path)
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    edit_json(path / "generation_config.json", eos_token_id=[25, 3])
+
+
+def _save_pictures(path: Path) -> None:
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    labels = {"id2label": {i: f"a kind of animal, number {i}" for i in range(9)}}
+    save_vision(path, "ViTForImageClassification", processor, **labels)
+
+
+@pytest.mark.parametrize(
+    ("save", "said"),
+    [
+        (
+            _save_texts,
+            {
+                "family": "BERT",
+                "longest input": "8 tokens; longer texts are cut",
+                "tokenizer": "WordPiece, 23 tokens; a text is [CLS] ... [SEP]",
+                "vectors": "mean of all tokens, dense layer (tanh), 5 numbers, normalized",
+            },
+        ),
+        (
+            _save_chat,
+            {
+                "family": "Llama 2 and 3, TinyLlama, SmolLM",
+                "longest input": "20 tokens with the answer",
+                "tokenizer": "WordLevel, 37 tokens; nothing stands around a text",
+                "chat template": "yes",
+                "ends": "w25 (25), w3 (3)",
+            },
+        ),
+        (
+            save_marian,
+            {
+                "family": "Marian (OPUS-MT)",
+                "longest input": "16 tokens; an answer has 16",
+                "tokenizer": "WordLevel, 37 tokens; a text is ... w32",
+                "ends": "w32 (32)",
+            },
+        ),
+        (
+            _save_pictures,
+            {
+                "family": "ViT",
+                "longest input": "a picture, made 8 x 8 pixels",
+                "labels": ", ".join(f"a kind of animal, number {i}" for i in range(6))
+                + " and 3 more; by softmax",
+            },
+        ),
+    ],
+)
+def test_the_command_tells_what_it_understood_within_80_columns(
+    save: Callable[[Path], object],
+    said: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save(tmp_path / "source")
+
+    assert run(["import", str(tmp_path / "source"), "--out", str(tmp_path / "checkpoint")]) == 0
+
+    first, *lines = capsys.readouterr().out.splitlines()
+    told = [line for line in lines if not line.startswith(("note: ", "checkpoint: "))]
+    assert first.endswith(" parameters") and all(len(line) <= 80 for line in told)
+    text = " ".join(" ".join(told).split())
+    assert text == " ".join(f"{name} {value}" for name, value in said.items())

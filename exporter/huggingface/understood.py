@@ -1,0 +1,68 @@
+"""Says what an import has understood of a model, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tokenizers import Tokenizer
+
+from engine.wording import listed
+from exporter.huggingface.writing import ReadModel
+from exporter.models import TransformerConfig
+
+_POOLINGS = {"first": "that of the first token", "mean": "mean of all tokens", "max": "maximum"}
+_MOST_LABELS = 6  # that are named
+
+
+def understood(model: ReadModel) -> dict[str, str]:
+    """Return what is told, by what it is of."""
+    config, text = model.config, model.text
+    found = {"family": model.family.title, "longest input": _longest(config)}
+    if text.tokenizer is not None:
+        found["tokenizer"] = _of_tokenizer(text.tokenizer)
+    if config.family == "gpt":
+        found["chat template"] = "yes" if text.files.chat else "none"
+    if config.num_decoder_layers:
+        writes = text.files.target_tokenizer or text.tokenizer
+        found["ends"] = listed(list(_ends(config, writes))) or "none, answers are as long as asked"
+    elif config.labels:
+        more = len(config.labels) - _MOST_LABELS
+        named = listed(config.labels[:_MOST_LABELS]) + (f" and {more:,} more" if more > 0 else "")
+        kind = "of every token" if config.family == "labeller" else f"by {config.label_scores}"
+        found["labels"] = f"{named}; {kind}"
+    else:
+        found["vectors"] = _of_vectors(config)
+    return found
+
+
+def _longest(config: TransformerConfig) -> str:
+    if config.image is not None:
+        return f"a picture, made {config.image.size} x {config.image.size} pixels"
+    if config.family == "gpt":
+        return f"{config.max_target_len:,} tokens with the answer"
+    if config.family == "encoder-decoder":
+        return f"{config.max_source_len:,} tokens; an answer has {config.max_target_len:,}"
+    if config.cut_at is None:
+        return f"{config.max_source_len:,} tokens"
+    return f"{config.cut_at:,} tokens; longer texts are cut"
+
+
+def _of_tokenizer(tokenizer: Tokenizer) -> str:
+    found = tokenizer.encode("a")
+    is_special = found.special_tokens_mask
+    around = [t if special else "..." for t, special in zip(found.tokens, is_special, strict=True)]
+    said = f"a text is {' '.join(around)}" if any(is_special) else "nothing stands around a text"
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return f"{type(tokenizer.model).__name__}, {size:,} tokens; {said}"
+
+
+def _ends(config: TransformerConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
+    for token_id in config.eos_token_ids:
+        yield f"{(tokenizer and tokenizer.id_to_token(token_id)) or 'no token'} ({token_id})"
+
+
+def _of_vectors(config: TransformerConfig) -> str:
+    pooled = _POOLINGS["first" if config.image else config.pooling]
+    dense = "" if config.pooler_kind == "none" else f", dense layer ({config.pooler_kind})"
+    length = "normalized" if config.normalize else "not normalized"
+    return f"{pooled}{dense}, {config.vector_dim:,} numbers, {length}"
