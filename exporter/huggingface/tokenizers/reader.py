@@ -121,8 +121,8 @@ def read_tokenizer(
     try:
         room = max(_source_size(config), config.vocab_size)
         settings, over = read_settings(directory).within(room)
-        kind = _class_of(directory, settings, named, model_type)
         said = (settings.tokenizer_class or named).removesuffix("Fast")
+        kind = _class_of(directory, said, model_type)
         owner = "" if said in _ANY_CLASS else kind
         found, target = _read(directory, kind, settings, config)
         translation = Translation.of(kind, settings)
@@ -162,11 +162,9 @@ def read_tokenizer(
     return ImportedTokenizer(checked, files, token, is_start, cuts_left, tuple(notes))
 
 
-def _class_of(directory: Path, settings: Settings, named: str, model_type: str) -> str:
-    """Return the name of the class that transformers has for the tokenizer."""
-    named = (settings.tokenizer_class or named).removesuffix("Fast")
-    if named in ("", *_ANY_CLASS):
-        named = _CLASSES.get(model_type, "")
+def _class_of(directory: Path, said: str, model_type: str) -> str:
+    """Return the name of the class that transformers has for the tokenizer; `said`: if any is."""
+    named = _CLASSES.get(model_type, "") if said in ("", *_ANY_CLASS) else said
     if named == "M2M100Tokenizer" and not (directory / VOCABULARY_NAME).is_file():
         return "NllbTokenizer"
     return named
