@@ -42,6 +42,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("COLUMNS", "80")
     for name in "ab":
         (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
     return ["diff", str(tmp_path / "a"), str(tmp_path / "b")]
 
 

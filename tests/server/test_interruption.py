@@ -45,6 +45,7 @@ sys.meta_path.insert(0, Tripwire())
 def test_interrupted_in_an_import_a_command_ends_at_once_without_a_word(
     module: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "config.json").write_text('{"model": {}}')
     code = _interrupted_in_an_import(module)
     process = _start(code, "export", str(tmp_path), "--out", str(tmp_path / "package"))
 
