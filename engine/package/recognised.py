@@ -166,8 +166,7 @@ def _why_none(path: Path, names: list[str]) -> str:
         )
     if "snapshots" in names and (copies := sorted(path.glob("snapshots/*/config.json"))):
         return f"{path} is of the cache of the Hub; give a copy in it, {copies[0].parent}"
-    folders = [path / name for name in names if not name.startswith(".")]
-    inside = [one for one in folders if one.is_dir() and _model(one, _names(one))]
+    inside = [path / name for name in names if _is_model(path / name)]
     if len(inside) == 1:
         return f"{path} has no model itself, it is in `{inside[0].name}/`: give {inside[0]}"
     if inside:
@@ -180,6 +179,16 @@ def _why_none(path: Path, names: list[str]) -> str:
         f"no .pt, but {listed(names[:_MOST_NAMED])}; a model of Hugging Face is what "
         "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)` write"
     )
+
+
+def _is_model(path: Path) -> bool:
+    try:
+        if path.name.startswith(".") or not path.is_dir():
+            return False
+        found = _model(path, _names(path))
+        return found is not None and found.stage is not None
+    except OSError:  # it may not be looked into
+        return False
 
 
 def _foreign(path: Path, kind: str) -> str:

@@ -172,5 +172,6 @@ def _refuse_foreign(names: list[str], path: Path) -> None:
             f"{path} names {listed(foreign)}, which no checkpoint of OpenNMT-py or fairseq needs, "
             "so it is not read; where you trust it, load it and save the parts that are needed: "
             "`torch.save({key: content[key] for key in (...)}, PATH)` with model, generator, opt "
-            "and vocab of OpenNMT-py, model and args or cfg of fairseq"
+            "and vocab of OpenNMT-py, model and args or cfg of fairseq; of a model of Hugging Face "
+            "its weights alone, `torch.save(content['state_dict'], 'pytorch_model.bin')`"
         )
