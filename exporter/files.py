@@ -144,7 +144,7 @@ def _locked_directory(parent: Path, prefix: str) -> Iterator[Path]:
         _unfinished.discard(directory)
 
 
-def remove_unfinished() -> None:
+def remove_own_directories() -> None:
     """Remove what this process has not finished: before it ends in the middle of a computation."""
     for directory in [*_unfinished]:
         shutil.rmtree(directory, ignore_errors=True)

@@ -172,7 +172,7 @@ class Tokenizer:
     @property
     def special_tokens(self) -> list[str]:
         """The tokens that a decoded text leaves out."""
-        return [self.token_bytes(token_id).decode() for token_id in sorted(self._special_ids)]
+        return [self.special_names[token_id] for token_id in sorted(self.special_names)]
 
     def is_special(self, token_id: int) -> bool:
         """Say whether a decoded text leaves a token out that the vocabulary has."""

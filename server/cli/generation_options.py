@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine.json_file import parse_object
-from server.cli.exit_codes import NOT_USABLE, CommandError
 from engine.lines import read_text
 from server.cli.options import existing_file
 

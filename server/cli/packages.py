@@ -298,7 +298,7 @@ def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineC
 @contextmanager
 def _interruptible(last_word: str) -> Iterator[None]:
     """Let a signal end the block soon, also in the middle of a computation, with a last word."""
-    from exporter.files import remove_unfinished
+    from exporter.files import remove_own_directories
 
-    with cleaned_up(), ended_soon(last_word, remove_unfinished):
+    with cleaned_up(), ended_soon(last_word, remove_own_directories):
         yield
