@@ -25,6 +25,7 @@ from engine.package.manifest import (
     Weights,
 )
 from engine.package.package import MANIFEST_NAME, write_manifest
+from exporter.certificate import UnroundedError, expected_seconds, prove
 from exporter.checkpoint import (
     CONFIG_NAME,
     TOKENIZER_NAME,
@@ -40,7 +41,6 @@ from exporter.graphs.package_graphs import check_format, write_package_graphs
 from exporter.graphs.target import DEFAULT, target_of
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.prover.progress import Progress, no_progress
-from exporter.prover.prover import UnroundedError, expected_seconds, prove
 from exporter.toolchain import read_toolchain
 
 MIN_TOKENS = 256  # that scales are fixed on

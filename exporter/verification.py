@@ -16,6 +16,7 @@ from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import Certificate, DeviceCertificate, Judged, Manifest
 from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
+from exporter.certificate import prove
 from exporter.checkpoint import Checkpoint
 from exporter.compare.scored_text import read_text
 from exporter.export import copied_files, opened
@@ -23,7 +24,6 @@ from exporter.graphs.contracts import contract_of
 from exporter.graphs.target import target_of
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.prover.progress import Progress, no_progress
-from exporter.prover.prover import prove
 from exporter.toolchain import read_toolchain
 
 # What is measured differs a little from processor to processor: what rounding costs by up to twice

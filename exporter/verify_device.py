@@ -13,7 +13,7 @@ from engine.package.device_certificate import DeviceUse, use_of, with_buckets
 from engine.package.manifest import DeviceCertificate
 from engine.package.package import MANIFEST_NAME, Package, write_manifest
 from engine.wording import listed
-from exporter.prover.device import prove_on_device
+from exporter.device_certificate import prove_on_device
 from exporter.prover.digest import find_elsewhere
 from exporter.prover.execution import OnDevice
 from exporter.prover.progress import Progress, no_progress

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,27 +21,11 @@ from exporter.compare.scored_text import MAX_LINES, Pieces, ScoredText
 from exporter.compare.sides import BATCH_SIZE, EagerWriter, GraphWriter, Writer
 from exporter.prover.eager import NEVER, Floats, num_parameters
 from exporter.prover.generation_cases import Case
+from exporter.prover.loss import TextQuality
 from exporter.samples import Tokens
 
 _MIN_LINES = 8
 _PARAMETERS = 5 * 10**9  # of a model, times the lines that it answers
-
-
-@dataclass(frozen=True)
-class TextQuality:
-    """What was found, by the names that a certificate has for it."""
-
-    text_tokens: int = 0
-    perplexity: float | None = None  # exp of the mean negative log-likelihood of a token
-    eager_perplexity: float | None = None
-    text_lines: int = 0
-    chrf: float | None = None  # Popović 2015, 0 to 100: to references; None: there are none
-    eager_chrf: float | None = None
-    chrf_between: float | None = None  # None: the eager model writes nothing
-
-    def as_fields(self) -> dict[str, float | None]:
-        """Return it by name."""
-        return asdict(self)
 
 
 def measure_text(

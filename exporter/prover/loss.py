@@ -12,7 +12,6 @@ import numpy as np
 
 from engine.errors import CertificateError, ConfigError
 from engine.package.manifest import Answers, Judged, Loss, Weights
-from exporter.compare.quality import TextQuality
 from exporter.prover.eager import NEVER, Eager, Floats, losses
 from exporter.prover.judge import At, Judge, lead_of, refuse_no_number
 
@@ -55,6 +54,19 @@ DEFAULT_LIMITS = MappingProxyType[Weights, LossLimits](
         "int4": LossLimits(0.3, 4.0, 0.25, 0.6),
     }
 )
+
+
+@dataclass(frozen=True)
+class TextQuality:
+    """What both sides make of a text, by the names that a certificate has for it."""
+
+    text_tokens: int = 0
+    perplexity: float | None = None  # exp of the mean negative log-likelihood of a token
+    eager_perplexity: float | None = None
+    text_lines: int = 0
+    chrf: float | None = None  # Popović 2015, 0 to 100: to references; None: there are none
+    eager_chrf: float | None = None
+    chrf_between: float | None = None  # None: the eager model writes nothing
 
 
 class LossJudge(Judge):
@@ -119,7 +131,7 @@ class LossJudge(Judge):
             mean_abs_logit_diff=self._sum_of_diffs / max(1, self._num_logits),
             logit_std=logit_std,
             max_abs_alignment_diff=self._largest.get("alignment"),
-            **(text.as_fields() if text else {}),
+            **(asdict(text) if text else {}),
             **asdict(limits),
         )
 

@@ -12,6 +12,7 @@ from engine.errors import CertificateError
 from engine.package.device_certificate import DeviceUse
 from engine.package.manifest import DeviceCertificate, Loss, Precision
 from engine.package.package import Package
+from exporter.certificate import answers_of
 from exporter.checkpoint import Checkpoint
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.digest import find
@@ -19,9 +20,9 @@ from exporter.prover.execution import Execution
 from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
+from exporter.prover.players import Subject, load, play_all, program_of
 from exporter.prover.plays import Scope
 from exporter.prover.progress import Meter, Progress, seconds_for
-from exporter.prover.prover import Subject, load, play_all, program_of
 
 # Kernels elsewhere round the same weights, so that the mean difference of logits is about that of
 # the graphs' own stage: half as much again, and a share of the logits' deviation for their type.
@@ -54,11 +55,13 @@ def prove_on_device(
     program = program_of(subject, Scope(shown.proof, few=shown.proof == "quick"), players)
     expected = seconds_for(program.work, subject.num_parameters)
     meter = Meter(progress, program.work, expected)
-    outcome = play_all(players, subject.contract, program, judge, meter, all_at_once=True)
+    outcome = play_all(players, program, judge, meter, all_at_once=True)
     loss = None
     if isinstance(judge, LossJudge):
         assert shown.loss is not None, "its limits are those of the package"
-        loss = judge.result(LossLimits.of(shown.loss), answers=outcome.answers)
+        loss = judge.result(
+            LossLimits.of(shown.loss), answers=answers_of(outcome, subject.contract)
+        )
         _check_no_more(loss, shown.loss, form.precision)
     if isinstance(players, GeneratingPair) and players.batch.is_on_device:
         certify_ahead(players.batch, players.contract)

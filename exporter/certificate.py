@@ -10,13 +10,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import nn
+from typing import NamedTuple
 
 from engine.errors import CertificateError
 from engine.package.graph_io import DRAW_GRAPHS
@@ -28,63 +25,27 @@ from exporter.compare.scored_text import ScoredText
 from exporter.files import scratch_directory, writing_scratch
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.package_graphs import write_package_graphs
-from exporter.graphs.target import DTYPES, target_of
-from exporter.graphs.torch_export import copy_in
-from exporter.prover.cases import Covered
-from exporter.prover.draws import certify_draws
-from exporter.prover.driver import exported_graphs
-from exporter.prover.eager import EagerModel, Forward, logits_of, num_parameters
-from exporter.prover.execution import Execution, OnCpu
-from exporter.prover.generation_cases import Case
-from exporter.prover.item_cases import draw_images, eager_inputs, random_groups
-from exporter.prover.items import ItemPair, forward_of
-from exporter.prover.judge import ExactJudge, Judge
+from exporter.graphs.target import target_of
+from exporter.prover.eager import num_parameters
+from exporter.prover.execution import OnCpu
+from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
-from exporter.prover.pair import GeneratingPair
+from exporter.prover.players import Outcome, Subject, load, play_all, program_of
 from exporter.prover.plays import (
-    Program,
     Scope,
-    generation_program,
-    image_program,
-    text_program,
 )
 from exporter.prover.progress import Meter, Progress, no_progress, seconds_for
-from exporter.samples import Tokens, encode_samples
+from exporter.samples import Tokens
 
 # The words in front of what a stage refuses.
 _UNROUNDED, _MAIN, _IN_HALF = "before anything is rounded", "", "in float16"
 _PLAIN = PackageFormat()
-
-
 _BYTES_PER_NUMBER = 4  # of weights at most
 _SECONDS_A_LAYER = 1.3  # to be traced, and written
 
 
 class UnroundedError(CertificateError):
     """The graphs of a format that rounds are not equal to the eager model before they round."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """An eager model, and what it is tried with."""
-
-    model: nn.Module
-    contract: Contract
-    samples: list[Tokens]  # prompts, sources or texts to try besides random ones
-    banned: Tokens  # which the package does not write, however likely they are
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, form: PackageFormat) -> Subject:
-        """Return the subject of a package in a format."""
-        contract = contract_of(checkpoint.config.model, form)
-        samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, contract.most_tokens)
-        banned = checkpoint.config.generation.banned_tokens
-        return cls(checkpoint.model.eval(), contract, samples, banned)
-
-    @property
-    def num_parameters(self) -> int:
-        """How many weights the model has."""
-        return num_parameters(self.model)
 
 
 class Stage(NamedTuple):
@@ -128,15 +89,16 @@ def prove(
         shown = replace(subject, contract=contract)
         with _told_as(name), stage.graphs() as graphs:
             players = load(shown, graphs, stage.judge, OnCpu(), stage.precision)
-            found[name] = play_all(players, contract, programs[name], stage.judge, meter)
+            found[name] = play_all(players, programs[name], stage.judge, meter)
     main, judge = found[_MAIN], stages[_MAIN].judge
+    answers = answers_of(main, subject.contract)
     loss = None
     if isinstance(judge, LossJudge):
         assert limits is not None, "a format that rounds is held to some"
         quality = None
         if subject.contract.generation and text:
             quality = measure_text(subject.model, subject.contract.generation, directory, text)
-        loss = judge.result(limits, quality, main.answers)
+        loss = judge.result(limits, quality, answers)
     half = stages[_IN_HALF].judge.judged if _IN_HALF in stages else ()
     return Certificate(
         cases=main.num_cases,
@@ -150,7 +112,7 @@ def prove(
         reference="float64" if main.has_float64 else "mean of runs",
         half=half,
         largest_float16=found[_IN_HALF].largest_float16 if _IN_HALF in found else None,
-        answers=main.answers,
+        answers=answers,
         loss=loss,
         covered=main.covered,
     )
@@ -230,93 +192,8 @@ def _graphs(
         yield twins
 
 
-class Outcome(NamedTuple):
-    """What plays came to."""
-
-    num_cases: int
-    covered: Covered
-    has_float64: bool
-    largest_float16: float | None  # number that the eager model computes in float16, if it does
-    answers: Answers | None = None  # of a one-pass model
-
-
-Players = GeneratingPair | ItemPair
-
-
-def program_of(subject: Subject, scope: Scope, players: Players | None = None) -> Program:
-    """Return what is played of a model, on a CPU or by players that were loaded elsewhere."""
-    contract, samples = subject.contract, subject.samples
-    if contract.generation:
-        own: dict[str, Any] = {}
-        if isinstance(players, GeneratingPair):
-            own = {"num_rows": players.num_rows, "buckets": players.batch.buckets}
-        return generation_program(
-            contract.generation, subject.num_parameters, samples, subject.banned, scope, **own
-        )
-    if contract.encoding:
-        return text_program(contract.encoding, samples, scope)
-    assert contract.image is not None, "a model generates, encodes text, or sees images"
-    return image_program(contract.image, subject.num_parameters, scope)
-
-
-def load(
-    subject: Subject,
-    directory: Path,
-    judge: Judge,
-    execution: Execution,
-    precision: Precision = "fp32",
-) -> Players:
-    """Load graphs, and set the eager model beside them, which runs in a type besides float64."""
-    model, contract = subject.model, subject.contract
-    own = model if precision == "fp32" else copy_in(DTYPES[precision], model)
-    eager = EagerModel.of(model, own, _probe(contract))
-    with exported_graphs():
-        if contract.generation:
-            return GeneratingPair(eager, contract.generation, directory, judge, execution)
-        return ItemPair(eager, execution.load_session(directory), judge)
-
-
-def _probe(contract: Contract) -> Forward:
-    """Return what shows whether a model runs in a type."""
-    if contract.generation:
-        has_source = contract.generation.cross_cache is not None
-        start = contract.generation.decoder_start_token_id or 0
-        return logits_of([Case((0,) if has_source else (), (start,), 1)], [(0,)])
-    if contract.encoding:
-        return forward_of(eager_inputs(random_groups(contract.encoding)[0][:1]))
-    assert contract.image is not None, "a model generates, encodes text, or sees images"
-    return forward_of((torch.from_numpy(draw_images(contract.image, 1)),))
-
-
-def play_all(
-    players: Players,
-    contract: Contract,
-    program: Program,
-    judge: ExactJudge | LossJudge,
-    meter: Meter,
-    *,
-    all_at_once: bool = False,
-) -> Outcome:
-    """Play a program; CertificateError at the first play that the judge refuses, or for all."""
-    covered = dict(program.covered)
-    for play in program.plays:
-        for work in play.run(players):
-            meter.add(work, play.what, program.num_cases)
-        if not all_at_once:
-            judge.check()
-        if play is program.plays[0] and isinstance(players, GeneratingPair):
-            covered |= _draws(players)
-    judge.check()
-    if isinstance(players, ItemPair):
-        covered["undecided_labels"] = judge.tokens_undecided
-        answers = compare_answers(contract, players.num_items, *players.told())
-        return Outcome(program.num_cases, covered, *players.eager.facts, answers)
-    covered["undecided_tokens"] = judge.tokens_undecided
-    return Outcome(program.num_cases, covered, *players.eager.facts)
-
-
-def _draws(players: GeneratingPair) -> Covered:
-    """Hold graphs for draws, if there are any, against the engine's sampler."""
-    if not players.batch.has_draws:
-        return {}
-    return {"draws": certify_draws(players.batch, players.contract)}
+def answers_of(outcome: Outcome, contract: Contract) -> Answers | None:
+    """Return how far what items are told is from what the eager model tells; None: it generates."""
+    if outcome.told is None:
+        return None
+    return compare_answers(contract, outcome.num_items, *outcome.told)
