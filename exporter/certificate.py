@@ -31,9 +31,7 @@ from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.players import Outcome, Subject, load, play_all, program_of
-from exporter.prover.plays import (
-    Scope,
-)
+from exporter.prover.plays import Scope
 from exporter.prover.progress import Meter, Progress, no_progress, seconds_for
 from exporter.samples import Tokens
 
@@ -90,6 +88,7 @@ def prove(
         with _told_as(name), stage.graphs() as graphs:
             players = load(shown, graphs, stage.judge, OnCpu(), stage.precision)
             found[name] = play_all(players, programs[name], stage.judge, meter)
+            del players  # its graphs, before others take memory
     main, judge = found[_MAIN], stages[_MAIN].judge
     answers = answers_of(main, subject.contract)
     loss = None

@@ -25,13 +25,7 @@ from exporter.prover.items import ItemPair, Outputs, forward_of
 from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge
 from exporter.prover.pair import GeneratingPair
-from exporter.prover.plays import (
-    Program,
-    Scope,
-    generation_program,
-    image_program,
-    text_program,
-)
+from exporter.prover.plays import Program, Scope, generation_program, image_program, text_program
 from exporter.prover.progress import Meter
 from exporter.samples import Tokens, encode_samples
 
@@ -100,9 +94,9 @@ def load(
     model, contract = subject.model, subject.contract
     own = model if precision == "fp32" else copy_in(DTYPES[precision], model)
     eager = EagerModel.of(model, own, _probe(contract))
+    if contract.generation:
+        return GeneratingPair(eager, contract.generation, directory, judge, execution)
     with exported_graphs():
-        if contract.generation:
-            return GeneratingPair(eager, contract.generation, directory, judge, execution)
         return ItemPair(eager, execution.load_session(directory), judge)
 
 
