@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from exporter.certificate import device_digest
 from exporter.certificate.device_digest import Found, find
 from exporter.certificate.execution import Execution, OnCpu, OnDevice
+from tests.exporter.test_certify_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
@@ -30,7 +31,6 @@ from exporter.verification import verify_package
 from exporter.verify_device import verify_on_device
 from server.cli.app import cli
 from tests.exporter.conftest import MakeCheckpoint
-from tests.exporter.test_certify_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

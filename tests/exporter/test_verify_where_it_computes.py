@@ -12,6 +12,12 @@ import pytest
 from exporter.certificate import device as device_stage
 from exporter.certificate.ahead import certify_ahead
 from exporter.certificate.device_digest import find
+from tests.exporter.test_certify_device import (  # noqa: F401 - a fixture
+    SHORT,
+    SHORT_LLAMA,
+    MakePackage,
+    make_package,
+)
 
 from engine.config import EngineConfig
 from engine.errors import PackageError
@@ -25,12 +31,6 @@ from exporter import verify_device
 from exporter.verify_device import verify_on_device
 from tests import fake_gpu
 from tests.engine.fake_cuda import NAME
-from tests.exporter.test_certify_device import (  # noqa: F401 - a fixture
-    SHORT,
-    SHORT_LLAMA,
-    MakePackage,
-    make_package,
-)
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

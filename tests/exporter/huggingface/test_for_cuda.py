@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporter.certificate.device_digest import find
+from exporter.prover.digest import find
 from PIL import Image
 from transformers import ViTImageProcessorPil
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exporter.certificate.ahead import certify_ahead
-from exporter.certificate.draws import NUM_DRAWS, certify_draws
+from exporter.prover.ahead import certify_ahead
+from exporter.prover.draws import NUM_DRAWS, certify_draws
 
 from engine.device.memory import DeviceArray, DeviceMemory
 from engine.errors import CertificateError
