@@ -434,7 +434,8 @@ def test_the_command_leaves_nothing_when_a_signal_ends_it(
         timeout=240,
     )
 
-    assert (ended.returncode, ended.stderr) == (code, "")
+    lines = [one for one in ended.stderr.splitlines() if "seconds more" not in one]
+    assert (ended.returncode, lines) == (code, []), "but for progress on a slow machine"
     assert ended.stdout.startswith(".package.export-"), "there was something to remove"
     assert list(tmp_path.iterdir()) == []
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from engine.package.manifest import PackageFormat, Precision
 from exporter.checkpoint import load_checkpoint
+from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import TransformerConfig, build_model
@@ -147,6 +148,7 @@ def test_a_twin_in_float32_has_the_attention_of_the_package(
 ) -> None:
     """What is proven in float32 is proven of these nodes; a package in float32 has others."""
     checkpoint, numbers = load_checkpoint(make_checkpoint("gpt")), PackageFormat.of("cuda", "fp32")
+    write_graphs(build_graphs(checkpoint.model, target=CUDA), tmp_path)
 
     num_attentions = {}
     for precision in ("fp16", "bf16", "fp32"):
