@@ -29,7 +29,8 @@ from exporter.prover.progress import Progress
 from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
 from server.cli.app import run
-from tests.exporter.test_certificate import MUTANTS, Surgery
+from tests.exporter.prover import test_faults_of_choices as choices
+from tests.exporter.prover.surgery import Mutation, spoiled
 from tests.stand_in_certificate import judged
 
 # The distribution that is installed here: for a CPU, or for CUDA.
@@ -388,17 +389,19 @@ def _put(graphs: Graphs, package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["top_of_the_smallest", "top_ids_off_by_one", "log_softmax_left_out", "logit_idx_collapsed"],
+    "fault",
+    [
+        choices.top_of_the_smallest,
+        choices.top_ids_off_by_one,
+        choices.log_softmax_left_out,
+        choices.logit_idx_collapsed,
+    ],
 )
 def test_verify_refuses_a_faulty_graph_whose_hashes_are_right(
-    name: str, package: Path, checkpoint: Path, tiny_graphs: TinyGraphs
+    fault: Mutation, package: Path, checkpoint: Path, tiny_graphs: TinyGraphs
 ) -> None:
     _, graphs = tiny_graphs("gpt")
-    file, mutate = MUTANTS["gpt", name]
-    surgery = Surgery(graphs[file])
-    mutate(surgery)
-    _put({**graphs, file: surgery.graph()}, package)
+    _put(spoiled(graphs, "decoder.onnx", fault), package)
     load_package(package)  # nothing of it is wrong by itself
 
     with pytest.raises(CertificateError, match="prompt of "):
