@@ -139,12 +139,6 @@ def alignment_of_the_first_position_only(surgery: Surgery) -> None:
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str, name: str, spoil: Spoil, tmp_path: Path
 ) -> None:
-    refuse(spoil(family, *MUTANTS[family, name]), tmp_path)
+    found = refuse(spoil(family, *MUTANTS[family, name]), tmp_path)
 
-
-@pytest.mark.parametrize("name", [name for _, name in MUTANTS if name.startswith("alignment")])
-def test_a_wrong_alignment_is_named_with_its_place(name: str, spoil: Spoil, tmp_path: Path) -> None:
-    checkpoint = spoil("encoder-decoder", *MUTANTS["encoder-decoder", name])
-    message = r"alone, all positions: .* alignment .* at source of \d tokens, prompt of \d, .* step"
-
-    refuse(checkpoint, tmp_path, message)
+    assert "alignment" in found or not name.startswith("alignment")
