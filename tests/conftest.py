@@ -18,13 +18,14 @@ from engine.config import EngineConfig
 from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
+from engine.package.manifest import CacheShape, GenerationContract, Manifest
 from engine.package.package import Package
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
 from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
+from tests.stand_in_certificate import certificate
 
 BOS, EOS = 256, 257  # ids 0 to 255 are bytes
 VOCAB_SIZE = 258
@@ -264,16 +265,7 @@ def make_package(make_contract: Callable[..., GenerationContract]) -> Callable[.
             generation=make_contract(**shape),
             files={},
             toolchain={},
-            certificate=Certificate(
-                cases=1,
-                tokens_compared=1,
-                tokens_equal=1,
-                max_abs_logit_diff=0.0,
-                tolerance=1e-4,
-                batch_invariant=True,
-                dtype="fp32",
-                covered={},
-            ),
+            certificate=certificate(),
         )
         return Package(path=Path("scripted"), manifest=manifest, manifest_sha256=b"\0" * 32)
 

@@ -30,7 +30,7 @@ _OPENED = (
 _LOADED = (
     "engine.session",
     "engine.slots.generation_sessions",
-    "exporter.certificate.execution",
+    "exporter.prover.execution",
     "loadtest.gpu_check.draws",
     "loadtest.gpu_check.pieces",
     "loadtest.gpu_check.probes",

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -75,8 +76,8 @@ def reordered(seed: int) -> Iterator[None]:
     """Let eager models sum every product of matrices in a random order."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a layer in one operation has no products
-    try:
-        with torch.no_grad(), _Reordered(seed):
+    try:  # nor has attention in one
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Reordered(seed):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)

@@ -7,41 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from engine.package.manifest import DeviceCertificate, PackageFormat, Precision
+from engine.package.manifest import PackageFormat, Precision
 from exporter.models import TransformerConfig
 from tests.emulated.conftest import RunScript
 from tests.parity.conftest import SHAPE
 from tests.parity.test_one_pass_for_cuda import MODELS
 from tests.parity.uncertified import write_uncertified
-from tests.stand_in_certificate import HALF
+from tests.stand_in_certificate import shown_on_device
 
 pytestmark = [pytest.mark.emulated, pytest.mark.long, pytest.mark.timeout(600)]
 
 PRECISIONS: dict[str, Precision] = {"bert": "fp16", "labeller": "fp32", "vit": "bf16"}
 
 
-def shown(precision: Precision) -> DeviceCertificate:
-    """Return what says that a package was compared on the emulated device."""
-    half = precision != "fp32"
-    return DeviceCertificate(
-        gpu="EMULATED sm_90",
-        driver="13.0",
-        onnxruntime=version("onnxruntime"),
-        buckets=(),
-        cases=1,
-        tokens_compared=1,
-        tokens_equal=1,
-        max_abs_logit_diff=0,
-        tolerance=None if half else 1e-4,
-        batch_invariant=False,
-        digest="0" * 64,
-        half=HALF if half else None,
-    )
-
-
 def write(config: TransformerConfig, directory: Path, precision: Precision) -> Path:
     form = PackageFormat.of("cuda", precision)
-    return write_uncertified(config, directory, form, device=shown(precision)).path
+    shown = shown_on_device(
+        gpu="EMULATED sm_90", onnxruntime=version("onnxruntime"), buckets=(), batch_invariant=False
+    )
+    return write_uncertified(config, directory, form, device=shown).path
 
 
 def test_one_pass_models_are_served_on_the_device(on_device: RunScript, tmp_path: Path) -> None:

@@ -10,45 +10,39 @@ import json
 import sys
 from typing import Any
 
-from exporter.certificate import device as certify_device
-from exporter.certificate import draws as certify_draws
-from exporter.certificate.comparison import Comparison
-from exporter.certificate.half_comparison import HalfComparison
-from exporter.certificate.sides import Sides
+import numpy as np
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError
-from engine.package.manifest import HalfPrecision
 from engine.package.package import read_manifest
+from engine.sampling.logits import StepLogits
+from exporter.prover import device as device_stage
+from exporter.prover import draws, pair
+from exporter.prover.judge import ExactJudge
 from exporter.verify_device import verify_on_device
-from tests.stand_in_certificate import HALF
+from tests.stand_in_certificate import judged
 
 CONFIG = EngineConfig(max_num_seqs=4, device="cuda")
 
 
-class AllIsTaken(Comparison):
-    def step(self, *_: Any) -> None:
-        self.tokens_compared = self.tokens_equal = self.tokens_compared + 1
-
-    def logits(self, *_: Any) -> None:
-        self.tokens_compared = self.tokens_equal = self.tokens_compared + 1
-
-    def values(self, *_: Any) -> None:
+class AllIsTaken(ExactJudge):
+    def numbers(self, *_: Any, **__: Any) -> None:
         pass
 
-    def alignment(self, *_: Any) -> None:
+    def step(self, *_: Any, **__: Any) -> None:
         pass
 
+    def check(self) -> None:
+        self.tokens_compared, self.judged = 1, [judged()]
 
-class HalfIsTaken(HalfComparison):
-    def case(self, *_: Any) -> None:
-        pass
 
-    def values(self, *_: Any) -> None:
-        pass
+def some_tokens(*given: Any) -> list[StepLogits]:
+    """What is found may be no token at all."""
+    found = generate(*given)
+    return [seen._replace(top_ids=np.zeros_like(seen.top_ids)) for seen in found]
 
-    def result(self) -> HalfPrecision:
-        return HALF  # what is found is beyond what a manifest may say
+
+generate = pair.generate
 
 
 def device_of(path: str) -> Any:
@@ -63,19 +57,17 @@ def verify(path: str, checkpoint: str) -> dict[str, Any]:
     except CertificateError as error:
         refusal = str(error)
     before = device_of(path)
-    certify_device.Comparison = certify_device.LossyComparison = AllIsTaken  # type: ignore
-    certify_device.HalfComparison = HalfIsTaken  # type: ignore
-    Sides._check_ids = lambda *_: None  # type: ignore
-    certify_draws.check_draws = lambda *_: None
+    device_stage.ExactJudge = AllIsTaken  # type: ignore[attr-defined]
+    pair.generate = some_tokens  # type: ignore[attr-defined]
+    draws.check_draws = lambda *_: None
     again = [verify_on_device(path, checkpoint, CONFIG).summary() for _ in range(2)]
     return {"refusal": refusal, "before": before, "after": device_of(path), "again": again}
 
 
 found = {}
 for path, checkpoint in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-    comparisons = vars(certify_device).copy()
-    checks = Sides._check_ids, certify_draws.check_draws
+    check_draws = draws.check_draws
     found[path] = verify(path, checkpoint)
-    vars(certify_device).update(comparisons)
-    Sides._check_ids, certify_draws.check_draws = checks  # type: ignore
+    device_stage.ExactJudge = ExactJudge  # type: ignore[attr-defined]
+    pair.generate, draws.check_draws = generate, check_draws  # type: ignore[attr-defined]
 print(json.dumps(found))

@@ -27,44 +27,23 @@ from engine.package.device_certificate import (
     is_invariant_as_shown,
     settings_as_shown,
 )
+from engine.package.manifest import PackageFormat
 from engine.package.package import Package, load_package, read_manifest, write_manifest
 from loadtest.benchmark.engine_bench import settings_for
 from server.worker import in_process
-from tests.engine.test_package import LOSS, ONE_PASS, TEXT, write_package
+from tests.engine.test_package import ONE_PASS, TEXT, write_package
+from tests.stand_in_certificate import LOSS, certificate, judged, shown_on_device
 
 Change = Callable[[dict[str, Any]], None]
 
-HALF = {
-    "positions": 90,
-    "tokens_decided": 80,
-    "tokens_equal": 80,
-    "max_abs_logit_diff": 0.01,
-    "logit_std": 1.0,
-    "rms_diff": 1e-3,
-    "eager_rms_diff": 1e-3,
-    "max_case_ratio": 1.0,
-    "max_position_ratio": 1.5,
-}
-DEVICE = {
-    "gpu": "NVIDIA H200",
-    "driver": "13.0",
-    "onnxruntime": "1.31.1",
-    "buckets": [32],
-    "cases": 3,
-    "tokens_compared": 96,
-    "tokens_equal": 96,
-    "max_abs_logit_diff": 2e-6,
-    "tolerance": 1e-4,
-    "batch_invariant": True,
-    "digest": "0" * 64,
-}
+DEVICE = shown_on_device()
 HERE = SimpleNamespace(gpu_name="NVIDIA H200", driver="13.0")
 CHOSEN = EngineConfig(max_num_seqs=0)  # by the engine
 
 
 def _for_cuda(manifest: dict[str, Any]) -> None:
     manifest["target"] = "cuda"
-    manifest["certificate"]["device"] = dict(DEVICE)
+    manifest["certificate"].update(batch_invariant=False, device=DEVICE.model_dump(mode="json"))
 
 
 def _on_device(directory: Path, **change: Any) -> Path:
@@ -75,19 +54,10 @@ def _on_device(directory: Path, **change: Any) -> Path:
     return write_package(directory, edit)
 
 
-def _in_half(manifest: dict[str, Any]) -> None:
-    _for_cuda(manifest)
-    manifest.update(precision="bf16", weights="bf16")
-    for name in ("cache", "cross_cache"):
-        manifest["generation"][name] = {**manifest["generation"][name], "dtype": "bf16"}
-    manifest["certificate"]["device"].update(half=HALF, tolerance=None)
-
-
 def test_a_package_has_the_certificate_of_a_device(tmp_path: Path) -> None:
     found = load_package(_on_device(tmp_path / "p")).manifest.certificate.device
 
-    assert found is not None
-    assert found.model_dump(mode="json", exclude={"half"}) == DEVICE
+    assert found == DEVICE
 
 
 def test_of_a_package_for_a_device_the_device_shows_invariance(tmp_path: Path) -> None:
@@ -95,13 +65,6 @@ def test_of_a_package_for_a_device_the_device_shows_invariance(tmp_path: Path) -
         path = _on_device(tmp_path / str(shown), batch_invariant=shown)
 
         assert read_manifest(path).certificate.shows_invariance == shown
-
-
-def test_in_half_precision_it_says_what_the_bound_was_measured_by(tmp_path: Path) -> None:
-    found = load_package(write_package(tmp_path / "p", _in_half)).manifest.certificate.device
-
-    assert found is not None and found.half is not None
-    assert found.half.model_dump() == HALF
 
 
 def _of_cpu(manifest: dict[str, Any]) -> None:
@@ -115,16 +78,17 @@ def _of_one_pass(manifest: dict[str, Any]) -> None:
     manifest["files"]["model.onnx"] = manifest["files"]["encoder.onnx"]
 
 
-def _without_half(manifest: dict[str, Any]) -> None:
-    _in_half(manifest)
-    del manifest["certificate"]["device"]["half"]
-
-
 def _with_loss(manifest: dict[str, Any]) -> None:
     _for_cuda(manifest)
-    manifest["weights"] = "int4"
-    manifest["certificate"].update(loss=LOSS, tolerance=1.0)
-    manifest["certificate"]["device"].update(tokens_equal=80)
+    form = PackageFormat("cuda", weights="int4")
+    device = shown_on_device(form, loss=LOSS.model_copy(update={"max_token_loss": 0.1}))
+    found = certificate(form, device=device.model_copy(update={"tokens_equal": 80}))
+    manifest.update(weights="int4", certificate=found.model_dump(mode="json"))
+
+
+def _without_loss(manifest: dict[str, Any]) -> None:
+    _with_loss(manifest)
+    manifest["certificate"]["device"].update(loss=None)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +96,7 @@ def _with_loss(manifest: dict[str, Any]) -> None:
     [
         (_of_cpu, "certificate.device: must not be there for the target cpu"),
         (_of_one_pass, "certificate.device.buckets: must not be there for encoder"),
-        (_without_half, "must have half and no tolerance for precision bf16"),
+        (_without_loss, "certificate.device: must have a loss, and nothing judged in int4"),
         (_with_loss, "certificate.device: only 80 of 96 tokens were equal"),
     ],
 )
@@ -152,9 +116,11 @@ def test_a_device_certificate_that_does_not_go_with_its_package_is_refused(
         ({"buckets": [8, 8], "batch_invariant": False}, "buckets: 8, 8 do not rise"),
         ({"buckets": [8, 32]}, "batch_invariant: cannot be with 2 buckets"),
         ({"tokens_equal": 95}, "certificate.device: only 95 of 96 tokens were equal"),
-        ({"max_abs_logit_diff": 2e-4}, "0.0002 from the eager model, more than 0.0001"),
-        ({"tolerance": 2e-4}, "device.tolerance: 0.0002 is more than 1.5 times 0.0001"),
-        ({"tolerance": None}, "certificate.device: must have a tolerance for precision fp32"),
+        ({"judged": []}, "certificate.device: must have what was judged, and no loss in fp32"),
+        (
+            {"judged": [judged(2.6, play="beams").model_dump()]},
+            "certificate.device.judged: logits, beams: median 2.6e-06 is more than 2.5 times",
+        ),
         ({"buckets": [0]}, "certificate.device.buckets.0"),
         ({"buckets": list(range(1, 66))}, "certificate.device.buckets"),
         ({"digest": "x"}, "certificate.device.digest"),
@@ -172,39 +138,6 @@ def test_a_device_certificate_that_cannot_be_is_refused(
         load_package(_on_device(tmp_path / "p", **change))
 
     assert reason in str(caught.value)
-
-
-def _in_float16(manifest: dict[str, Any]) -> None:
-    _in_half(manifest)
-    manifest.update(precision="fp16", weights="fp16")
-    for name in ("cache", "cross_cache"):
-        manifest["generation"][name]["dtype"] = "fp16"
-    manifest["certificate"]["half"] = HALF
-
-
-@pytest.mark.parametrize("stage", ["certificate", "certificate.device"])
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"max_case_ratio": 1.6}, "max_case_ratio: Input should be less than or equal to 1.5"),
-        ({"max_position_ratio": 3.1}, "max_position_ratio: Input should be less than or equal"),
-        ({"tokens_equal": 79}, "only 79 of 80 tokens were equal"),
-    ],
-)
-def test_half_precision_beyond_its_bound_is_refused(
-    tmp_path: Path, stage: str, change: dict[str, Any], reason: str
-) -> None:
-    def edit(manifest: dict[str, Any]) -> None:
-        _in_float16(manifest)
-        certificate = manifest["certificate"]
-        place = certificate if stage == "certificate" else certificate["device"]
-        place["half"] = {**HALF, **change}
-
-    load_package(write_package(tmp_path / "whole", _in_float16))
-    with pytest.raises(PackageError) as caught:
-        load_package(write_package(tmp_path / "p", edit))
-
-    assert f"{stage}.half" in str(caught.value) and reason in str(caught.value)
 
 
 def test_a_device_certificate_that_was_edited_is_refused(tmp_path: Path) -> None:

@@ -35,12 +35,13 @@ from engine.errors import (
 from engine.life.trial import Trial
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
-from engine.package.manifest import Certificate, EncodingContract, ImageContract, Manifest
+from engine.package.manifest import EncodingContract, ImageContract, Manifest
 from engine.package.package import Package
 from engine.requests.text import Side
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from tests.engine.watching import fail_once
+from tests.stand_in_certificate import certificate
 
 VOCAB = 40
 DIM = 16
@@ -103,16 +104,7 @@ def make_package(task: str = "classify", *, max_len: int = 12, image: bool = Fal
         labels=LABELS,
         files={},
         toolchain={},
-        certificate=Certificate(
-            cases=1,
-            tokens_compared=1,
-            tokens_equal=1,
-            max_abs_logit_diff=0.0,
-            tolerance=1e-4,
-            batch_invariant=True,
-            dtype="float32",
-            covered={},
-        ),
+        certificate=certificate(task=task),
     )
     return Package(path=Path("tiny"), manifest=manifest, manifest_sha256=b"")
 

@@ -39,6 +39,7 @@ from engine.slots.device_room import DeviceRoom, Fit, fit
 from engine.text.tokenizer import Tokenizer
 from tests import fake_gpu
 from tests.engine.fake_device_session import FakeDeviceSession, write_draw_graphs
+from tests.stand_in_certificate import certificate
 
 VOCAB = 258  # bytes, start, end
 START, END = 256, 257
@@ -156,16 +157,7 @@ def _write(directory: Path, graphs: dict[str, ModelProto], **manifest: Any) -> P
             if path.name != "manifest.json"
         },
         "toolchain": {},
-        "certificate": {
-            "cases": 1,
-            "tokens_compared": 1,
-            "tokens_equal": 1,
-            "max_abs_logit_diff": 0,
-            "tolerance": 1e-4,
-            "batch_invariant": True,
-            "dtype": "float32",
-            "covered": {},
-        },
+        "certificate": certificate(task=manifest["task"]).model_dump(mode="json"),
     }
     (directory / "manifest.json").write_bytes(seal(fields | manifest))
     return directory

@@ -16,9 +16,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.errors import PackageError
-from engine.package.manifest import FORMAT_VERSION
+from engine.package.manifest import FORMAT_VERSION, Answers, Judged, Loss, PackageFormat, Weights
 from engine.package.package import load_package, read_manifest, seal
 from engine.session import create_session
+from tests.stand_in_certificate import LOSS, certificate, judged, quantiles
 
 FILES = {
     "decoder.onnx": b"decoder graph",
@@ -55,16 +56,7 @@ def _manifest(files: dict[str, bytes]) -> dict[str, Any]:
             for name, content in files.items()
         },
         "toolchain": {"torch": "2"},
-        "certificate": {
-            "cases": 3,
-            "tokens_compared": 96,
-            "tokens_equal": 96,
-            "max_abs_logit_diff": 1e-6,
-            "tolerance": 1e-4,
-            "batch_invariant": True,
-            "dtype": "float32",
-            "covered": {"batch_sizes": [1, 2], "steps": 32},
-        },
+        "certificate": certificate(covered={"steps": 32}).model_dump(mode="json"),
     }
 
 
@@ -268,7 +260,7 @@ def test_every_wrong_field_of_the_manifest_is_named(tmp_path: Path) -> None:
         manifest["typo"] = 1
         manifest["generation"]["cache"] = CACHE | {"max_len": 0}
         manifest["files"]["config.json"] = {"sha256": "short", "size": -1}
-        manifest["certificate"]["max_abs_logit_diff"] = float("nan")
+        manifest["certificate"]["judged"][0]["eager"]["p99"] = float("nan")
 
     message = _refusal(write_package(tmp_path / "p", change))
 
@@ -280,7 +272,7 @@ def test_every_wrong_field_of_the_manifest_is_named(tmp_path: Path) -> None:
         "generation.cache.max_len",
         "files.config.json.sha256",
         "files.config.json.size",
-        "certificate.max_abs_logit_diff",
+        "certificate.judged.0.eager.p99",
     ):
         assert f"{field}: " in message
 
@@ -382,20 +374,14 @@ def test_huge_manifest_is_refused_unread(package: Path) -> None:
     [
         ({"tokens_equal": 95}, "95 of 96 tokens were equal"),
         ({"tokens_equal": 97}, "97 of 96 tokens were equal"),
-        ({"max_abs_logit_diff": 2e-4}, "0.0002 from the eager model, more than 0.0001"),
-        (
-            {"max_abs_alignment_diff": 2e-4, "alignment_tolerance": 1e-4},
-            "alignment differs by 0.0002 from the eager model, more than 0.0001",
-        ),
-        ({"alignment_tolerance": 1e-4}, "alignment differs by None from the eager model"),
-        ({"max_abs_alignment_diff": -1.0}, "certificate.max_abs_alignment_diff"),
         ({"tokens_equal": 0, "tokens_compared": 0}, "no token was compared"),
         ({"cases": 0}, "certificate.cases"),
-        ({"tolerance": float("inf")}, "certificate.tolerance"),
-        (
-            {"tolerance": 1.0, "max_abs_logit": 20.0},
-            "certificate.tolerance: 1 is more than 0.000125, what is allowed",
-        ),
+        ({"proof": "some"}, "certificate.proof"),
+        ({"reference": "mine"}, "certificate.reference"),
+        ({"judged": []}, "certificate: must have what was judged, and no loss in fp32"),
+        ({"loss": LOSS.model_dump()}, "must have what was judged, and no loss in fp32"),
+        ({"half": [judged().model_dump()]}, "certificate.half: must not be there for precision"),
+        ({"answers": {"items": 1}}, "certificate.answers: must not be there for generate"),
     ],
 )
 def test_certificate_that_was_not_passed_is_refused(
@@ -407,60 +393,72 @@ def test_certificate_that_was_not_passed_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("play", "reason"),
     [
-        ({}, None),  # of a package that was exported before
-        ({"max_abs_alignment_diff": 0.02}, 0.02),  # of a format that rounds
-        ({"max_abs_alignment_diff": 2e-7, "alignment_tolerance": 1e-4}, 2e-7),
+        (judged(2.4), None),
+        (judged(2.6), "logits, alone: median 2.6e-06 is more than 2.5 times that of the eager"),
+        (judged(exported=quantiles(p90=5.1e-6)), "p90 5.1e-06 is more than 2.5 times"),
+        (judged(exported=quantiles(p90=5.1e-6), positions=99), None),
+        (judged(exported=quantiles(p99=4.1e-5)), "p99 4.1e-05 is more than 10 times"),
+        (judged(exported=quantiles(p99=4.1e-5), positions=999), None),
+        (judged(exported=quantiles(largest=1.1e-4), positions=1), "largest 0.00011 is more than"),
+        (judged(90, floor=9e-4), None),
+        (judged(what="alignment", play="beams", exported=quantiles(9)), "alignment, beams: median"),
     ],
 )
-def test_certificate_may_say_how_far_the_alignment_is_off(
-    tmp_path: Path, change: dict[str, Any], expected: float | None
+def test_graphs_that_lose_more_than_they_may_beside_the_eager_model_are_refused(
+    tmp_path: Path, play: Judged, reason: str | None
 ) -> None:
-    directory = write_package(tmp_path / "p", lambda m: m["certificate"].update(change))
+    plays = [judged().model_dump(), play.model_dump()]
 
-    assert load_package(directory).manifest.certificate.max_abs_alignment_diff == expected
+    directory = write_package(tmp_path / "p", lambda m: m["certificate"].update(judged=plays))
+
+    if reason is None:
+        assert load_package(directory).manifest.certificate.judged[1] == play
+    else:
+        assert f"certificate.judged: {play.what}" in _refusal(directory)
+        assert reason in _refusal(directory)
 
 
-LOSS = {
-    "mean_abs_logit_diff": 0.01,
-    "logit_std": 1.0,
-    "max_token_loss": 0.1,
-    "max_logit_loss": 1.0,
-    "max_perplexity_loss": 0.05,
-}
+def _loss(**changes: float) -> Loss:
+    return LOSS.model_copy(update={"max_token_loss": 0.1, **changes})
 
 
 @pytest.mark.parametrize(
-    ("weights", "change", "reason"),
+    ("weights", "changes", "reason"),
     [
-        ("int8", {}, "certificate.loss: must be there for weights int8"),
-        ("fp32", {"loss": LOSS}, "certificate.loss: must not be there for weights fp32"),
-        ("int8", {"loss": LOSS, "tokens_equal": 80}, "80 of 96 tokens were equal"),
-        ("int8", {"loss": LOSS, "tolerance": 1.1}, "certificate.tolerance: 1.1 is more than 1,"),
+        ("int8", {"loss": _loss(), "tokens_equal": 90}, None),
+        ("fp32", {"loss": _loss(), "judged": ()}, "what was judged, and no loss in fp32"),
+        ("int8", {"loss": None, "judged": (judged(),)}, "a loss, and nothing judged in int8"),
+        ("int8", {"judged": (judged(),)}, "a loss, and nothing judged in int8"),
+        ("int8", {"loss": _loss(), "tokens_equal": 80}, "80 of 96 tokens were equal"),
+        ("int8", {"loss": _loss(max_abs_logit_diff=1.1)}, "differ by 1.1 from the eager model"),
     ],
 )
 def test_certificate_of_a_format_with_loss_is_held_to_its_limits(
-    tmp_path: Path, weights: str, change: dict[str, Any], reason: str
+    tmp_path: Path, weights: Weights, changes: dict[str, Any], reason: str | None
 ) -> None:
-    def rewrite(manifest: dict[str, Any]) -> None:
-        manifest["weights"] = weights
-        manifest["certificate"].update(change)
+    found = certificate(PackageFormat(weights=weights), **changes).model_dump(mode="json")
 
-    assert reason in _refusal(write_package(tmp_path / "p", rewrite))
+    directory = write_package(
+        tmp_path / "p", lambda m: m.update(weights=weights, certificate=found)
+    )
 
-
-def test_certificate_may_lose_what_its_limits_allow(tmp_path: Path) -> None:
-    def rewrite(manifest: dict[str, Any]) -> None:
-        manifest["weights"] = "int4"
-        manifest["certificate"].update({"loss": LOSS, "tokens_equal": 90})
-
-    assert load_package(write_package(tmp_path / "p", rewrite)).manifest.weights == "int4"
+    if reason is None:
+        assert load_package(directory).manifest.weights == weights
+    else:
+        assert reason in _refusal(directory)
 
 
 TEXT = {"vocab_size": 20, "max_len": 8, "pad_token_id": 0, "embedding_dim": 4}
 IMAGE = {"size": 4, "channels": 3, "mean": [0.5] * 3, "std": [0.5] * 3, "embedding_dim": 4}
 ONE_PASS = {"task": "classify", "layout": None, "generation": None, "labels": ["a"]}
+FAR_VECTORS = certificate(
+    PackageFormat(weights="int8"),
+    "embed",
+    answers=Answers(items=1, max_vector_loss=0.3),
+    loss=_loss(max_vector_loss=0.2),
+)
 
 
 @pytest.mark.parametrize(
@@ -471,7 +469,16 @@ ONE_PASS = {"task": "classify", "layout": None, "generation": None, "labels": ["
         ({"task": "label", "layout": None}, ["task", "layout"]),
         ({"architecture": "decoder"}, ["generation.cross_cache", "generation.decoder_start_token"]),
         ({"architecture": "encoder"}, ["generation", "encoding", "task", "layout", "labels"]),
-        (ONE_PASS | {"architecture": "encoder", "encoding": TEXT}, ["files: model.onnx"]),
+        (
+            ONE_PASS | {"architecture": "encoder", "encoding": TEXT},
+            ["files: model.onnx", "certificate.answers: must be there for classify"],
+        ),
+        (
+            ONE_PASS
+            | {"architecture": "encoder", "encoding": TEXT, "task": "embed", "labels": []}
+            | {"weights": "int8", "certificate": FAR_VECTORS.model_dump(mode="json")},
+            ["1 less the cosine of a vector to the eager model's is 0.3, more than 0.2"],
+        ),
         (
             ONE_PASS | {"architecture": "encoder", "encoding": TEXT, "task": "embed"},
             ["labels: 1 of them do not go with embed"],

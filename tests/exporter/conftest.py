@@ -82,6 +82,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 MakeCheckpoint = Callable[..., Path]
+TinyGraphs = Callable[..., tuple[Path, Graphs]]
 
 
 @pytest.fixture(autouse=True)
@@ -130,17 +131,17 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_graphs(make_checkpoint: MakeCheckpoint) -> Callable[[str], tuple[Path, Graphs]]:
+def tiny_graphs(make_checkpoint: MakeCheckpoint) -> TinyGraphs:
     """Give the tiny checkpoint of a family and its graphs, to be changed at will."""
 
     @functools.cache
-    def export(family: str) -> tuple[Path, dict[str, onnx.ModelProto]]:
-        path = make_checkpoint(family)
+    def export(family: str, **options: Any) -> tuple[Path, dict[str, onnx.ModelProto]]:
+        path = make_checkpoint(family, **options)
         graphs = build_graphs(load_checkpoint(path).model)
         return path, {name: ir.to_proto(graph) for name, graph in graphs.items()}
 
-    def give(family: str) -> tuple[Path, Graphs]:
-        path, graphs = export(family)
+    def give(family: str, **options: Any) -> tuple[Path, Graphs]:
+        path, graphs = export(family, **options)
         return path, {name: ir.from_proto(graph) for name, graph in graphs.items()}
 
     return give

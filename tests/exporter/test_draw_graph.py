@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from exporter.certificate import draws
-from exporter.certificate.draws import NUM_DRAWS, certify_draws
-from exporter.certificate.execution import load_for_cpu
 from numpy.typing import NDArray
 
 from engine.errors import CertificateError
@@ -26,6 +23,9 @@ from engine.session import create_session
 from engine.slots.runner import SlotModelRunner
 from exporter.graphs.draw_graph import BLOCK, draw_graphs
 from exporter.graphs.package_graphs import write_graphs
+from exporter.prover import draws
+from exporter.prover.draws import NUM_DRAWS, certify_draws
+from exporter.prover.execution import load_for_cpu
 from tests.engine.test_model_runner import TinyModel
 
 VOCAB = 700  # two blocks, the second of which is not full

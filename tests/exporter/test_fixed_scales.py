@@ -12,10 +12,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from exporter.certificate import scored_text
-from exporter.certificate.generation_cases import Case
-from exporter.certificate.loss import LossLimits
-from exporter.certificate.scored_text import read_text
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from torch import Tensor
@@ -26,6 +22,8 @@ from engine.package.manifest import Manifest, PackageFormat
 from engine.package.package import load_package
 from engine.session import create_session
 from exporter.checkpoint import load_checkpoint
+from exporter.compare import scored_text
+from exporter.compare.scored_text import read_text
 from exporter.export import MIN_TOKENS, export_package
 from exporter.graphs import package_graphs
 from exporter.graphs.contracts import generation_contract
@@ -33,6 +31,8 @@ from exporter.graphs.input_scales import Passage, fixed_scales
 from exporter.graphs.torch_export import Graphs
 from exporter.graphs.weights import FixedScale, inputs_of_products, quantize
 from exporter.models import GPT, EncoderDecoder
+from exporter.prover.generation_cases import Case
+from exporter.prover.loss import LossLimits
 from exporter.samples import Tokens
 from exporter.verification import verify_package
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import onnx_ir as ir
 import pytest
 import torch
-from exporter.certificate.twin import twin_graphs
 from torch import nn
 
 from engine.package.manifest import PackageFormat, Precision
 from exporter.checkpoint import load_checkpoint
+from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import TransformerConfig, build_model
+from exporter.prover import prover
 from tests.emulated.models import MODELS
 from tests.exporter.conftest import MakeCheckpoint
 
@@ -142,15 +144,16 @@ def expected(exported: Exported) -> dict[str, Left]:
 
 
 def test_a_twin_in_float32_has_the_attention_of_the_package(
-    make_checkpoint: MakeCheckpoint,
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """What is proven in float32 is proven of these nodes; a package in float32 has others."""
     checkpoint, numbers = load_checkpoint(make_checkpoint("gpt")), PackageFormat.of("cuda", "fp32")
+    write_graphs(build_graphs(checkpoint.model, target=CUDA), tmp_path)
 
     num_attentions = {}
     for precision in ("fp16", "bf16", "fp32"):
         form = PackageFormat.of("cuda", precision)
-        with twin_graphs(checkpoint, form, numbers) as directory:
+        with prover._graphs(checkpoint, tmp_path, form, numbers) as directory:
             twin = kinds(ir.load(directory / "decoder.onnx"))
         num_attentions[precision] = twin["GroupQueryAttention"], twin["Attention"]
 

@@ -71,8 +71,9 @@ def test_model_that_only_embeds_is_certified_and_served(
 
     assert (manifest.task, manifest.labels) == ("embed", ())
     assert manifest.encoding is not None and manifest.encoding.embedding_dim == 6
-    certificate = manifest.certificate
-    assert certificate.batch_invariant and 0 < (certificate.max_abs_vector_diff or 0) < 1e-4
+    found = manifest.certificate.answers
+    assert manifest.certificate.batch_invariant and found is not None
+    assert found.neighbours_kept == found.items and 0 < (found.max_number_diff or 0) < 1e-5
     verify_package(tmp_path / "p", path)
     capabilities, (found,) = ask(load_package(tmp_path / "p"), PredictionItem("w4 w5 w6"))
     assert capabilities == ("embed", "batch_invariant")
@@ -94,8 +95,8 @@ def test_vectors_alone_are_certified_in_every_kind_of_format(
 
     verify_package(tmp_path / "p", path)
     half = manifest.certificate.half
-    assert (half is not None) == (form.get("precision") == "fp16")
-    assert half is None or half.positions == manifest.certificate.cases
+    assert bool(half) == (form.get("precision") == "fp16")
+    assert all(one.what == "vectors" for one in half)
 
 
 def test_second_text_of_a_pair_is_told_from_the_first(

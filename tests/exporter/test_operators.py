@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from exporter.certificate.certificate import certify
 from torch import Tensor, nn
 
 from engine.package.manifest import PackageFormat
@@ -25,6 +24,7 @@ from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import SourceRow, cross_attention_over_row
 from exporter.operators.domain import DOMAIN
+from exporter.prover.prover import prove
 from loadtest.studies.kernels import read_profile
 from tests.exporter.reference_bodies import REFERENCE
 
@@ -503,7 +503,7 @@ def test_a_model_of_standard_operators_gets_the_certificate_too(
     write_graphs(graphs, tmp_path)
 
     for_another_device = PackageFormat(target="cuda")  # no bits are promised
-    certificate = certify(checkpoint, tmp_path, lambda done, total: None, form=for_another_device)
+    certificate = prove(checkpoint, tmp_path, for_another_device)
 
     assert certificate.tokens_equal > 0
     for function in graphs["decoder.onnx"].functions.values():

@@ -11,10 +11,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from exporter.certificate import scored_text
-from exporter.certificate.loss import DEFAULT_LIMITS, LossLimits
-from exporter.certificate.perplexity import measure_perplexity
-from exporter.certificate.scored_text import read_text
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
@@ -23,6 +19,9 @@ from engine.package.manifest import Manifest, PackageFormat, Weights
 from engine.package.package import load_package
 from engine.session import create_session
 from exporter.checkpoint import load_checkpoint
+from exporter.compare import scored_text
+from exporter.compare.quality import measure_text
+from exporter.compare.scored_text import read_text
 from exporter.export import export_package
 from exporter.graphs import package_graphs
 from exporter.graphs.contracts import generation_contract
@@ -30,6 +29,7 @@ from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
 from exporter.graphs.weights import quantize, quantize_blocks, quantize_columns
 from exporter.models.layers import OUTPUT_BIAS
+from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.verification import verify_package
 
 pytestmark = pytest.mark.usefixtures("few_cases")
@@ -238,10 +238,10 @@ def test_both_sides_give_a_text_the_same_perplexity_in_fp32(
     (tmp_path / "text.txt").write_text(content)
 
     text = read_text(tmp_path / "text.txt", checkpoint)
-    found = measure_perplexity(checkpoint.model.double(), contract, tmp_path, text.pieces)
+    found = measure_text(checkpoint.model, contract, tmp_path, text)
 
-    assert found.num_tokens == (4 if family == "gpt" else 3 + 2)
-    assert found.exported == pytest.approx(found.eager, rel=1e-5)
+    assert found.text_tokens == (4 if family == "gpt" else 3 + 2)
+    assert found.perplexity == pytest.approx(found.eager_perplexity, rel=1e-5)
 
 
 def test_a_text_with_a_token_that_the_model_never_writes_has_no_perplexity(
@@ -254,10 +254,10 @@ def test_a_text_with_a_token_that_the_model_never_writes_has_no_perplexity(
     contract = generation_contract(checkpoint.config.model)
     assert contract is not None
     (tmp_path / "text.txt").write_text("w3 w4\tw5 w6\n")
-    pieces = read_text(tmp_path / "text.txt", checkpoint).pieces
+    text = read_text(tmp_path / "text.txt", checkpoint)
 
     with pytest.raises(ConfigError, match="never writes token 6, .* leave .* out of --text"):
-        measure_perplexity(checkpoint.model.double(), contract, tmp_path, pieces)
+        measure_text(checkpoint.model, contract, tmp_path, text)
 
 
 @pytest.mark.parametrize(

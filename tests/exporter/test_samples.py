@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from exporter.certificate import certificate as certificates
-from exporter.certificate.comparison import Comparison
-from exporter.certificate.subject import subject_of
 
 from engine.errors import CheckpointError
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from exporter.samples import encode_samples
+from exporter.prover.prover import Subject
+from exporter.samples import Tokens, encode_samples
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -24,37 +21,30 @@ def _saved(checkpoint: Checkpoint, path: Path, task: str, *samples: str) -> Chec
     return load_checkpoint(path)
 
 
-def _tried(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the prompts, besides random ones, that a certificate would be made with."""
-    tried: list[Any] = []
-    monkeypatch.setattr(certificates, "Sides", lambda *_, **__: None)
-    monkeypatch.setattr(
-        certificates, "certify_generation", lambda _, samples, __: tried.extend(samples)
-    )
-    subject = subject_of(checkpoint, PackageFormat())
-    certificates.compare_all(subject, checkpoint.path, Comparison(), lambda *_: None)
-    return tried
+def _tried(checkpoint: Checkpoint) -> list[Tokens]:
+    """Return the prompts, besides random ones, that the model is tried with."""
+    return Subject.of(checkpoint, PackageFormat()).samples
 
 
 def test_a_model_is_tried_with_the_sentences_of_its_checkpoint(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     tiny = load_checkpoint(make_checkpoint("gpt"))
 
     checkpoint = _saved(tiny, tmp_path / "tiny", "tiny", "w3 w5", "w7")
 
     assert checkpoint.samples == ("w3 w5", "w7")
-    assert _tried(checkpoint, monkeypatch) == [(3, 5), (7,)]
+    assert _tried(checkpoint) == [(3, 5), (7,)]
 
 
 def test_a_model_that_is_named_like_a_task_is_not_tried_with_the_sentences_of_that(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     tiny = load_checkpoint(make_checkpoint("gpt"))
 
     checkpoint = _saved(tiny, tmp_path / "dates", "dates")
 
-    assert _tried(checkpoint, monkeypatch) == []
+    assert _tried(checkpoint) == []
 
 
 def test_sentences_are_cut_to_the_length_that_the_model_takes(

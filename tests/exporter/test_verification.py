@@ -7,12 +7,11 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exporter.certificate.cases import Progress
-from exporter.certificate.loss import LossLimits
 
 from engine.errors import CertificateError, PackageError
 from engine.package.manifest import Certificate
@@ -23,10 +22,16 @@ from exporter.export import export_package
 from exporter.graphs import package_graphs
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
+from exporter.prover.arithmetic import reordered
+from exporter.prover.eager import Eager, EagerModel, Forward
+from exporter.prover.loss import LossLimits
+from exporter.prover.progress import Progress
 from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
 from server.cli.app import run
-from tests.exporter.test_certificate import MUTANTS, Surgery
+from tests.exporter.prover import test_faults_of_choices as choices
+from tests.exporter.prover.surgery import Mutation, spoiled
+from tests.stand_in_certificate import judged
 
 # The distribution that is installed here: for a CPU, or for CUDA.
 (RUNTIME,) = {"onnxruntime", "onnxruntime-gpu"} & set(read_toolchain())
@@ -61,7 +66,7 @@ def checkpoint(exported: tuple[Path, Path]) -> Path:
 def compared(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the comparison as done: it finds what it found when the package was exported."""
     found = load_package(exported[1]).manifest.certificate
-    monkeypatch.setattr(verification, "certify", lambda *_, **__: found)
+    monkeypatch.setattr(verification, "prove", lambda *_, **__: found)
 
 
 def _edit(package: Path, change: Change) -> None:
@@ -91,7 +96,7 @@ def test_the_command_tells_how_far_it_is_and_ends_with_one_line_of_what_was_foun
 ) -> None:
     stored, told = load_package(package).manifest.certificate, list[Any]()
 
-    def compared(checkpoint: object, path: object, progress: Progress, **_: object) -> Certificate:
+    def compared(*_: object, progress: Progress, **__: object) -> Certificate:
         progress(3, 8)
         return stored
 
@@ -100,7 +105,7 @@ def test_the_command_tells_how_far_it_is_and_ends_with_one_line_of_what_was_foun
         told.append(title)
         yield lambda *counts: told.append(counts)
 
-    monkeypatch.setattr(verification, "certify", compared)
+    monkeypatch.setattr(verification, "prove", compared)
     monkeypatch.setattr("server.cli.progress.show_progress", noted)
 
     assert run(["verify", str(package), str(checkpoint)]) == 0
@@ -128,8 +133,8 @@ def test_the_command_fails_with_one_line_where_the_certificate_was_edited(
     [
         ({"batch_invariant": False}, "batch_invariant is False, found True"),
         ({"cases": 10**6}, "cases is 1000000, found "),
-        ({"max_abs_logit_diff": 1e-20}, "max_abs_logit_diff is 1e-20, found "),
-        ({"tolerance": 5e-5}, "tolerance is 5e-05, found 0.0001"),
+        ({"judged": [judged(1e-6).model_dump()]}, "alone, logits.exported.median is 1e-12, found"),
+        ({"reference": "mean of runs"}, "reference is mean of runs, found float64"),
         ({"dtype": "float64"}, "dtype is float64, found fp32"),
         ({"covered": {"steps": 10**6}}, "covered.steps is 1000000, found "),
         ({"tokens_compared": 10**6, "tokens_equal": 10**6}, "tokens_equal is 1000000, found "),
@@ -160,15 +165,79 @@ def test_certificate_that_is_not_found_is_refused_where_the_release_is_not_insta
 
 
 @pytest.mark.usefixtures("compared")
-def test_certificate_of_a_machine_that_rounds_otherwise_is_found_again(
-    package: Path, checkpoint: Path
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ({"median": 1.9, "p90": 1.9, "p99": 30, "largest": 50}, None),
+        ({"median": 0.6, "p90": 0.6, "p99": 0.01, "largest": 0.01}, None),
+        (
+            {"median": 3},
+            r"alone, logits\.exported\.median is .*, found .*it was edited, or",
+        ),
+        ({"median": 0.3}, r"alone, logits\.eager\.median is"),
+        ({"p90": 3}, r"alone, log-probabilities\.eager\.p90 is"),
+    ],
+)
+def test_of_the_quantiles_median_and_90th_percentile_are_found_again_but_no_tail(
+    times: dict[str, float], message: str | None, package: Path, checkpoint: Path
 ) -> None:
+    """A machine that sums in another order loses somewhat more or less, and by chance behind."""
+
     def change(manifest: dict[str, Any]) -> None:
-        manifest["certificate"]["max_abs_logit_diff"] *= 1.3
+        for one in manifest["certificate"]["judged"]:
+            one["runs"] = 5 - one["runs"]
+            for side in (one["exported"], one["eager"]):
+                side |= {name: side[name] * factor for name, factor in times.items()}
 
     _edit(package, change)
 
-    assert "its certificate found again" in verify_package(package, checkpoint).summary()
+    if message is None:
+        assert "its certificate found again" in verify_package(package, checkpoint).summary()
+    else:
+        with pytest.raises(CertificateError, match=message):
+            verify_package(package, checkpoint)
+
+
+def test_a_certificate_that_was_made_with_another_order_of_sums_is_found_again(
+    tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoint, graphs = tiny_graphs("gpt")
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
+    run = EagerModel.run
+
+    def in_another_order(model: EagerModel, forward: Forward) -> list[Eager]:
+        with reordered(99):
+            others = forward(model.own)
+        pairs = zip(run(model, forward), others, strict=True)
+        return [replace(one, runs=[other]) for one, other in pairs]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EagerModel, "run", in_another_order)
+        made = export_package(checkpoint, tmp_path / "package", proof="quick").certificate
+
+    found = verify_package(tmp_path / "package", checkpoint).certificate
+    assert found.judged[0].eager != made.judged[0].eager
+    assert found.judged[0].exported == made.judged[0].exported
+
+
+def test_a_package_is_verified_at_the_level_at_which_it_was_proven(
+    tiny_graphs: TinyGraphs,
+    package: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    graphs = tiny_graphs("gpt")[1]
+    monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: graphs)
+    quick = export_package(checkpoint, tmp_path / "quick", proof="quick").certificate
+
+    again = verify_package(tmp_path / "quick", checkpoint).certificate
+
+    assert quick.proof == again.proof == "quick"
+    assert again.cases == quick.cases < load_package(package).manifest.certificate.cases
+    _edit(tmp_path / "quick", lambda m: m["certificate"].update(proof="standard"))
+    with pytest.raises(CertificateError, match=f"cases is {quick.cases}, found "):
+        verify_package(tmp_path / "quick", checkpoint)
 
 
 @pytest.mark.usefixtures("compared")
@@ -226,12 +295,13 @@ def test_name_and_version_are_told_for_nothing_else_shows_them(
 def test_limits_of_a_loss_are_told_where_a_person_chose_them(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    limits = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=0.05)
+    limits = LossLimits(1, 100, 0.05, 0.5)
     export_package(checkpoint, tmp_path / "package", kv_cache="int8", limits=limits)
 
     line = verify_package(tmp_path / "package", checkpoint).summary()
 
-    assert "; nothing shows max_token_loss 1, max_logit_loss 100, which a person chose; " in line
+    chosen = "max_token_loss 1, max_logit_loss 100, max_vector_loss 0.5"
+    assert f"; nothing shows {chosen}, which a person chose; " in line
 
 
 @pytest.mark.parametrize("name", ["target_tokenizer.json", "chat.json", "encoder.onnx"])
@@ -273,12 +343,12 @@ def test_package_that_is_swapped_while_it_is_compared_is_refused(
 ) -> None:
     found = load_package(package).manifest.certificate
 
-    def certify(*_: object, **__: object) -> Certificate:
+    def prove(*_: object, **__: object) -> Certificate:
         shutil.copy(package / "decoder.onnx", package / "copy")
         (package / "copy").rename(package / "decoder.onnx")
         return found
 
-    monkeypatch.setattr(verification, "certify", certify)
+    monkeypatch.setattr(verification, "prove", prove)
 
     with pytest.raises(PackageError, match="was changed while the package was loaded"):
         verify_package(package, checkpoint)
@@ -290,7 +360,7 @@ def test_verify_refuses_other_weights(package: Path, checkpoint: Path, tmp_path:
     shutil.copytree(checkpoint, tmp_path / "other")
     save_checkpoint(tmp_path / "other", "tiny", changed.model, changed.tokenizer)
 
-    with pytest.raises(CertificateError, match="largest logit difference"):
+    with pytest.raises(CertificateError, match="^alone, all positions: the median of what logits"):
         verify_package(package, tmp_path / "other")
 
 
@@ -319,17 +389,19 @@ def _put(graphs: Graphs, package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["top_of_the_smallest", "top_ids_off_by_one", "log_softmax_left_out", "logit_idx_collapsed"],
+    "fault",
+    [
+        choices.top_of_the_smallest,
+        choices.top_ids_off_by_one,
+        choices.log_softmax_left_out,
+        choices.logit_idx_collapsed,
+    ],
 )
 def test_verify_refuses_a_faulty_graph_whose_hashes_are_right(
-    name: str, package: Path, checkpoint: Path, tiny_graphs: TinyGraphs
+    fault: Mutation, package: Path, checkpoint: Path, tiny_graphs: TinyGraphs
 ) -> None:
     _, graphs = tiny_graphs("gpt")
-    file, mutate = MUTANTS["gpt", name]
-    surgery = Surgery(graphs[file])
-    mutate(surgery)
-    _put({**graphs, file: surgery.graph()}, package)
+    _put(spoiled(graphs, "decoder.onnx", fault), package)
     load_package(package)  # nothing of it is wrong by itself
 
     with pytest.raises(CertificateError, match="prompt of "):

@@ -16,9 +16,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from exporter.certificate import device_digest
-from exporter.certificate.device_digest import Found, find
-from exporter.certificate.execution import Execution, OnCpu, OnDevice
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
@@ -26,11 +23,14 @@ from engine.package import device_certificate
 from engine.package.package import Package, load_package, seal
 from exporter import verification, verify_device
 from exporter.checkpoint import load_checkpoint, save_checkpoint
+from exporter.prover import digest
+from exporter.prover.digest import Found, find
+from exporter.prover.execution import Execution, OnCpu, OnDevice
 from exporter.verification import verify_package
 from exporter.verify_device import verify_on_device
 from server.cli.app import cli
 from tests.exporter.conftest import MakeCheckpoint
-from tests.exporter.test_certify_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
+from tests.exporter.prover.test_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 
@@ -121,12 +121,10 @@ def test_another_process_runs_a_package_as_this_one(
     device: Any = SimpleNamespace(index=3)
     here = OnDevice(load_package(package), config, device)
     seen: list[Execution] = []
-    monkeypatch.setattr(device_digest, "open_device", lambda index: SimpleNamespace(index=index))
-    monkeypatch.setattr(
-        device_digest, "find", lambda package, there: seen.append(there) or Found("", ())
-    )
+    monkeypatch.setattr(digest, "open_device", lambda index: SimpleNamespace(index=index))
+    monkeypatch.setattr(digest, "find", lambda package, there: seen.append(there) or Found("", ()))
 
-    device_digest.main([str(package), *here.as_options()])
+    digest.main([str(package), *here.as_options()])
 
     assert seen == [here]
 
@@ -184,7 +182,7 @@ def test_a_package_of_other_weights_stays_as_it_was(
     save_checkpoint(tmp_path / "other", "tiny", other.model, other.tokenizer)
     before = {path.name: path.read_bytes() for path in package.iterdir()}
 
-    with pytest.raises(CertificateError, match="largest logit difference"):
+    with pytest.raises(CertificateError, match="^alone, all positions: the median of what"):
         verify_on_device(package, tmp_path / "other", CONFIG)
 
     assert {path.name: path.read_bytes() for path in package.iterdir()} == before
@@ -238,7 +236,7 @@ def test_without_the_gpu_it_is_a_claim(
 ) -> None:
     verify_on_device(package, checkpoint, CONFIG)
     shown = load_package(package).manifest.certificate.model_copy(update={"device": None})
-    monkeypatch.setattr(verification, "certify", lambda *_, **__: shown)
+    monkeypatch.setattr(verification, "prove", lambda *_, **__: shown)
 
     line = verify_package(package, checkpoint).summary()
 

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from exporter.certificate import device as device_stage
-from exporter.certificate.ahead import certify_ahead
-from exporter.certificate.device_digest import find
 
 from engine.config import EngineConfig
 from engine.errors import PackageError
@@ -22,10 +19,13 @@ from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.runner import SlotModelRunner
 from exporter import verify_device
+from exporter.prover import device as device_stage
+from exporter.prover.ahead import certify_ahead
+from exporter.prover.digest import find
 from exporter.verify_device import verify_on_device
 from tests import fake_gpu
 from tests.engine.fake_cuda import NAME
-from tests.exporter.test_certify_device import (  # noqa: F401 - a fixture
+from tests.exporter.prover.test_device import (  # noqa: F401 - a fixture
     SHORT,
     SHORT_LLAMA,
     MakePackage,

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from exporter.certificate.half_comparison import DECIDED, MAX_POSITION_RATIO
 from torch import Tensor, nn
 
 from engine.package.manifest import Precision
 from engine.requests.events import FinishReason
 from engine.requests.request import SamplingParams
 from exporter.models import TransformerConfig
+from tests.parity.near import DECIDED, MAX_RATIO
 
 TOLERANCE = 1e-4  # of a log-probability, where graphs are in float32
 
@@ -53,7 +53,7 @@ class Eager:
         if self._half is None:
             return [TOLERANCE] * len(row)
         worst = self._half_errors(prompt, row)
-        return (MAX_POSITION_RATIO * worst.clamp(min=float(worst.mean()))).tolist()
+        return (MAX_RATIO * worst.clamp(min=float(worst.mean()))).tolist()
 
     def undecided(self, prompt: tuple[int, ...], row: list[int]) -> float:
         """Return the lead of the best logit behind a row that the type of the graphs may turn."""

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exporter.certificate.half_comparison import MAX_POSITION_RATIO
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient
 from torch import nn
@@ -34,6 +33,7 @@ from exporter.models.attention import record_probabilities
 from server.config import WorkerConfig
 from server.worker.worker import Worker
 from tests.parity.conftest import CPU, Exported, Setup, export_unproven, setups
+from tests.parity.near import MAX_RATIO
 
 VOCAB_SIZE, START, EOS = 61, 1, 2
 CONFIG = TransformerConfig(
@@ -169,7 +169,7 @@ async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
             atol = 1e-5
             if setup.form.precision == "fp16":
                 half = eager_attention(in_half(checkpoint), request.prompt, prefix, generated)
-                atol = MAX_POSITION_RATIO * float(np.abs(half - expected).max())
+                atol = MAX_RATIO * float(np.abs(half - expected).max())
             np.testing.assert_allclose(sequence.alignment, expected, atol=atol)
             np.testing.assert_allclose(np.sum(sequence.alignment, axis=1), 1, atol=1e-5)
 

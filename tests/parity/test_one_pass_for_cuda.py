@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import copy
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from exporter.certificate.half_comparison import HalfComparison
-from exporter.certificate.random_rounding import RandomRounding, Rounded
 from PIL import Image
 from torch import nn
 
 from engine.config import EngineConfig, RequestLimits
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
-from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
+from engine.one_pass.item_encoder import ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
 from engine.package.manifest import PackageFormat
 from engine.package.package import load_package
 from engine.text.tokenizer import Tokenizer
 from exporter.models import ImageConfig, TransformerConfig
+from exporter.prover import eager as prover
+from exporter.prover.judge import At, ExactJudge
 from tests.parity.conftest import CONFIGS, SHAPE, VOCAB_SIZE
 from tests.parity.uncertified import write_uncertified
 
@@ -117,25 +116,14 @@ async def test_one_pass_packages_for_cuda_answer_as_the_eager_model(
 
     found = await ask_at_once(engine, items)
 
+    own = model if precision == "fp32" else copy.deepcopy(model).half()
+    in_own = [eager(own, row.values) for row in rows]
     exact = [eager(copy.deepcopy(model).double(), row.values) for row in rows]
-    half = copy.deepcopy(model).half()
+    judge = ExactJudge(precision=precision)  # type: ignore[arg-type]
     for part in Eager._fields:
-        ours, theirs = (np.vstack([getattr(one, part) for one in side]) for side in (found, exact))
-        if precision == "fp32":
-            np.testing.assert_allclose(ours, theirs, atol=1e-4)
-        else:
-            comparison = HalfComparison()
-            hold = comparison.case if part == "logits" else comparison.values
-            hold(ours, theirs, rounded(half, rows, part), str)
-            comparison.result()
-
-
-def rounded(half: nn.Module, rows: Sequence[EncodedItem], part: str) -> Rounded:
-    def numbers() -> np.ndarray:
-        return np.vstack([getattr(eager(half, row.values), part) for row in rows])
-
-    def at_random(seed: int) -> np.ndarray:
-        with RandomRounding(torch.float16, seed):
-            return numbers()
-
-    return Rounded(numbers(), at_random)
+        sides = (found, exact, in_own)
+        ours, *theirs = (np.vstack([getattr(one, part) for one in side]) for side in sides)
+        numbers = np.arange(len(ours))
+        at = At(numbers, 0 * numbers, 0 * numbers, str)
+        judge.numbers("engine", part, ours, prover.Eager(theirs[0], theirs[1:]), at)
+    judge.finish()

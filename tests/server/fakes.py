@@ -22,8 +22,8 @@ from engine.errors import (
 )
 from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionItem
 from engine.package.manifest import (
+    Answers,
     CacheShape,
-    Certificate,
     EncodingContract,
     GenerationContract,
     ImageContract,
@@ -55,8 +55,10 @@ from server.worker.call_record import CallRecord
 from server.worker.recording import Observer
 from server.worker.request_log import request_fields
 from server.worker.worker import Worker
+from tests.stand_in_certificate import certificate
 
 VOCAB_SIZE = 100
+ANSWERS = Answers(items=8, labels=40, labels_turned=1, max_probability_diff=2.5e-6)
 MAX_PROMPT = 16  # tokens = words of a text
 TIMING = Timing(
     queue=0.01, prefill=0.02, decode=0.03, time_to_first_token=0.03, steps=3, mean_batch_size=2.0
@@ -79,19 +81,6 @@ OPTIONS = (
     "batch_invariant",
     "score",
 )  # every capability beyond plain generation
-
-
-def certificate(*, batch_invariant: bool = True) -> Certificate:
-    return Certificate(
-        cases=12,
-        tokens_compared=100,
-        tokens_equal=100,
-        max_abs_logit_diff=1e-6,
-        tolerance=1e-4,
-        batch_invariant=batch_invariant,
-        dtype="float32",
-        covered={"steps": 32},
-    )
 
 
 def generation_package(
@@ -118,7 +107,7 @@ def generation_package(
         defaults=GenerationDefaults.model_validate(defaults),
         files={},
         toolchain={"torch": "2.13.0", "threads": "2", "instruction_sets": "avx2 avx512f"},
-        certificate=certificate(batch_invariant=batch_invariant),
+        certificate=certificate(cases=12, batch_invariant=batch_invariant),
     )
     return Package(path=Path("nowhere"), manifest=manifest, manifest_sha256=b"\x01" * 32)
 
@@ -140,7 +129,7 @@ def prediction_package(name: str = "tags", *, version: str = "1", task: str = "l
         labels=LABELS,
         files={},
         toolchain={},
-        certificate=certificate(),
+        certificate=certificate(task=task, answers=ANSWERS),
     )
     return Package(path=Path("nowhere"), manifest=manifest, manifest_sha256=b"\x02" * 32)
 

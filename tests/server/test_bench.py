@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.package.manifest import DeviceCertificate, PackageFormat
+from engine.package.manifest import PackageFormat
 from engine.package.package import read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import save_checkpoint
@@ -27,7 +27,7 @@ from loadtest.benchmark.report import DecodeStep
 from loadtest.studies import trees
 from server.cli.app import run
 from tests import fake_gpu
-from tests.stand_in_certificate import export_with_stand_in
+from tests.stand_in_certificate import export_with_stand_in, shown_on_device
 from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
 
 CONFIG = TransformerConfig(
@@ -222,19 +222,7 @@ def test_a_package_for_a_gpu_is_measured_there_and_refused_on_another(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     device, file = fake_gpu.put_in(monkeypatch), tmp_path / "bench.json"
-    shown = DeviceCertificate(
-        gpu=device.gpu_name,
-        driver=device.driver,
-        onnxruntime="1.31.1",
-        buckets=(3,),
-        cases=1,
-        tokens_compared=1,
-        tokens_equal=1,
-        max_abs_logit_diff=0,
-        tolerance=1e-4,
-        batch_invariant=True,
-        digest="0" * 64,
-    )
+    shown = shown_on_device(gpu=device.gpu_name, driver=device.driver, buckets=(3,))
     checkpoint, path = package.parent / "checkpoint", tmp_path / "package"
     export_with_stand_in(checkpoint, path, PackageFormat.of("cuda", "fp32"), device=shown)
     work = ("--concurrency", "1,2", "--new-tokens", "4", "--rounds", "1", "--device", "cuda")

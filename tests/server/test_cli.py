@@ -490,6 +490,21 @@ async def test_models_shows_the_defaults_of_a_package(
     assert "banned_tokens [0 1 2 3 4 5 6 7, 10 in all], beam 4, length_power 1" in out
 
 
+async def test_models_shows_how_near_a_model_is_to_pytorch_by_what_it_gives(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    async with running_worker(FakeGenerator(), FakePredictor()) as (_, address):
+        assert await _tokenweir(address, "models") == 0
+
+    out = capsys.readouterr().out
+    assert (
+        "12 cases, proof standard, 96 of 96 best entries equal, logits within 1e-05 of float64, "
+        "PyTorch itself 1e-05" in out
+    )
+    assert "labels that turn 1 of 40, largest difference of a probability 2.5e-06" in out
+
+
 async def test_models_shows_how_near_answers_to_a_text_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -724,6 +739,7 @@ UNSAID = {
     "weights": None,
     "kv_cache": None,
     "text": None,
+    "proof": "standard",
 }
 
 
@@ -731,7 +747,7 @@ UNSAID = {
     "said",
     [
         {},
-        {"name": "poems", "version": "2026-11"},
+        {"name": "poems", "version": "2026-11", "proof": "quick"},
         {"target": "cuda", "precision": "bf16", "weights": "int4", "kv_cache": "int8"},
     ],
 )

@@ -212,7 +212,14 @@ async def test_models_say_what_they_can():
         loads = await client.load()
 
     assert models["dates"].state == "ready"
-    assert models["dates"].parity is not None and models["dates"].parity.cases == 12
+    dates, tags = models["dates"].parity, models["tags"].parity
+    assert dates is not None and (dates.cases, dates.proof, dates.answers) == (12, "standard", None)
+    (loss,) = dates.losses
+    assert (loss.play, loss.what, loss.positions) == ("alone", "logits", 5000)
+    assert loss.median == loss.eager_median == pytest.approx(1e-6)
+    assert tags is not None and tags.answers is not None
+    assert tags.answers.max_probability_diff == pytest.approx(2.5e-6)
+    assert tags.answers.max_vector_loss is None
     assert "generate" in models["dates"].capabilities
     assert (models["dates"].device, models["dates"].precision) == ("cpu", "fp32")
     assert models["tags"].labels == ("NOUN", "VERB", "DET")

@@ -9,10 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from exporter.difference import answers, difference, predictors
-from exporter.difference.answers import AnswerDifference, FirstAnswer, OfPredictor
-from exporter.difference.difference import Difference, First, OfSide
 
+from engine.package.manifest import Answers
+from exporter.compare import difference, item_difference, predictors
+from exporter.compare.difference import Difference, First, OfSide
+from exporter.compare.item_difference import AnswerDifference, FirstAnswer, OfPredictor
 from server.cli.app import run
 
 ONE = OfSide("a", 1000, 50.0, 3.5, 40.0, 20.0)
@@ -30,6 +31,7 @@ SAID = AnswerDifference(
     answer_loss=0.05,
     score_quantiles={"50%": 0.01, "100%": 0.2},
     cosine_quantiles={"50%": 1e-5, "100%": 0.002},
+    compared=Answers(items=4, labels=20, labels_turned=1, max_probability_diff=0.2),
     references=20,
     one=OfPredictor("a", 1000, 50.0, 0.9),
     other=OfPredictor("b", 500, 100.0, 0.85),
@@ -58,7 +60,7 @@ def given(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def asked(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A comparison of models that answer in one pass."""
     monkeypatch.setattr(predictors, "generates", lambda _: False)
-    monkeypatch.setattr(answers, "compare_answers", lambda *_: SAID)
+    monkeypatch.setattr(item_difference, "compare_items", lambda *_: SAID)
     return paths
 
 
@@ -134,6 +136,7 @@ def test_answers_that_are_others_fail(asked: list[str], capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert "answer loss 0.05, more than 0" in captured.err
     assert "19 of 20 (95.00%)" in captured.out and "90.00%" in captured.out
+    assert "labels that turn" in captured.out and "1 of 20" in captured.out
     first = "first difference: line 3, token 2 'saw'\n  A: [VERB] 0.9100\n  B: NOUN 0.5200\n"
     assert first in captured.out
     assert max(map(len, captured.out.splitlines())) <= 80
@@ -148,6 +151,7 @@ def test_answers_have_bounds_and_files(asked: list[str], tmp_path: Path) -> None
 
     content = json.loads(files["json"].read_text())
     assert content["answers_equal"] == 19 and content["one"]["accuracy"] == 0.9
+    assert content["compared"]["max_probability_diff"] == 0.2
     assert content["accuracy_loss"] == pytest.approx(0.05)
     assert [bound["is_kept"] for bound in content["bounds"]] == [True, False]
     assert "| accuracy on 20 references | 90.00% | 85.00% |" in files["markdown"].read_text()
@@ -175,7 +179,7 @@ def test_an_accuracy_needs_labels_to_tell(
 ) -> None:
     sides = [replace(side, accuracy=None) for side in (SAID.one, SAID.other)]
     without = replace(SAID, references=0, one=sides[0], other=sides[1])
-    monkeypatch.setattr(answers, "compare_answers", lambda *_: without)
+    monkeypatch.setattr(item_difference, "compare_items", lambda *_: without)
 
     assert run([*asked, "--max-accuracy-loss", "0.04"]) == 2
 

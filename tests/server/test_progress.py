@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from server.cli import progress
-from server.cli.progress import show_progress
+from server.cli.progress import Tell, show_progress
 from tests.conftest import FakeClock
 
 
@@ -30,22 +31,52 @@ class _TellingConsole(progress.Console):
 consoles: list[_TellingConsole] = []
 
 
-def test_a_line_comes_now_and_then_also_when_nothing_is_told(
-    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
-) -> None:
+Told = Callable[[], str]
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Iterator[tuple[Tell, Told]]:
+    """Show progress; what tells of it, and the line that is printed behind what was told."""
     monkeypatch.setattr(progress, "Console", _TellingConsole)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
-    with show_progress("Rounds", interval=0.01) as tell:
-        console = consoles.pop()
-        assert console.two.wait(60)
-        silent = console.lines[0]
-        tell(3, 1200)
+
+    def printed() -> str:
         console.lines.clear()
         console.two.clear()
         assert console.two.wait(60)
+        return console.lines[-1]
 
-    assert silent == "Rounds: 0 s"
-    assert console.lines[-1] == "Rounds: 3 of 1,200, 0 s"
+    with show_progress("Rounds", interval=0.01) as tell:
+        console = consoles.pop()
+        yield tell, printed
+
+
+def test_a_line_comes_now_and_then_also_when_nothing_is_told(
+    line: tuple[Tell, Told], clock: FakeClock
+) -> None:
+    tell, printed = line
+
+    assert printed() == "Rounds: 0 s"
+    clock.now += 30
+    assert printed() == "Rounds: 30 s"
+    tell(3, 1200)
+    assert printed() == "Rounds: 3 of 1,200, 30 s"
+
+
+def test_a_line_says_what_is_done_and_how_long_the_rest_takes(
+    line: tuple[Tell, Told], clock: FakeClock
+) -> None:
+    """Between two tellings the rest is counted down."""
+    tell, printed = line
+
+    tell(0, 0, "tracing graphs", 200)
+    assert printed() == "Rounds, tracing graphs: about 3 minutes more"
+    tell(32, 150, "beams", 130)
+    assert printed() == "Rounds, beams: 32 of 150, about 2 minutes more"
+    clock.now += 100
+    assert printed() == "Rounds, beams: 32 of 150, about 30 seconds more"
+    clock.now += 100
+    assert printed() == "Rounds, beams: 32 of 150, about 5 seconds more"
 
 
 def test_a_short_command_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -290,10 +290,11 @@ async def test_list_models_tells_state_capabilities_limits_and_certificate(stubs
     assert (dates.device, dates.precision) == ("cpu", "fp32")
     assert dates.manifest_sha256 == b"\x01" * 32
     assert dates.parity.batch_invariant
-    assert dates.parity.tokens_equal == 100
+    assert dates.parity.tokens_equal == 96
     assert dict(dates.parity.toolchain) == generation_package().manifest.toolchain
     assert dates.limits.max_request_bytes == 1 << 20
     assert list(tags.labels) == ["NOUN", "VERB", "DET"]
+    assert (tags.parity.answers.labels_turned, tags.parity.answers.labels) == (1, 40)
 
 
 async def test_models_are_listed_in_pages(stubs: Stubs) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tokenweir import Comparison, Difference, VersionTraffic
 
+from engine.package.manifest import Answers
 from server.cli.tables import _traffic, certificate_table, print_table
-from tests.server.fakes import generation_package
-from tests.stand_in_certificate import LOSS
+from tests.server.fakes import generation_package, prediction_package
+from tests.stand_in_certificate import LOSS, certificate, judged
 
 
 def test_the_certificate_shows_what_a_package_gives_to_requests(
@@ -60,6 +61,52 @@ def test_the_certificate_shows_how_near_answers_to_a_text_are(
 
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"chrF of answers to 12 lines {told}" in out
+
+
+def test_the_certificate_shows_what_graphs_lose_beside_pytorch_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = certificate(proof="quick", judged=(judged(2, play="beams", what="alignment"),))
+
+    print_table(certificate_table(generation_package().manifest, found))
+
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "cases compared with PyTorch 1, proof quick" in out
+    assert "alignment from float64, beams median 2.0e-06, largest 2.0e-05; PyTorch itself " in out
+    assert "PyTorch itself 1.0e-06, 1.0e-05" in out
+
+
+@pytest.mark.parametrize(
+    ("answers", "rows"),
+    [
+        (
+            Answers(items=9, labels=70, labels_turned=2, max_probability_diff=3e-7),
+            ["labels that turn 2 of 70", "largest difference of a probability 3.0e-07"],
+        ),
+        (
+            Answers(items=9, max_score_diff=4e-6, pairs=36, pairs_turned=1),
+            ["largest difference of a score 4.0e-06", "pairs in another order 1 of 36"],
+        ),
+        (
+            Answers(items=9, max_vector_loss=1e-12, max_number_diff=2e-7, neighbours_kept=8),
+            [
+                "largest 1 - cosine of a vector 1.0e-12",
+                "largest difference of a number 2.0e-07",
+                "nearest neighbours kept 8 of 9",
+            ],
+        ),
+    ],
+)
+def test_the_certificate_shows_what_items_are_told_in_words_of_the_kind_of_model(
+    answers: Answers, rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = certificate(task="classify", answers=answers, tokens_compared=0, tokens_equal=0)
+
+    print_table(certificate_table(prediction_package().manifest, found))
+
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert [row for row in rows if row not in out] == []
+    assert "best entries" not in out
 
 
 def test_what_two_versions_answer_is_told_with_the_first_difference_and_the_largest() -> None:

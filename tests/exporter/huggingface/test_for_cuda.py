@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporter.certificate.device_digest import find
 from PIL import Image
 from transformers import ViTImageProcessorPil
 
@@ -26,6 +25,7 @@ from engine.package.package import Package, load_package
 from engine.requests.request import SamplingParams
 from exporter import verify_device
 from exporter.checkpoint import load_checkpoint
+from exporter.prover.digest import find
 from server.cli.app import run
 from tests import fake_gpu
 from tests.engine.fake_cuda import NAME

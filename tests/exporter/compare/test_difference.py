@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exporter.certificate.answers import eager_answers
-from exporter.certificate.comparison import Floats
-from exporter.certificate.generation_cases import Case
-from exporter.difference.difference import compare
-from exporter.difference.sides import Eager
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
 from exporter.checkpoint import load_checkpoint
+from exporter.compare.difference import compare
+from exporter.compare.quality import eager_answers
+from exporter.compare.sides import EagerWriter
 from exporter.models.layers import OUTPUT_BIAS
-from exporter.samples import Tokens
+from exporter.prover.eager import Floats
+from exporter.prover.generation_cases import Case
+from tests.exporter.compare.guesses import Zeros
 from tests.exporter.conftest import MakeCheckpoint, make_likely_and_ban
 from tests.parity.conftest import export_unproven
 
@@ -155,16 +155,16 @@ def test_without_a_text_random_tokens_are_tried(make_checkpoint: MakeCheckpoint)
 def test_the_first_call_of_a_model_does_not_count_in_its_speed(
     make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, now, asked = make_checkpoint("gpt"), [0.0], set[Eager]()
-    write = Eager.write
+    checkpoint, now, asked = make_checkpoint("gpt"), [0.0], set[EagerWriter]()
+    write = EagerWriter.write
 
-    def slower_at_first(side: Eager, cases: Sequence[Case]) -> list[Floats]:
+    def slower_at_first(side: EagerWriter, cases: Sequence[Case]) -> list[Floats]:
         now[0] += 1 if side in asked else 1000
         asked.add(side)
         return write(side, cases)
 
-    monkeypatch.setattr(Eager, "write", slower_at_first)
-    monkeypatch.setattr("exporter.difference.difference.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(EagerWriter, "write", slower_at_first)
+    monkeypatch.setattr("exporter.compare.difference.time.perf_counter", lambda: now[0])
 
     found = compare(checkpoint, checkpoint, new=4)
 
@@ -181,10 +181,8 @@ def test_answers_begin_with_what_the_model_must_write_first(
     loaded = load_checkpoint(checkpoint)
     cases = [Case((3, 4, 5), (1, 9, 8), 4), Case((9, 3), (1, 9, 8), 4)]
 
-    def zeros(cases: Sequence[Case]) -> list[Tokens]:
-        return [(0,) * case.num_tokens for case in cases]
-
-    texts = loaded.tokenizer.decode_batch(eager_answers(loaded.model, cases, (2,), zeros))
+    answers = eager_answers(EagerWriter(loaded.model), cases, (2,), Zeros())
+    texts = loaded.tokenizer.decode_batch(answers)
     (tmp_path / "text").write_text(f"w3 w4 w5\t{texts[0]}\nw9 w3\t{texts[1]}\n")
 
     found = compare(checkpoint, checkpoint, tmp_path / "text", new=4)

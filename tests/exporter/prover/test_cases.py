@@ -7,21 +7,24 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from exporter.certificate.beams import layouts
-from exporter.certificate.cases import (
-    affordable_prompts,
+
+from engine.package.manifest import CacheShape, EncodingContract, GenerationContract, Proof
+from exporter.graphs.contracts import generation_contract
+from exporter.models import TransformerConfig, build_model
+from exporter.prover.beams import layouts
+from exporter.prover.cases import (
+    LEVELS,
     affordable_sizes,
     affordable_steps,
     counted_length,
+    first_lengths,
     prefill_chunk,
 )
-from exporter.certificate.generation import affordable_cases
-from exporter.certificate.generation_cases import make_cases
-
-from engine.package.manifest import CacheShape, GenerationContract
-from exporter.graphs.contracts import generation_contract
-from exporter.models import TransformerConfig, build_model
-from exporter.samples import Deck
+from exporter.prover.eager import num_parameters
+from exporter.prover.generation_cases import affordable_cases, make_cases
+from exporter.prover.item_cases import random_groups
+from exporter.prover.plays import Program, Scope, generation_program
+from exporter.samples import Deck, Tokens
 
 SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
 
@@ -39,11 +42,15 @@ def contract(*, has_source: bool) -> GenerationContract:
 
 @pytest.mark.parametrize(("num_parameters", "expected"), [(10**6, 8), (10**8, 4), (10**10, 1)])
 def test_a_large_model_is_tried_with_fewer_prompts(num_parameters: int, expected: int) -> None:
-    assert affordable_prompts(num_parameters, lambda per_length: 4000 * per_length) == expected
+    cases = affordable_cases(contract(has_source=False), num_parameters)
+
+    assert cases.per_length == expected
 
 
 def test_a_large_model_has_fewer_steps_rather_than_fewer_cases() -> None:
-    found = [affordable_steps(10**n, num_cases=60) for n in (6, 8, 9)]
+    level = LEVELS["standard"]
+
+    found = [affordable_steps(level, 10**n, num_cases=60) for n in (6, 8, 9)]
 
     assert found == [32, 8, 4]
 
@@ -64,10 +71,10 @@ def test_the_shape_of_gpt2_is_tried_with_four_prompts_of_every_length() -> None:
     with torch.device("meta"):
         model = build_model(config)
 
-    cases, per_length = affordable_cases(model, shape, [])
+    cases = affordable_cases(shape, num_parameters(model))
 
-    found = Counter(len(case.prompt) for case in cases)
-    assert per_length == 4
+    found = Counter(len(case.prompt) for case in cases.all)
+    assert cases.per_length == 4
     assert len(found) == 15 and set(found.values()) == {4}
 
 
@@ -96,17 +103,17 @@ def test_groups_of_every_size_are_short_and_not_too_short(
 
 
 def test_every_second_case_wants_the_logits_of_its_prompt_as_far_as_memory_allows() -> None:
-    cases = make_cases(contract(has_source=False), [], 2)
+    cases = make_cases(contract(has_source=False), [], 2, 32)
 
     assert [case.num_prompt_logits for case in cases[:6]] == [1, 1, 1, 2, 1, 3]
     large = contract(has_source=False).model_copy(update={"vocab_size": 2**16})
-    assert max(case.num_prompt_logits for case in make_cases(large, [], 2)) == 32
+    assert max(case.num_prompt_logits for case in make_cases(large, [], 2, 32)) == 32
 
 
 @pytest.mark.parametrize("per_length", [8, 1])
 @pytest.mark.parametrize("has_source", [False, True])
 def test_every_edge_is_tried_with_any_number_of_prompts(per_length: int, has_source: bool) -> None:
-    cases = make_cases(contract(has_source=has_source), [], per_length)
+    cases = make_cases(contract(has_source=has_source), [], per_length, 32)
 
     chunk = prefill_chunk(1024)
     edges = {1, 2, 3, chunk - 1, chunk, chunk + 1, 1023, 1024}
@@ -115,6 +122,71 @@ def test_every_edge_is_tried_with_any_number_of_prompts(per_length: int, has_sou
         assert edges <= {len(case.source) for case in cases}
     assert len(cases) == 15 * per_length
     assert max(case.num_tokens for case in cases) == 32
+
+
+def program(proof: Proof, samples: list[Tokens] | None = None) -> Program:
+    scope = Scope(proof, few=proof == "quick")
+    return generation_program(contract(has_source=True), 10**6, samples or [], (), scope)
+
+
+def test_a_quick_proof_holds_every_kind_of_play_at_few_lengths() -> None:
+    quick, standard = program("quick"), program("standard")
+
+    assert {play.what for play in quick.plays} == {play.what for play in standard.plays} - {
+        "all prompts"
+    }
+    chunk = prefill_chunk(1024)
+    assert first_lengths(1024) == [1, 2, 16, chunk, chunk + 1, 1024]
+    assert quick.covered["source_lengths"] == first_lengths(1024)
+    assert quick.covered["batch_sizes"] == standard.covered["batch_sizes"]
+    assert quick.covered["top_k"] == standard.covered["top_k"]
+    assert quick.covered["row_counts"] == [1, 2, 3, 4, 8, 16, 17, 32]
+    assert quick.covered["steps"] == 8
+    assert quick.work < standard.work / 8
+
+
+def test_a_standard_proof_tries_lengths_at_all_edges_and_every_number_of_rows() -> None:
+    found = program("standard").covered
+
+    assert found["prompts_per_length"] == 8 and found["steps"] == 32
+    assert isinstance(found["source_lengths"], list) and len(found["source_lengths"]) == 15
+    assert {1, 2, 3, 127, 128, 129, 1023, 1024} <= set(found["source_lengths"])
+    assert found["row_counts"] == list(range(1, 33))
+    assert isinstance(found["beam_groups"], list) and max(found["beam_groups"]) == 16
+
+
+def test_a_full_proof_tries_every_length_besides() -> None:
+    standard, full = program("standard"), program("full")
+
+    assert full.covered["source_lengths"] == list(range(1, 1025))
+    assert full.num_cases == standard.num_cases + 1024 - 15
+    rest = {name: value for name, value in standard.covered.items() if "lengths" not in name}
+    assert all(full.covered[name] == value for name, value in rest.items() if "group" not in name)
+
+
+@pytest.mark.parametrize(
+    ("proof", "lengths", "per_length"),
+    [("quick", [1, 2, 16, 25, 26, 100], 2), ("standard", None, 8), ("full", range(1, 101), 1)],
+)
+def test_texts_have_lengths_by_the_level_too(
+    proof: Proof, lengths: list[int] | None, per_length: int
+) -> None:
+    encoding = EncodingContract(vocab_size=50, max_len=100, pad_token_id=0, embedding_dim=None)
+
+    groups = random_groups(encoding, proof)
+
+    found = [len(group[0].ids) for group in groups]
+    assert found == list(lengths) if lengths else len(found) == 15 and {24, 26, 99} < set(found)
+    assert min(map(len, groups)) == per_length
+    assert max(map(len, groups)) == (2 if proof == "quick" else 8)
+
+
+def test_the_shortest_prompts_and_those_at_edges_come_first_and_samples_are_among_them() -> None:
+    cases = affordable_cases(contract(has_source=False), 10**6, [(7, 8, 9, 10, 11)])
+
+    assert {case.length for case in cases.first} == {1, 2, 128, 129, 1024}
+    assert len(cases.first) == 10
+    assert (7, 8, 9, 10, 11) in [case.prompt for case in cases.all]
 
 
 def test_the_ends_of_a_vocabulary_are_tried_first_and_no_token_twice_before_all_were() -> None:
@@ -134,7 +206,7 @@ def test_a_vocabulary_of_one_token_is_dealt_again_and_again() -> None:
 def test_sources_are_drawn_from_their_own_vocabulary() -> None:
     own = contract(has_source=True).model_copy(update={"source_vocab_size": 500})
 
-    cases = make_cases(own, [], 1)
+    cases = make_cases(own, [], 1, 32)
 
     assert cases[0].source == (0,)
     assert 499 in cases[1].source

@@ -6,13 +6,6 @@ import ast
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.certificate import driver
-from exporter.certificate.certificate import compare_all
-from exporter.certificate.comparison import Comparison
-from exporter.certificate.driver import Runner
-from exporter.certificate.execution import OnCpu
-from exporter.certificate.subject import subject_of
-
 from engine.package.manifest import GenerationContract, PackageFormat
 from engine.sampling.logits import StepLogits
 from engine.session import Session
@@ -20,7 +13,15 @@ from engine.slots.batch import ScheduledBatch
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
+from exporter.prover import driver
+from exporter.prover.driver import Runner
+from exporter.prover.execution import OnCpu
+from exporter.prover.judge import ExactJudge
+from exporter.prover.plays import Scope
+from exporter.prover.progress import Meter, no_progress
+from exporter.prover.prover import Subject, load, play_all, program_of
 
+OTHERS = {"subprocess.run", "play.run", "pair.run", "self.run"}  # the last two ask the driver
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 
 
@@ -53,14 +54,15 @@ class OfStepsOnly:
 def test_a_certificate_is_found_by_steps_only(tiny_graphs: TinyGraphs, tmp_path: Path) -> None:
     path, graphs = tiny_graphs("encoder-decoder")
     write_graphs(graphs, tmp_path)
-    subject = subject_of(load_checkpoint(path), PackageFormat())
+    subject, judge = Subject.of(load_checkpoint(path), PackageFormat()), ExactJudge()
+    program = program_of(subject, Scope("quick"))
 
-    cases, covered = compare_all(
-        subject, tmp_path, Comparison(), lambda *_: None, execution=OfStepsOnly()
-    )
+    players = load(subject, tmp_path, judge, OfStepsOnly())
+    outcome = play_all(players, subject.contract, program, judge, Meter(no_progress, 1, 1))
 
-    assert cases > 80
-    assert covered["batch_sizes"] == [1, 2, 5, 8]
+    assert outcome.num_cases > 30
+    assert outcome.covered["batch_sizes"] == [1, 2, 5, 8]
+    assert judge.batch_invariant and judge.tokens_compared > 100
 
 
 def test_graphs_are_run_by_the_driver_only() -> None:
@@ -71,7 +73,7 @@ def test_graphs_are_run_by_the_driver_only() -> None:
         if path.name != "driver.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr == "run" and ast.unparse(node.func) != "subprocess.run"
+        if node.func.attr == "run" and ast.unparse(node.func) not in OTHERS
     ]
 
     assert not calls

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exporter.difference.answers import AnswerDifference, compare_answers
-from exporter.difference.items import read_images
-from exporter.difference.predictors import generates, open_predictor
 from PIL import Image
 
 from engine.errors import ConfigError
 from exporter.checkpoint import load_checkpoint
+from exporter.compare.item_difference import AnswerDifference, compare_items
+from exporter.compare.items import read_images
+from exporter.compare.predictors import generates, open_predictor
 from server.cli.app import run
+from tests.exporter.compare.test_difference import changed
 from tests.exporter.conftest import MakeCheckpoint
-from tests.exporter.difference.test_difference import changed
 from tests.parity.conftest import Exported, export_unproven
 
 TEXTS = {
@@ -58,7 +58,7 @@ def test_a_package_answers_as_its_checkpoint_does(
     text.write_text(TEXTS.get(family, ""))
     given = {"images": pictures} if family == "vit" else {"text": text}
 
-    found = compare_answers(checkpoint.path, package, **given)
+    found = compare_items(checkpoint.path, package, **given)
 
     assert found.items == found.items_equal == 3 and found.first is None
     assert found.answers == found.answers_equal == NUM_ANSWERS[family] and found.answer_loss == 0
@@ -81,7 +81,7 @@ def test_accuracy_is_the_share_of_references_that_are_told(
     tags = [right[0], right[1], "NOUN" if right[2] == "VERB" else "VERB"]
     (tmp_path / "text").write_text(f"w9  w3 w7\t{' '.join(tags)}\n")
 
-    found = compare_answers(path, path, tmp_path / "text")
+    found = compare_items(path, path, tmp_path / "text")
 
     assert found.one.accuracy == found.other.accuracy == pytest.approx(2 / 3)
 
@@ -93,7 +93,7 @@ def test_a_changed_model_is_seen_where_it_answers_otherwise(
     other = changed(checkpoint, tmp_path / "other", "classifier.weight", -1)
     (tmp_path / "text").write_text(TEXTS["labeller"])
 
-    found = compare_answers(checkpoint, other, tmp_path / "text")
+    found = compare_items(checkpoint, other, tmp_path / "text")
 
     assert found.answers_equal < found.answers == 9 and found.items_equal < 3
     assert found.answer_loss == pytest.approx(1 - found.answers_equal / 9)
@@ -112,8 +112,8 @@ def test_vectors_are_compared_by_the_angle_between_them(
     other = changed(checkpoint, tmp_path / "other", "pooler.weight", 0.5)
     (tmp_path / "text").write_text("w3 w4\nw9\tw8\nw5 w6 w7\n")
 
-    same = compare_answers(checkpoint, scaled, tmp_path / "text")
-    found = compare_answers(checkpoint, other, tmp_path / "text")
+    same = compare_items(checkpoint, scaled, tmp_path / "text")
+    found = compare_items(checkpoint, other, tmp_path / "text")
 
     assert same.answer_loss == 0 and same.items_equal == 3 and same.score_quantiles is None
     assert found.items_equal == 0 and 1e-3 < found.answer_loss < 1
@@ -132,8 +132,8 @@ def test_sets_of_labels_and_numbers_are_answers_too(
     reference = "\ta, c\n" if scores == "sigmoid" else "\n"
     (tmp_path / "text").write_text(f"w3 w4{reference}w9{reference}w7{reference}")
 
-    same = compare_answers(checkpoint, checkpoint, tmp_path / "text")
-    found = compare_answers(checkpoint, other, tmp_path / "text")
+    same = compare_items(checkpoint, checkpoint, tmp_path / "text")
+    found = compare_items(checkpoint, other, tmp_path / "text")
 
     assert same.answer_loss == 0 and same.answers_equal == 3
     assert found.answers_equal < 3 and found.answer_loss > 0
@@ -146,7 +146,7 @@ def test_without_texts_or_pictures_random_ones_are_tried(
 ) -> None:
     checkpoint = make_checkpoint(family)
 
-    found = compare_answers(checkpoint, checkpoint)
+    found = compare_items(checkpoint, checkpoint)
 
     assert found.items >= 16 and found.items_equal == found.items
     assert found.one.accuracy is None and found.references == 0
@@ -170,7 +170,7 @@ def test_lines_that_cannot_be_used_are_named(
     (tmp_path / "text").write_text(text)
 
     with pytest.raises(ConfigError, match=message):
-        compare_answers(checkpoint, checkpoint, tmp_path / "text")
+        compare_items(checkpoint, checkpoint, tmp_path / "text")
 
 
 def test_long_line_is_refused_unless_the_model_cuts_it(
@@ -180,8 +180,8 @@ def test_long_line_is_refused_unless_the_model_cuts_it(
     (tmp_path / "text").write_text(f"w3 {'w4 ' * 20}\tgood\n")
 
     with pytest.raises(ConfigError, match="21 tokens are more than"):
-        compare_answers(plain, plain, tmp_path / "text")
-    assert compare_answers(cutting, cutting, tmp_path / "text").answers_equal == 1
+        compare_items(plain, plain, tmp_path / "text")
+    assert compare_items(cutting, cutting, tmp_path / "text").answers_equal == 1
 
 
 def test_texts_and_pictures_go_to_models_that_take_them(
@@ -192,13 +192,13 @@ def test_texts_and_pictures_go_to_models_that_take_them(
     (pictures / "1" / "broken.png").write_bytes(b"broken")
 
     with pytest.raises(ConfigError, match="takes texts, not pictures; give --text"):
-        compare_answers(texts, texts, images=pictures)
+        compare_items(texts, texts, images=pictures)
     with pytest.raises(ConfigError, match="takes pictures, not texts; give --images"):
-        compare_answers(images, images, tmp_path / "text")
+        compare_items(images, images, tmp_path / "text")
     with pytest.raises(ConfigError, match=r"1/broken\.png: 6 bytes that start with"):
-        compare_answers(images, images, images=pictures)
+        compare_items(images, images, images=pictures)
     with pytest.raises(ConfigError, match=r"has no \.png, \.jpg, \.jpeg files"):
-        compare_answers(images, images, images=texts)
+        compare_items(images, images, images=texts)
 
 
 def test_a_picture_has_its_class_as_in_training_and_hidden_ones_are_left_out(
@@ -233,9 +233,9 @@ def test_other_models_are_refused(make_checkpoint: MakeCheckpoint) -> None:
     )
 
     with pytest.raises(ConfigError, match="differ in their labels"):
-        compare_answers(one, other)
+        compare_items(one, other)
     with pytest.raises(ConfigError, match="holds a model that generates"):
-        compare_answers(one, third)
+        compare_items(one, third)
     assert generates(third) and not generates(one)
 
 
@@ -253,6 +253,6 @@ def test_the_command_compares_answers(
 def test_both_may_be_packages(exported: Callable[..., Exported]) -> None:
     package = exported("vit").package
 
-    found: AnswerDifference = compare_answers(package, package)
+    found: AnswerDifference = compare_items(package, package)
 
     assert found.answer_loss == 0 and not generates(package)

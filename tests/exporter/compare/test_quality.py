@@ -9,25 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exporter.certificate import scored_text
-from exporter.certificate.answers import Answers, eager_answers, measure_answers, num_lines
-from exporter.certificate.comparison import LossyComparison
-from exporter.certificate.generation_cases import Case
-from exporter.certificate.loss import LossLimits, check_loss
-from exporter.certificate.scored_text import MAX_LINES, read_text
 
 from engine.errors import CertificateError
 from engine.package.manifest import Loss, PackageFormat
 from engine.package.package import MANIFEST_NAME, read_manifest, seal
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import load_checkpoint
+from exporter.compare import scored_text
+from exporter.compare.quality import TextQuality, eager_answers, measure_text, num_lines
+from exporter.compare.scored_text import MAX_LINES, read_text
+from exporter.compare.sides import EagerWriter
 from exporter.export import export_package
 from exporter.graphs.contracts import generation_contract
 from exporter.likeness import likeness
-from exporter.samples import Tokens
+from exporter.prover.eager import Floats
+from exporter.prover.generation_cases import Case
+from exporter.prover.loss import LossLimits
 from exporter.training.writing import write_greedily
 from exporter.verification import verify_package
-from tests.exporter.conftest import MakeCheckpoint, make_likely_and_ban
+from tests.exporter.compare.guesses import Zeros
+from tests.exporter.conftest import VOCAB_SIZE, MakeCheckpoint, make_likely_and_ban
 from tests.parity.conftest import export_unproven
 
 pytestmark = pytest.mark.usefixtures("few_cases")
@@ -35,11 +36,6 @@ pytestmark = pytest.mark.usefixtures("few_cases")
 ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
 PAIRS = "w3 w4 w5\tw6 w7 w30\n\nw9 w3\tw8\nno tab\nw7 w8 w3 w4\tw30 w30\n"
 SOURCES = "w3 w4 w5\nw9 w3\n"
-
-
-def zeros(cases: Sequence[Case]) -> list[Tokens]:
-    """Guess badly, but for a zero here and there."""
-    return [(0,) * case.num_tokens for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +60,13 @@ def loss_of(package: Path) -> Loss:
     return loss
 
 
-def measured(package: Path, checkpoint: Path, content: str) -> Answers:
+def measured(package: Path, checkpoint: Path, content: str) -> TextQuality:
     (package.parent / "others").write_text(content)
     loaded = load_checkpoint(checkpoint)
     text = read_text(package.parent / "others", loaded)
     contract = generation_contract(loaded.config.model, PackageFormat(weights="int8"))
     assert contract is not None
-    model = loaded.model.double()
-    return measure_answers(model, contract, package, text.lines, text.tokenizer)
+    return measure_text(loaded.model, contract, package, text)
 
 
 def test_answers_are_compared_with_references_and_with_those_of_the_eager_model(
@@ -82,16 +77,16 @@ def test_answers_are_compared_with_references_and_with_those_of_the_eager_model(
     loaded = load_checkpoint(checkpoint)
     assert loaded.tokenizer is not None
     lines = read_text(package.parent / "text.tsv", loaded).lines
-    written = eager_answers(loaded.model.double(), [line.case for line in lines], (2,), zeros)
+    cases = [line.case for line in lines]
+    written = eager_answers(EagerWriter(loaded.model), cases, (2,), Zeros())
     texts = loaded.tokenizer.decode_batch(written)
     expected = likeness(texts, ["w6 w7 w30", "w8", "w30 w30"]).chrf
     assert found.text_lines == 3 and found.perplexity is not None
     assert found.eager_chrf == pytest.approx(expected)
     assert found.chrf is not None and 0 < found.chrf < 100
     assert found.chrf_between is not None and 0 < found.chrf_between <= 100
-    assert measured(package, checkpoint, PAIRS) == Answers(
-        3, found.chrf, found.eager_chrf, found.chrf_between
-    )
+    again = measured(package, checkpoint, PAIRS)
+    assert all(getattr(found, name) == value for name, value in again.as_fields().items())
 
 
 def test_sources_without_references_have_answers_to_compare(
@@ -99,12 +94,8 @@ def test_sources_without_references_have_answers_to_compare(
 ) -> None:
     found = measured(package, checkpoint, SOURCES)
 
-    assert found.num_lines == 2 and found.exported is found.eager is None
-    assert found.between is not None
-    comparison = LossyComparison()
-    comparison.logits(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), str)
-    loss = check_loss(comparison, None, ANY_LOSS, found)
-    assert loss.has_text and loss.chrf_between == found.between and loss.perplexity is None
+    assert found.text_lines == 2 and found.chrf is found.eager_chrf is None
+    assert found.chrf_between is not None and found.perplexity is None
 
 
 def test_verify_finds_what_was_told_of_a_text(
@@ -122,9 +113,9 @@ def test_verify_finds_what_was_told_of_a_text(
     content["certificate"]["loss"]["chrf"] = found.loss.chrf / 2  # type: ignore[operator]
     (edited / MANIFEST_NAME).write_bytes(seal(content))
 
-    monkeypatch.setattr("exporter.verification.certify", lambda *_, **__: nothing)
+    monkeypatch.setattr("exporter.verification.prove", lambda *_, **__: nothing)
     notes = verify_package(package, checkpoint).notes
-    monkeypatch.setattr("exporter.verification.certify", lambda *_, **__: found)
+    monkeypatch.setattr("exporter.verification.prove", lambda *_, **__: found)
     with pytest.raises(CertificateError, match=r"loss\.chrf is .*, found"):
         verify_package(edited, checkpoint)
 
@@ -135,20 +126,23 @@ def test_the_eager_model_writes_the_likeliest_tokens(checkpoint: Path) -> None:
     loaded = load_checkpoint(checkpoint)
     sources = [(3, 4, 5), (9, 3), (7, 8, 3, 4), (6,), (10, 11), (12, 13), (14,), (15, 16), (17,)]
 
-    answers = eager_answers(loaded.model, [Case(ids, (1,), 6) for ids in sources], (2,), zeros)
+    cases, eager = [Case(ids, (1,), 6) for ids in sources], EagerWriter(loaded.model)
+
+    answers = eager_answers(eager, cases, (2,), Zeros())
 
     arrays = [np.array(ids) for ids in sources]
     written = write_greedily(loaded.model, loaded.config.model, arrays)  # type: ignore[arg-type]
     assert [[i for i in ids if i != 2] for ids in answers] == written
     rounds: list[int] = []
 
-    def right(cases: Sequence[Case]) -> list[Tokens]:
-        rounds.append(len(cases))
-        by_source = dict(zip(sources, answers, strict=True))
-        return [(*by_source[case.source], *(0,) * 6)[: case.num_tokens] for case in cases]
+    class Right(Zeros):
+        def write(self, cases: Sequence[Case]) -> list[Floats]:
+            rounds.append(len(cases))
+            by_source = dict(zip(sources, answers, strict=True))
+            ids = [(*by_source[case.source], *(0,) * 6)[: case.num_tokens] for case in cases]
+            return [np.eye(VOCAB_SIZE)[list(one)] for one in ids]
 
-    cases = [Case(ids, (1,), 6) for ids in sources]
-    assert eager_answers(loaded.model, cases, (2,), right) == answers
+    assert eager_answers(eager, cases, (2,), Right()) == answers
     assert rounds == [8, 1]  # of a batch one each, for all was guessed
 
 
@@ -161,7 +155,8 @@ def test_answers_begin_as_the_package_says(make_checkpoint: MakeCheckpoint, tmp_
     loaded = load_checkpoint(path)
 
     text = read_text(tmp_path / "text", loaded)
-    answers = eager_answers(loaded.model, [line.case for line in text.lines], (2,), zeros)
+    eager = EagerWriter(loaded.model)
+    answers = eager_answers(eager, [line.case for line in text.lines], (2,), Zeros())
 
     assert [line.case.prompt for line in text.lines] == [(1, 7, 8)] * 2
     assert all(line.case.num_tokens == 5 for line in text.lines)  # room for seven, one behind
@@ -181,14 +176,15 @@ def test_answers_have_no_token_that_is_banned(
     assert contract is not None
 
     text = read_text(tmp_path / "text", loaded)
-    found = measure_answers(loaded.model.double(), contract, package, text.lines, text.tokenizer)
+    found = measure_text(loaded.model, contract, package, text)
 
-    answers = eager_answers(loaded.model, [line.case for line in text.lines], (2,), zeros)
+    eager = EagerWriter(loaded.model)
+    answers = eager_answers(eager, [line.case for line in text.lines], (2,), Zeros())
     sources = [np.array(line.case.source) for line in text.lines]
     written = write_greedily(loaded.model, loaded.config.model, sources, defaults)  # type: ignore[arg-type]
     longest = loaded.config.model.max_target_len - 1
     assert [[i for i in ids if i != 2][:longest] for ids in answers] == written
-    assert found.between == pytest.approx(100)
+    assert found.chrf_between == pytest.approx(100)
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0b", "\x0c", "\r"])

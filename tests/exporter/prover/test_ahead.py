@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exporter.certificate.ahead import certify_ahead
-from exporter.certificate.draws import NUM_DRAWS, certify_draws
 
 from engine.device.memory import DeviceArray, DeviceMemory
 from engine.errors import CertificateError
@@ -14,6 +12,8 @@ from engine.sampling.plain import GraphDraws
 from engine.slots.draw_calls import DrawCalls
 from engine.slots.graph_call import GraphCall
 from engine.slots.runner import SlotModelRunner
+from exporter.prover.ahead import certify_ahead
+from exporter.prover.draws import NUM_DRAWS, certify_draws
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.fake_device_session import load_on, write_draw_graphs
 from tests.engine.test_model_runner import TinyModel
