@@ -178,7 +178,7 @@ class _Played:
 
 
 class ExactJudge(Judge):
-    """Judges formats that do not round further than their type; `result` raises at a fault."""
+    """Judges formats that do not round further than their type; `check` raises at a fault."""
 
     needs_own = True
 
@@ -223,7 +223,13 @@ class ExactJudge(Judge):
         played = self._played.setdefault((play, what), _Played())
         exact = view(eager.exact)
         played.ours.append(losses(seen, exact))
-        played.theirs.append(eager.losses(view))
+        theirs = eager.losses(view)
+        if not np.isfinite(theirs).all():
+            raise CertificateError(
+                f"{at.place(int((~np.isfinite(theirs)).argmax()))}: PyTorch itself gives what is "
+                "not a finite number; look for NaN among the weights of the checkpoint"
+            )
+        played.theirs.append(theirs)
         played.origins.append((len(seen), eager.origin, view))
         played.at.append(at)
         played.leads.append(np.full(len(seen), np.nan))

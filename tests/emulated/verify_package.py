@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import CertificateError
 from engine.package.package import read_manifest
 from engine.sampling.logits import StepLogits
-from exporter.prover import device as device_stage
+from exporter import device_certificate as device_stage
 from exporter.prover import draws, pair
 from exporter.prover.judge import ExactJudge
 from exporter.verify_device import verify_on_device

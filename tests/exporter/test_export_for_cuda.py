@@ -17,6 +17,7 @@ from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights
 from engine.package.package import load_package
 from engine.session import create_session
+from exporter import certificate
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.graphs.fuse import fuse
@@ -25,7 +26,6 @@ from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.graphs.weights import quantize
 from exporter.models import TransformerConfig, build_model
-from exporter.prover import prover
 from exporter.prover.loss import LossLimits
 from server.cli.app import run
 from tests.exporter.conftest import MakeCheckpoint
@@ -104,9 +104,9 @@ def test_a_model_of_one_label_goes_to_a_gpu_in_float16(
 
     export_package(checkpoint, tmp_path / "p", target="cuda", precision="fp16")
 
-    certificate = load_package(tmp_path / "p").manifest.certificate
-    assert certificate.tokens_compared == 0
-    assert {one.what for one in certificate.half} == {"logits", "vectors"}
+    found = load_package(tmp_path / "p").manifest.certificate
+    assert found.tokens_compared == 0
+    assert {one.what for one in found.half} == {"logits", "vectors"}
 
 
 def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_that_it_is_told(
@@ -276,7 +276,7 @@ def test_a_graph_in_float16_that_is_wrong_is_refused(
     tmp_path: Path,
 ) -> None:
     """Its twin in float32 is right."""
-    graphs = prover._graphs
+    graphs = certificate._graphs
 
     @contextmanager
     def spoiled(*given: Any) -> Iterator[Path]:
@@ -287,7 +287,7 @@ def test_a_graph_in_float16_that_is_wrong_is_refused(
                 write_graphs({"model.onnx": model}, directory)
             yield directory
 
-    monkeypatch.setattr(prover, "_graphs", spoiled)
+    monkeypatch.setattr(certificate, "_graphs", spoiled)
 
     with pytest.raises(CertificateError, match=f"^in float16: alone, .* {what} are off .* times"):
         export_package(make_checkpoint("vit"), tmp_path / "p", target="cuda", precision="fp16")

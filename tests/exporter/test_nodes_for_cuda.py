@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from engine.package.manifest import PackageFormat, Precision
+from exporter import certificate
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models import TransformerConfig, build_model
-from exporter.prover import prover
 from tests.emulated.models import MODELS
 from tests.exporter.conftest import MakeCheckpoint
 
@@ -153,7 +153,7 @@ def test_a_twin_in_float32_has_the_attention_of_the_package(
     num_attentions = {}
     for precision in ("fp16", "bf16", "fp32"):
         form = PackageFormat.of("cuda", precision)
-        with prover._graphs(checkpoint, tmp_path, form, numbers) as directory:
+        with certificate._graphs(checkpoint, tmp_path, form, numbers) as directory:
             twin = kinds(ir.load(directory / "decoder.onnx"))
         num_attentions[precision] = twin["GroupQueryAttention"], twin["Attention"]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from engine.package.manifest import PackageFormat
 from engine.session import create_session
+from exporter.certificate import prove
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
@@ -24,7 +25,6 @@ from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import SourceRow, cross_attention_over_row
 from exporter.operators.domain import DOMAIN
-from exporter.prover.prover import prove
 from loadtest.studies.kernels import read_profile
 from tests.exporter.reference_bodies import REFERENCE
 

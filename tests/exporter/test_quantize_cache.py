@@ -15,6 +15,7 @@ from engine.package.manifest import CacheDtype, Certificate, PackageFormat, Weig
 from engine.package.package import load_package
 from engine.slots.rows import SlotCache
 from exporter import export
+from exporter.certificate import UnroundedError
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.graphs import package_graphs
@@ -24,7 +25,6 @@ from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
 from exporter.prover.loss import LossLimits
-from exporter.prover.prover import UnroundedError
 from exporter.verification import verify_package
 from tests.stand_in_certificate import certificate
 

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import CheckpointError
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from exporter.prover.prover import Subject
+from exporter.prover.players import Subject
 from exporter.samples import Tokens, encode_samples
 
 MakeCheckpoint = Callable[..., Path]

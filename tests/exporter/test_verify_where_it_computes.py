@@ -18,8 +18,8 @@ from engine.package.package import Package, load_package
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.runner import SlotModelRunner
+from exporter import device_certificate as device_stage
 from exporter import verify_device
-from exporter.prover import device as device_stage
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.digest import find
 from exporter.verify_device import verify_on_device

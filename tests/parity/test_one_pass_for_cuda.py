@@ -126,4 +126,4 @@ async def test_one_pass_packages_for_cuda_answer_as_the_eager_model(
         numbers = np.arange(len(ours))
         at = At(numbers, 0 * numbers, 0 * numbers, str)
         judge.numbers("engine", part, ours, prover.Eager(theirs[0], theirs[1:]), at)
-    judge.finish()
+    judge.check()

@@ -16,7 +16,7 @@ from engine.package.package import MANIFEST_NAME, read_manifest, seal
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import load_checkpoint
 from exporter.compare import scored_text
-from exporter.compare.quality import TextQuality, eager_answers, measure_text, num_lines
+from exporter.compare.quality import eager_answers, measure_text, num_lines
 from exporter.compare.scored_text import MAX_LINES, read_text
 from exporter.compare.sides import EagerWriter
 from exporter.export import export_package
@@ -24,7 +24,7 @@ from exporter.graphs.contracts import generation_contract
 from exporter.likeness import likeness
 from exporter.prover.eager import Floats
 from exporter.prover.generation_cases import Case
-from exporter.prover.loss import LossLimits
+from exporter.prover.loss import LossLimits, TextQuality
 from exporter.training.writing import write_greedily
 from exporter.verification import verify_package
 from tests.exporter.compare.guesses import Zeros

@@ -10,10 +10,10 @@ import pytest
 from engine.package.manifest import PackageFormat
 from engine.package.package import load_package
 from engine.requests.generation_defaults import GenerationDefaults
+from exporter.certificate import prove
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.prover.loss import LossLimits
-from exporter.prover.prover import prove
 from tests.exporter.conftest import MakeCheckpoint, make_likely_and_ban
 
 pytestmark = pytest.mark.usefixtures("few_cases")

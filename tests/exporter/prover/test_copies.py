@@ -19,9 +19,9 @@ from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
+from exporter.prover.players import Players, Subject, load, play_all, program_of
 from exporter.prover.plays import Program, Scope
 from exporter.prover.progress import Meter, no_progress
-from exporter.prover.prover import Players, Subject, load, play_all, program_of
 from exporter.prover.rows import play_row_counts
 from exporter.prover.sources import group_sizes, play_sources
 from tests.exporter.conftest import MakeCheckpoint

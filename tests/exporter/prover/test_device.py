@@ -26,9 +26,9 @@ from engine.session import Session
 from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.checkpoint import Checkpoint, load_checkpoint
+from exporter.device_certificate import prove_on_device
 from exporter.export import export_package
 from exporter.prover import execution
-from exporter.prover.device import prove_on_device
 from exporter.prover.digest import find, find_elsewhere
 from exporter.prover.driver import exported_graphs
 from exporter.prover.execution import OnCpu, OnDevice

@@ -17,9 +17,9 @@ from exporter.prover import driver
 from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
+from exporter.prover.players import Subject, load, play_all, program_of
 from exporter.prover.plays import Scope
 from exporter.prover.progress import Meter, no_progress
-from exporter.prover.prover import Subject, load, play_all, program_of
 
 OTHERS = {"subprocess.run", "play.run", "pair.run", "self.run"}  # the last two ask the driver
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from torch import nn
 
 from engine.errors import CertificateError
@@ -90,18 +89,18 @@ def test_every_quantile_of_a_play_has_its_bound(
     with pytest.raises(CertificateError) as caught:
         judge_losses(scaled(theirs, above, refused), theirs)
 
-    assert f"all positions: the {name} of what vectors are off" in str(caught.value)
-    assert f"times, {factor} allowed" in str(caught.value)
+    assert f"; the {name} of all positions (alone) is " in str(caught.value)
+    assert f", where {factor} times are allowed: " in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("count", "above", "factor", "message"),
     [
         (99, 0.88, 9, None),
-        (99, 0.88, 11, "the largest"),
+        (99, 0.88, 11, "largest"),
         (100, 0.88, 9, "90th percentile"),
         (999, 0.97, 9, None),
-        (999, 0.985, 40, "the largest"),
+        (999, 0.985, 40, "largest"),
         (1000, 0.985, 40, "99th percentile"),
         (1, 0.0, 2.4, None),
         (1, 0.0, 2.6, "median"),
@@ -116,7 +115,7 @@ def test_of_few_positions_fewer_quantiles_mean_something(
     if message is None:
         judge_losses(ours, theirs)
     else:
-        with pytest.raises(CertificateError, match=f"all positions: the {message}|{message} of"):
+        with pytest.raises(CertificateError, match=f"{message} of all positions"):
             judge_losses(ours, theirs)
 
 
@@ -125,7 +124,7 @@ def test_plays_are_judged_each_by_itself() -> None:
     judge.numbers("alone", "vectors", *numbers_of(theirs, theirs), at(200))
     judge.numbers("batches", "vectors", *numbers_of(3 * theirs, theirs), at(200))
 
-    with pytest.raises(CertificateError, match="^batches, all positions: the median of what "):
+    with pytest.raises(CertificateError, match=r"the median of all positions \(batches\)"):
         judge.check()
 
     assert [(one.play, one.positions) for one in judge.judged] == [("alone", 200), ("batches", 200)]
@@ -137,7 +136,7 @@ def test_what_is_off_differs_by_its_kind() -> None:
     judge.numbers("alone", "logits", *numbers_of(theirs, theirs), at(50))
     judge.numbers("alone", "alignment", *numbers_of(3 * theirs, theirs), at(50))
 
-    with pytest.raises(CertificateError, match="^alone, .* of what alignment are off"):
+    with pytest.raises(CertificateError, match=r"alignment are .* of all positions \(alone\)"):
         judge.check()
 
 
@@ -148,7 +147,7 @@ def test_a_length_at_which_a_graph_loses_more_is_refused_where_all_together_are_
     theirs, lengths = drawn(2000), np.repeat([3, 5, 9, 12], 500)
     ours = np.where(lengths == 9, 2.6 * theirs, theirs)
 
-    with pytest.raises(CertificateError, match="^alone, length 9: the median .* position 1"):
+    with pytest.raises(CertificateError, match=r"^position 1\d*: .* at length 9 \(alone\)"):
         judge_losses(ours, theirs, at(2000, lengths=lengths))
     judge_losses(ours, theirs)
 
@@ -159,7 +158,7 @@ def test_a_kind_of_position_at_which_a_graph_loses_more_is_told_in_words(kind: i
     theirs = drawn(9000)
     ours = np.where(kinds == kind, 2.6 * theirs, theirs)
 
-    with pytest.raises(CertificateError, match=f"^alone, {KINDS[kind]}: the median of what"):
+    with pytest.raises(CertificateError, match=f"the median {KINDS[kind]} \\(alone"):
         judge_losses(ours, theirs, at(9000, kinds=kinds))
 
 
@@ -174,7 +173,7 @@ def test_the_90th_percentile_of_a_class_has_a_bound_of_its_own(
     if is_taken:
         judge_losses(ours, theirs, place)
     else:
-        with pytest.raises(CertificateError, match="^alone, length 7: the 90th percentile"):
+        with pytest.raises(CertificateError, match="the 90th percentile at length 7 "):
             judge_losses(ours, theirs, place)
 
 
@@ -201,7 +200,7 @@ def test_classes_of_few_positions_or_cases_are_joined_with_their_neighbours(
     if told is None:
         judge_losses(ours, theirs, place)
     else:
-        with pytest.raises(CertificateError, match=f"^alone, {told}: the median"):
+        with pytest.raises(CertificateError, match=f"the median at {told} "):
             judge_losses(ours, theirs, place)
 
 
@@ -218,7 +217,7 @@ def test_four_units_in_the_last_place_of_the_largest_number_are_no_loss(
     theirs, ours = np.zeros(200), np.full(200, 4 * unit)
 
     judged = judge_losses(ours, theirs, judge=ExactJudge(precision=precision)).judged
-    with pytest.raises(CertificateError, match="0 in the eager model .*: inf times, 2.5 allowed"):
+    with pytest.raises(CertificateError, match="inf times PyTorch's own 0, where 2.5 times "):
         judge_losses(ours * 1.001, theirs, judge=ExactJudge(precision=precision))
 
     assert judged[0].floor == 4 * unit
@@ -234,17 +233,14 @@ def test_what_is_no_number_is_refused_at_once(judge: type[Judge], wrong: float) 
         judge().numbers("alone", "logits", seen, Eager(LOGITS, [LOGITS]), at(2))
 
 
-@pytest.mark.xfail(raises=ValidationError, strict=True, reason="the quantiles of NaN are refused")
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_an_eager_model_that_gives_no_numbers_excuses_nothing(*, is_exact: bool) -> None:
     none = LOGITS.copy()
     none[0, 0] = np.nan
     eager = Eager(none, [LOGITS]) if is_exact else Eager(LOGITS, [none])
-    judge = ExactJudge()
-    judge.numbers("alone", "logits", LOGITS, eager, at(2))
 
-    with pytest.raises(CertificateError, match="position 0"):
-        judge.check()
+    with pytest.raises(CertificateError, match="^position 0: PyTorch itself gives what is not a"):
+        ExactJudge().numbers("alone", "logits", LOGITS, eager, at(2))
 
 
 # Other orders of sums
@@ -287,7 +283,7 @@ def test_the_eager_model_runs_in_other_orders_only_where_the_first_would_refuse(
         judge.check()
         judge.check()  # the next play asks again
     else:
-        with pytest.raises(CertificateError, match="the median of what vectors are off"):
+        with pytest.raises(CertificateError, match="the median of all positions"):
             judge.check()
 
     assert judge.judged[0].runs == num_runs
@@ -338,7 +334,7 @@ def test_another_token_at_a_larger_lead_is_refused_with_both_numbers() -> None:
         judge.check()
 
     (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"alone, position {i}: the graph's likeliest token is another")
+    assert line.startswith(f"position {i}: the graph's likeliest token is another")
     assert f"leads by {leads[i]:.3g}; rounding turns no lead above {limit:.3g}" in line
 
 
@@ -373,7 +369,7 @@ def test_a_banned_token_decides_for_none_of_the_others_and_is_itself_compared() 
     with pytest.raises(CertificateError, match="position 4: .* likeliest token .* leads by 1;"):
         judged(second, 0)
     assert judged(second, 0, 1, 2).tokens_compared == 0
-    with pytest.raises(CertificateError, match="largest of what logits are off is 5 "):
+    with pytest.raises(CertificateError, match="the largest of all positions .* is 5,"):
         judged(exact + [[5, 0, 0]] * (np.arange(10)[:, None] == 3), 0)
 
 
@@ -419,11 +415,10 @@ def test_a_refusal_tells_place_both_losses_and_what_to_do() -> None:
 
     median, own = np.median(ours), np.median(theirs)
     assert str(caught.value) == (
-        f"alone, all positions: the median of what vectors are off is {median:.3g} in the graph "
-        f"and {own:.3g} in the eager model itself, both against float64: {median / own:.3g} times, "
-        f"2.5 allowed; most of these at position 77, by {ours[77]:.3g} and {theirs[77]:.3g}. The "
-        "graph does not compute what the model does; nothing is written, please report it with "
-        "this line"
+        f"position 77: vectors are {ours[77]:.3g} from float64, PyTorch's own {theirs[77]:.3g}; "
+        f"the median of all positions (alone) is {median:.3g}, {median / own:.3g} times PyTorch's "
+        f"own {own:.3g}, where 2.5 times are allowed: the graph computes something else than the "
+        "model; please report it with the model's configuration"
     )
 
 
@@ -482,7 +477,7 @@ def test_log_probabilities_are_judged_as_logits_are() -> None:
     judge.check()
     judge.step("batches", off, Eager(exact, [own]), at(500))
 
-    with pytest.raises(CertificateError, match="^batches, .* of what log-probabilities are off"):
+    with pytest.raises(CertificateError, match=r"log-probabilities are .* \(batches\)"):
         judge.check()
 
 

@@ -10,10 +10,9 @@ import pytest
 from engine.errors import CertificateError
 from engine.package.manifest import Answers
 from engine.sampling.top_k import step_logits
-from exporter.compare.quality import TextQuality
 from exporter.prover.eager import Eager, Floats
 from exporter.prover.judge import At
-from exporter.prover.loss import LossJudge, LossLimits
+from exporter.prover.loss import LossJudge, LossLimits, TextQuality
 
 LOGITS = np.array([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]], np.float32)
 ROUNDED = np.array([[1.0, 3.0, 2.0], [4.0, 5.0, 0.0]], np.float32)

@@ -17,7 +17,7 @@ from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge
 from exporter.prover.pair import GeneratingPair
-from exporter.prover.prover import Subject, load
+from exporter.prover.players import Subject, load
 from exporter.prover.rows import play_threads, thread_counts
 from tests.exporter.conftest import MakeCheckpoint
 
