@@ -88,7 +88,7 @@ def test_images_that_come_again_in_a_batch_do_not_count(
     subject, pair, found = load_tiny("vit")
     program: Program = program_of(subject, Scope())
 
-    play_all(pair, subject.contract, program, found, Meter(no_progress, 1, 1))
+    play_all(pair, program, found, Meter(no_progress, 1, 1))
 
     assert isinstance(program.covered["row_counts"], list)
     assert sum(program.covered["row_counts"]) > 500

@@ -58,7 +58,7 @@ def test_a_certificate_is_found_by_steps_only(tiny_graphs: TinyGraphs, tmp_path:
     program = program_of(subject, Scope("quick"))
 
     players = load(subject, tmp_path, judge, OfStepsOnly())
-    outcome = play_all(players, subject.contract, program, judge, Meter(no_progress, 1, 1))
+    outcome = play_all(players, program, judge, Meter(no_progress, 1, 1))
 
     assert outcome.num_cases > 30
     assert outcome.covered["batch_sizes"] == [1, 2, 5, 8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from engine.package.manifest import CacheDtype, Weights
 from exporter import export
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs import package_graphs
-from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
 from tests.exporter.conftest import MakeCheckpoint, TinyGraphs
 from tests.exporter.prover import test_faults_of_attention as attention
@@ -102,13 +102,13 @@ def _alignment_of_the_first_token(surgery: Surgery) -> None:
             "bert",
             "model.onnx",
             _embeddings_zeroed,
-            "1 less the cosine of an embedding .* at the most 1, allowed 0.01; .*-vector-loss",
+            "1 less the cosine of an embedding .* at the most 1, allowed 0.03; .*-vector-loss",
         ),
         (
             "vit",
             "model.onnx",
             _embeddings_zeroed,
-            "1 less the cosine of an embedding .* at the most 1, allowed 0.01; .*-vector-loss",
+            "1 less the cosine of an embedding .* at the most 1, allowed 0.03; .*-vector-loss",
         ),
         ("vit", "model.onnx", _later_rows_zeroed, "of 87 labels are not the eager model's"),
         ("encoder-decoder", "decoder.onnx", _alignment_zeroed, "add up to 0"),
@@ -139,13 +139,13 @@ def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
     tmp_path: Path,
 ) -> None:
     checkpoint, _ = tiny_graphs(family)
-    write_graphs = export.write_graphs
 
-    def write_mutant(quantized: Graphs, directory: Path) -> None:
-        write_graphs(spoiled(quantized, file, mutate), directory)
+    def write_mutant(*given: Any, **options: Any) -> None:
+        quantized = package_graphs.build_package_graphs(*given[:2], **options)
+        package_graphs.write_graphs(spoiled(quantized, file, mutate), given[2])
 
     monkeypatch.setattr(package_graphs, "build_graphs", lambda model, **_: tiny_graphs(family)[1])
-    monkeypatch.setattr(export, "write_graphs", write_mutant)
+    monkeypatch.setattr(export, "write_package_graphs", write_mutant)
 
     with pytest.raises(CertificateError, match=message):
         export.export_package(checkpoint, tmp_path / "package", weights="int8", kv_cache="fp32")
