@@ -73,11 +73,12 @@ def ended_soon(last_word: str, clean_up: Callable[[], None]) -> Iterator[None]:
     theirs.setblocking(False)
 
     def watch() -> None:
-        arrived = ours.recv(1)
-        if arrived in _ENDING and not ended.wait(_MOMENT):
-            print(last_word, file=sys.stderr, flush=True)
-            clean_up()
-            os._exit(128 + arrived[0])
+        with ours:
+            while arrived := ours.recv(1):
+                if arrived in _ENDING and not ended.wait(_MOMENT):
+                    print(last_word, file=sys.stderr, flush=True)
+                    clean_up()
+                    os._exit(128 + arrived[0])
 
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=watch, name="interruption", daemon=True).start()

@@ -150,7 +150,7 @@ def test_a_checkpoint_is_exported_with_a_certificate(
     manifest = export_package(
         make_checkpoint(family, **options),
         tmp_path / "package",
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total, *_: seen.append((done, total)),
     )
 
     package = load_package(tmp_path / "package")
@@ -158,9 +158,9 @@ def test_a_checkpoint_is_exported_with_a_certificate(
     assert package.manifest == manifest
     assert certificate.cases >= 8
     assert certificate.tokens_equal == certificate.tokens_compared > 0
-    assert certificate.max_abs_logit_diff < certificate.tolerance
+    assert {"logits"} <= {one.what for one in certificate.judged}
     assert certificate.batch_invariant
-    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1]
+    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0
     assert {"torch", "onnx"} <= set(manifest.toolchain)
     assert {"onnxruntime", "onnxruntime-gpu"} & set(manifest.toolchain)
     assert {"threads", "l2_bytes", "instruction_sets"} <= set(manifest.toolchain)
@@ -182,7 +182,7 @@ def test_a_certificate_covers_every_length_and_batch_size(
     assert certificate.cases >= 8 * 9
 
 
-def test_a_certificate_holds_the_alignment_to_its_tolerance(
+def test_a_certificate_judges_the_alignment_of_eight_cases(
     export_tiny: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
     export_tiny("encoder-decoder", tmp_path / "package")
@@ -191,11 +191,10 @@ def test_a_certificate_holds_the_alignment_to_its_tolerance(
     certificate = load_package(tmp_path / "package").manifest.certificate
     without = load_package(tmp_path / "gpt").manifest.certificate
 
-    assert certificate.alignment_tolerance == 1e-4
-    assert certificate.max_abs_alignment_diff is not None
-    assert 0 < certificate.max_abs_alignment_diff < 1e-5
+    (found,) = (one for one in certificate.judged if one.what == "alignment")
+    assert 0 < found.exported.largest < 1e-5
     assert certificate.covered["alignment_cases"] == 8
-    assert (without.alignment_tolerance, without.max_abs_alignment_diff) == (None, None)
+    assert "alignment" not in {one.what for one in without.judged}
 
 
 TOP = ["TopK", "LogSoftmax", "GatherElements"]
@@ -389,11 +388,11 @@ import signal
 from exporter import export
 from server.cli import main
 
-def certify(checkpoint, directory, *_, **__):
+def prove(checkpoint, directory, *_, **__):
     print(directory.parent.name)
     signal.raise_signal({number})
 
-export.certify = certify
+export.prove = prove
 main()
 """
 
@@ -418,8 +417,11 @@ def test_the_command_leaves_nothing_when_a_signal_ends_it(
         timeout=240,
     )
 
-    told = [line for line in ended.stderr.splitlines() if not line.startswith("Comparing")]
-    assert (ended.returncode, told) == (code, [])  # on a slow machine there is a line of progress
+    told = [
+        line for line in ended.stderr.splitlines() if not line.startswith("Comparing")
+    ]  # progress
+    last = f"interrupted: nothing was written to {tmp_path / 'package'}"
+    assert (ended.returncode, told) == (code, [last])
     assert ended.stdout.startswith(".package.export-"), "there was something to remove"
     assert list(tmp_path.iterdir()) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_answers_are_compared_with_references_and_with_those_of_the_eager_model(
     assert found.chrf is not None and 0 < found.chrf < 100
     assert found.chrf_between is not None and 0 < found.chrf_between <= 100
     again = measured(package, checkpoint, PAIRS)
-    assert all(getattr(found, name) == value for name, value in again.as_fields().items())
+    assert all(getattr(found, name) == value for name, value in asdict(again).items())
 
 
 def test_sources_without_references_have_answers_to_compare(
