@@ -286,8 +286,8 @@ class _Fault(NamedTuple):
             f"{self.worst}: {what} are {self.worst_ours:.3g} from float64, PyTorch's own "
             f"{self.worst_theirs:.3g}; the {self.name} {self.of} ({play}) is {self.ours:.3g}, "
             f"{ratio:.3g} times PyTorch's own {self.theirs:.3g}, where {self.factor:g} times are "
-            f"allowed: the graph computes something else than the model; {other}please report it "
-            "with the model's configuration"
+            f"allowed: the graph computes something else than this checkpoint's model; {other}if "
+            "it was exported from it, please report that with the model's configuration"
         )
 
 

@@ -182,7 +182,7 @@ def test_a_package_of_other_weights_stays_as_it_was(
     save_checkpoint(tmp_path / "other", "tiny", other.model, other.tokenizer)
     before = {path.name: path.read_bytes() for path in package.iterdir()}
 
-    with pytest.raises(CertificateError, match="^alone, all positions: the median of what"):
+    with pytest.raises(CertificateError, match="logits are .* from float64"):
         verify_on_device(package, tmp_path / "other", CONFIG)
 
     assert {path.name: path.read_bytes() for path in package.iterdir()} == before

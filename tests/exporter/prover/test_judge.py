@@ -417,8 +417,9 @@ def test_a_refusal_tells_place_both_losses_and_what_to_do() -> None:
     assert str(caught.value) == (
         f"position 77: vectors are {ours[77]:.3g} from float64, PyTorch's own {theirs[77]:.3g}; "
         f"the median of all positions (alone) is {median:.3g}, {median / own:.3g} times PyTorch's "
-        f"own {own:.3g}, where 2.5 times are allowed: the graph computes something else than the "
-        "model; please report it with the model's configuration"
+        f"own {own:.3g}, where 2.5 times are allowed: the graph computes something else than this "
+        "checkpoint's model; if it was exported from it, please report that with the model's "
+        "configuration"
     )
 
 
