@@ -818,7 +818,7 @@ def test_demo_goes_on_until_it_has_come_to_its_end(
     [
         ["demo", "--keep-serving", "--out", "{out}"],
         ["serve", "--model", "m=nowhere", "--port", "{port}"],
-        ["serve", "--model", "m=nowhere", "--port", "{port}", "--verify", "{out}"],
+        ["serve", "--model", "m=nowhere", "--port", "{port}", "--verify", "{checkpoint}"],
         ["http", "--port", "{port}"],
         ["kserve", "--port", "{port}"],
     ],
@@ -826,14 +826,17 @@ def test_demo_goes_on_until_it_has_come_to_its_end(
 def test_a_port_in_use_is_found_before_anything_else_is_done(
     command: list[str],
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    given = {"out": tmp_path, "checkpoint": tmp_path_factory.mktemp("checkpoint")}
+    (given["checkpoint"] / "config.json").write_text('{"model": {}}')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr("server.cli.demo._PORT", port)
 
-        assert run([word.format(out=tmp_path, port=port) for word in command]) == 3
+        assert run([word.format(port=port, **given) for word in command]) == 3
 
     err = capsys.readouterr().err.splitlines()[-1]
     assert err.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use; stop")
