@@ -112,6 +112,7 @@ def prove(
         half=half,
         largest_float16=found[_IN_HALF].largest_float16 if _IN_HALF in found else None,
         answers=answers,
+        original=checkpoint.config.original,
         loss=loss,
         covered=main.covered,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
+from engine.package.manifest import MAX_ORIGINAL
 from engine.package.recognised import recognise
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.text.chat_format import CHAT_NAME, ChatFormat, read_chat_format
@@ -60,6 +61,8 @@ class CheckpointConfig(BaseModel):
     model: TransformerConfig
     # What an imported model gives to requests that leave options away.
     generation: Annotated[GenerationDefaults, unless(GenerationDefaults())] = GenerationDefaults()
+    # With what an imported model was compared, in words; "": it was trained here.
+    original: Annotated[str, Field(max_length=MAX_ORIGINAL), unless("")] = ""
 
 
 @dataclass(frozen=True)
@@ -209,9 +212,14 @@ def write_files(directory: Path, files: Mapping[str, Content]) -> None:
     """Write the files of a checkpoint, and remove those of an earlier one that it does not have."""
     with writing_to(directory):
         write_directory(directory, files)
-        for name in (SAMPLES_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME, REPORT_NAME):
-            if name not in files:
-                (directory / name).unlink(missing_ok=True)
+        remove_other_files(directory, files)
+
+
+def remove_other_files(directory: Path, names: Collection[str]) -> None:
+    """Remove the files of an earlier checkpoint that this one does not have."""
+    for name in (SAMPLES_NAME, TARGET_TOKENIZER_NAME, CHAT_NAME, REPORT_NAME):
+        if name not in names:
+            (directory / name).unlink(missing_ok=True)
 
 
 def streamed_weights(

@@ -56,6 +56,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Amount = Annotated[float, Field(ge=0)]
 Points = Annotated[float, Field(ge=0, le=100.001)]  # float arithmetic may pass 100
 MAX_BUCKETS = 64
+MAX_ORIGINAL = 200  # characters that tell of a comparison
 NEAR_OVERFLOW = 65_504 / 2  # the largest number of float16, by two
 # How often a quantile of what graphs lose may be that of the eager model itself, and of how many
 # positions at least it means something.
@@ -339,6 +340,8 @@ class Certificate(Comparison):
     half: tuple[Judged, ...] = ()  # graphs in float16, as they are; (): there are none
     largest_float16: Amount | None = None  # number that the eager model computes in float16
     answers: Answers | None = None  # None: it generates
+    # With what an imported model was compared, in words; "": it was trained here.
+    original: Annotated[str, Field(max_length=MAX_ORIGINAL)] = ""
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
     device: DeviceCertificate | None = None  # None: nothing was computed on a device
 

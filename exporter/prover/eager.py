@@ -98,7 +98,7 @@ class EagerModel:
             exact = forward(self.model)
         with torch.no_grad(), self.reach or nullcontext():
             own = forward(self.own)
-        group = Group(self, forward)
+        group = Group(self.with_all_orders, forward)
         return [
             Eager(one, [other], Origin(group, i, np.arange(len(one))))
             for i, (one, other) in enumerate(zip(exact, own, strict=True))
@@ -130,12 +130,12 @@ class EagerModel:
 class Group:
     """Cases of a forward pass, which can be computed again."""
 
-    model: EagerModel
+    run: Callable[[Forward], list[Eager]]  # with every order of sums
     forward: Forward
 
     def again(self) -> list[Eager]:
         """Return them with every order of sums."""
-        return self.model.with_all_orders(self.forward)
+        return self.run(self.forward)
 
 
 class Origin(NamedTuple):
@@ -165,8 +165,8 @@ def logits_of(cases: Sequence[Case], tokens: Sequence[Tokens], pad_token_id: int
     The head, the largest product of most models, computes only the positions that are compared.
     """
     targets = [(*case.prompt, *chosen[:-1]) for case, chosen in zip(cases, tokens, strict=True)]
-    target_ids, _ = _padded(targets, pad_token_id)
-    source_ids, mask = _padded([case.source for case in cases], pad_token_id)
+    target_ids, _ = padded(targets, pad_token_id)
+    source_ids, mask = padded([case.source for case in cases], pad_token_id)
 
     def forward(model: nn.Module) -> list[Floats]:
         ours = generator(model)
@@ -226,7 +226,7 @@ def as_array(values: Tensor) -> Floats:
     return array
 
 
-def _padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
     """Return ids (B, S), padded on the right, and the mask that tells the real ones."""
     ids = torch.full((len(rows), max(map(len, rows))), pad_token_id)
     mask = torch.zeros(ids.shape, dtype=torch.bool)

@@ -31,13 +31,12 @@ from exporter.prover.item_cases import (
     run_eager,
     text_items,
 )
-from exporter.prover.judge import At, Judge
+from exporter.prover.judge import At, Judge, kinds_of_tokens
 from exporter.prover.pair import ALONE
 from exporter.samples import SEED
 
 PADDED_PER_LENGTH = 2  # texts; the engine pads nothing, and padding costs as much as text
 _PATCH = 16**2  # pixels, as most models have them
-_FIRST, _BETWEEN, _LAST = 6, 7, 8  # of KINDS, where every token has logits
 WHAT = {LOGITS: "logits", EMBEDDING: "vectors"}
 
 Outputs = Mapping[str, Floats]  # by name: logits (B, C) or (B, S, C); embedding (B, D)
@@ -234,13 +233,10 @@ def _positions(members: Sequence[int], width: int) -> NDArray[np.int64]:
 def _at(rows: Rows, width: int, place: Callable[[int], str]) -> At:
     """Return where the positions of rows are, so many each."""
     count = len(rows.numbers)
-    kinds = np.full((count, width), _BETWEEN)
-    if width > 1:
-        kinds[:, 0], kinds[:, -1] = _FIRST, _LAST
     return At(
         np.repeat(rows.numbers, width),
         np.full(count * width, rows.length),
-        kinds.ravel(),
+        np.tile(kinds_of_tokens(width), count),
         lambda i: place(i // width) + (f", token {i % width}" if width > 1 else ""),
     )
 

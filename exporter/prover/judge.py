@@ -62,6 +62,14 @@ _OWN_LOGPROB = 1e-4  # from a log-probability to the graph's own logits, for eve
 _FULL_SIZE = 16.0
 
 
+def kinds_of_tokens(count: int) -> NDArray[np.int64]:
+    """Return the kinds of the tokens of a text, all of which have numbers: [count]."""
+    kinds = np.full(count, KINDS.index("between the first token and the last"))
+    if count > 1:
+        kinds[[0, -1]] = KINDS.index("at the first token"), KINDS.index("at the last token")
+    return kinds
+
+
 class At(NamedTuple):
     """Where N positions belong."""
 

@@ -208,6 +208,9 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
     metavar="FILE",
     help="Codes of subword-nmt or fastBPE (OpenNMT-py, fairseq).",
 )
+@click.option(
+    "--no-comparison", is_flag=True, help="Do not run the original to compare outputs with it."
+)
 @needs("export")
 def import_(
     path: Path,
@@ -216,16 +219,19 @@ def import_(
     source_lang: str | None,
     target_lang: str | None,
     bpe_codes: Path | None,
+    no_comparison: bool,
 ) -> None:
     """Turn the model at PATH into a checkpoint: of Hugging Face, OpenNMT-py or fairseq.
 
     PATH is a directory that holds config.json, the files of the tokenizer and the weights, as
     `save_pretrained` of transformers writes them, or a file that OpenNMT-py or fairseq saved, or
-    its directory. Weights are safetensors or PyTorch's own files, of which nothing is run.
+    its directory. Weights are safetensors or PyTorch's own files, of which nothing is run. With
+    the extra `import`, the outputs are compared with those of the original's class of transformers.
     exporter/README.md lists the families.
     """
-    from exporter.huggingface import Languages, import_checkpoint
-    from exporter.toolkits import import_toolkit_checkpoint, is_toolkit_checkpoint
+    from exporter.huggingface import Languages
+    from exporter.imports import Options, import_model
+    from exporter.toolkits import is_toolkit_checkpoint
     from server.cli.progress import show_progress
 
     of_toolkit = is_toolkit_checkpoint(path)
@@ -233,16 +239,12 @@ def import_(
         raise click.UsageError("--source-lang and --target-lang are for models of Hugging Face")
     if bpe_codes and not of_toolkit:
         raise click.UsageError("--bpe-codes is for checkpoints of OpenNMT-py and fairseq")
-    with cleaned_up(), show_progress("Weights") as progress:
-        if of_toolkit:
-            imported = import_toolkit_checkpoint(
-                path, out, progress, max_len=max_len, codes=bpe_codes
-            )
-        else:
-            languages = Languages(source_lang, target_lang)
-            imported = import_checkpoint(path, out, progress, max_len=max_len, languages=languages)
+    languages = Languages(source_lang, target_lang)
+    options = Options(max_len, languages, bpe_codes, compares=not no_comparison)
+    with cleaned_up(), show_progress("Importing") as progress:
+        imported, original = import_model(path, out, options, progress)
     click.echo(f"{imported.model_type}, {imported.num_parameters:,} parameters")
-    for name, said in imported.understood.items():
+    for name, said in {**imported.understood, "original": original}.items():
         click.echo(textwrap.fill(f"{name:<15}{said}", 80, subsequent_indent=" " * 15))
     for note in imported.notes:
         click.echo(f"note: {note}")

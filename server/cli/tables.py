@@ -53,6 +53,8 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     numbers = f"{manifest.precision}, weights {manifest.weights}{cache}"
     table.add_row("target", f"{manifest.target}, {numbers}")
     table.add_row("cases compared with PyTorch", f"{c.cases:,}, proof {c.proof}")
+    if c.original:
+        table.add_row("original", c.original)
     for name, value in (*_compared(c), *_judged(c.half, " in float16"), *answers_of(c.answers)):
         table.add_row(name, value)
     if c.largest_float16 is not None:
@@ -324,4 +326,6 @@ def _parity(model: ModelInfo) -> str:
         parts.append(f"largest number in float16 {_near(parity.largest_float16)}")
     if parity.answers is None and not alone:
         parts.append(f"largest logit difference {parity.max_abs_logit_diff:.0e}")
+    if parity.original:
+        parts.append(parity.original)
     return ", ".join(parts)

@@ -97,6 +97,7 @@ def _parity(certificate: Certificate, toolchain: dict[str, str]) -> pb.ParityCer
         proof=certificate.proof,
         losses=map(_loss, certificate.judged),
         largest_float16=certificate.largest_float16,
+        original=certificate.original,
         answers=None
         if answers is None
         else pb.ParityAnswers(**answers.model_dump(exclude_none=True)),

@@ -510,6 +510,7 @@ def _parity(parity: admin_service_pb2.ParityCertificate) -> ParityCertificate:
         losses=tuple(ParityLoss(**_fields(loss)) for loss in parity.losses),
         answers=ParityAnswers(**_fields(parity.answers)) if parity.HasField("answers") else None,
         largest_float16=parity.largest_float16 if parity.HasField("largest_float16") else None,
+        original=parity.original,
     )
 
 

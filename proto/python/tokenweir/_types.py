@@ -295,6 +295,7 @@ class ParityCertificate:
     losses: tuple[ParityLoss, ...] = ()  # of a format that rounds further there is none
     answers: ParityAnswers | None = None  # None: the model generates
     largest_float16: float | None = None  # number in the eager model; None: another type
+    original: str = ""  # with what an imported model was compared; "": it is the original itself
 
 
 @dataclass(frozen=True)

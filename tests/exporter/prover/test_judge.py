@@ -275,7 +275,7 @@ def test_the_eager_model_runs_in_other_orders_only_where_the_first_would_refuse(
     theirs = drawn(500)
     model = Orders(*(factor * theirs for factor in orders))
     seen, eager = numbers_of(times * theirs, theirs)
-    origin = Origin(Group(model, lambda _: []), 0, np.arange(500))
+    origin = Origin(Group(model.with_all_orders, lambda _: []), 0, np.arange(500))
     judge = ExactJudge()
     judge.numbers("alone", "vectors", seen, Eager(eager.exact, eager.runs, origin), at(500))
 

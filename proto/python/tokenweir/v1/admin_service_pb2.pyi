@@ -502,6 +502,7 @@ class ParityCertificate(_message.Message):
     LOSSES_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     LARGEST_FLOAT16_FIELD_NUMBER: _builtins.int
+    ORIGINAL_FIELD_NUMBER: _builtins.int
     cases: _builtins.int
     """Prompts, sources, texts or pictures that were compared."""
     tokens_compared: _builtins.int
@@ -523,6 +524,10 @@ class ParityCertificate(_message.Message):
     largest_float16: _builtins.float
     """Largest number that the eager model computes in float16, of 65,504 at most; absent: the package
     is in another type.
+    """
+    original: _builtins.str
+    """With what an imported model was compared before it was exported, in words; "": it is the
+    original itself.
     """
     @_builtins.property
     def toolchain(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -558,10 +563,11 @@ class ParityCertificate(_message.Message):
         losses: _abc.Iterable[Global___ParityLoss] | None = ...,
         answers: Global___ParityAnswers | None = ...,
         largest_float16: _builtins.float | None = ...,
+        original: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_largest_float16", b"_largest_float16", "answers", b"answers", "largest_float16", b"largest_float16", "text_quality", b"text_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_float16", b"_largest_float16", "answers", b"answers", "batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "largest_float16", b"largest_float16", "losses", b"losses", "max_abs_logit_diff", b"max_abs_logit_diff", "proof", b"proof", "text_quality", b"text_quality", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_float16", b"_largest_float16", "answers", b"answers", "batch_invariant", b"batch_invariant", "cases", b"cases", "dtype", b"dtype", "largest_float16", b"largest_float16", "losses", b"losses", "max_abs_logit_diff", b"max_abs_logit_diff", "original", b"original", "proof", b"proof", "text_quality", b"text_quality", "tokens_compared", b"tokens_compared", "tokens_equal", b"tokens_equal", "tolerance", b"tolerance", "toolchain", b"toolchain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__largest_float16: _TypeAlias = _typing.Literal["largest_float16"]  # noqa: Y015
     _WhichOneofArgType__largest_float16: _TypeAlias = _typing.Literal["_largest_float16", b"_largest_float16"]  # noqa: Y015

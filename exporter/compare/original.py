@@ -1,0 +1,343 @@
+"""Compares an imported model with its original: the class of transformers that people trained.
+
+Both read the same tokens or pictures. The original runs in float32 and in float64; then it is
+freed, and ours is loaded. No position of ours may lose more than the judge of graphs allows.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import version
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.errors import CertificateError, CheckpointError
+from engine.package.manifest import EncodingContract, GenerationContract, ImageContract
+from engine.wording import shortened
+from exporter.checkpoint import load_checkpoint, read_config
+from exporter.graphs.contracts import contract_of
+from exporter.models.config import Family, TransformerConfig
+from exporter.prover.cases import first_lengths
+from exporter.prover.eager import (
+    Eager,
+    EagerModel,
+    Floats,
+    Forward,
+    Group,
+    as_array,
+    logits_of,
+    padded,
+)
+from exporter.prover.generation_cases import Case
+from exporter.prover.item_cases import Text, draw_images, random_groups
+from exporter.prover.judge import At, ExactJudge, kinds_of_tokens
+from exporter.prover.progress import Progress, no_progress
+from exporter.samples import SEED, Deck, Tokens
+
+NOT_COMPARED = "not compared with its original"
+PLAY = "compared"
+_WHAT = "comparing with the original"
+_PER_LENGTH = 2
+_MOST_NUMBERS = 2**25  # that are kept of the original
+_NUM_IMAGES = 8
+_TOGETHER = 32  # tokens of a prompt and its source, up to which it also stands padded among others
+_PARTED = 1e-3  # of the largest number of a layer: from here on hidden states are others
+_CLASSES: Mapping[Family, str] = {
+    "gpt": "AutoModelForCausalLM",
+    "encoder-decoder": "AutoModelForSeq2SeqLM",
+    "labeller": "AutoModelForTokenClassification",
+    "bert": "AutoModelForSequenceClassification",
+    "vit": "AutoModelForImageClassification",
+}
+
+
+class _Unreadable(Exception):
+    """transformers does not load an original as it was trained."""
+
+
+class Pass(NamedTuple):
+    """A forward pass of both models, which gives the numbers [N, V] of each of its inputs."""
+
+    ours: Forward
+    theirs: Forward
+    what: str  # the numbers are
+    names: Sequence[str]  # of the inputs
+    lengths: Sequence[int]  # tokens of each
+    first: Sequence[int]  # position of each whose numbers are compared
+
+
+def compare_with_original(
+    directory: Path, checkpoint: Path, progress: Progress = no_progress
+) -> str:
+    """Hold a checkpoint against the model in `directory` that it was imported from.
+
+    Returns in a line what was compared, or why transformers does not load the original. Raises
+    CheckpointError where a position of ours loses more than the judge allows, with the first layer
+    that differs.
+    """
+    described = read_config(checkpoint)
+    config = described.model
+    passes = list(_passes(config))
+    progress(0, len(passes), _WHAT)
+    original = cache(lambda: _load_original(directory, config))
+    try:
+        eager = EagerModel.of(original(), original(), passes[0].theirs)
+    except _Unreadable as error:
+        return f"{NOT_COMPARED}: {shortened(error)}"
+    name, kept = type(original()).__name__, []
+    for i, one in enumerate(passes):
+        kept.append(eager.run(one.theirs))
+        progress(i + 1, len(passes), _WHAT)
+    del eager
+    original.cache_clear()
+    gc.collect()
+    judge = ExactJudge(banned=described.generation.banned_tokens, needs_equal_bits=False)
+
+    def again(forward: Forward) -> list[Eager]:
+        return EagerModel(original(), original()).with_all_orders(forward)
+
+    model, num_inputs = load_checkpoint(checkpoint).model, 0
+    for one, of_pass in zip(passes, kept, strict=True):
+        with torch.no_grad():
+            seen = one.ours(model)
+        for i, (numbers, found) in enumerate(zip(seen, of_pass, strict=True)):
+            if numbers.shape != found.exact.shape:
+                raise CheckpointError(
+                    f"{directory}: {name} gives {one.what} {list(found.exact.shape)}, the imported "
+                    f"model {list(numbers.shape)}"
+                )
+            if found.origin is not None:
+                group = Group(again, one.theirs)
+                found = replace(found, origin=found.origin._replace(group=group))
+            at = _at(one, i, len(numbers), num_inputs)
+            judge.numbers(PLAY, one.what, numbers, found, at)
+            num_inputs += 1
+    try:
+        judge.check()
+    except CertificateError as error:
+        said = str(error).partition(": the graph computes")[0]
+        layer = _first_difference(model, original(), passes[0])
+        raise CheckpointError(
+            f"{directory}: the imported model is not {name} of transformers: {said}; {layer}; "
+            "please report it with config.json, or import with --no-comparison"
+        ) from error
+    largest = max(one.exported.largest for one in judge.judged)
+    return (
+        f"compared with {name} of transformers {version('transformers')}: {num_inputs} inputs, "
+        f"{largest:.1e}"
+    )
+
+
+def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
+    """Load the original in float32; no code of the directory is run, and nothing is fetched."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    has_head = config.num_decoder_layers or config.labels
+    kind = getattr(transformers, _CLASSES[config.family] if has_head else "AutoModel")
+    try:
+        model, about = kind.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
+        raise _Unreadable(str(error).strip().partition("\n")[0]) from error
+    if lacking := sorted(about["missing_keys"]):
+        raise _Unreadable(f"transformers finds no {lacking[0]} ({len(lacking):,} weights in all)")
+    found: nn.Module = model.eval()
+    return found
+
+
+def _passes(config: TransformerConfig) -> Iterator[Pass]:
+    contract = contract_of(config)
+    if contract.generation:
+        yield from _of_prompts(config, contract.generation)
+    elif contract.encoding:
+        yield from _of_texts(config, contract.encoding)
+    else:
+        assert contract.image is not None, "a model generates, encodes text, or sees images"
+        yield _of_images(config, contract.image)
+
+
+def _lengths(config: TransformerConfig, limit: int) -> list[int]:
+    """Return lengths at the edges of what a model has: its limit, windows, rope's first length."""
+    before = getattr(config.rotary_scaling, "original_max_len", None)
+    edges = [edge for edge in (config.window, before) if edge]
+    found = {*first_lengths(limit), *edges, *(edge + 1 for edge in edges)}
+    return sorted(length for length in found if length <= limit)
+
+
+def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iterator[Pass]:
+    rng = np.random.default_rng(SEED)
+    limit = (contract.cross_cache or contract.cache).max_len
+    lengths = [n for n in _lengths(config, limit) for _ in range(_PER_LENGTH)]
+    most = max(1, _MOST_NUMBERS // (contract.vocab_size * len(lengths)))
+    texts, targets = Deck(rng, contract.prompt_vocab_size), Deck(rng, contract.vocab_size)
+    of_target = cycle(reversed(_lengths(config, contract.cache.max_len)))
+    cases = []
+    for length in lengths:
+        source: Tokens = ()
+        prompt = texts.deal(length)
+        if contract.decoder_start_token_id is not None:
+            source = prompt
+            target = targets.deal(next(of_target) - 1)
+            prompt = (contract.decoder_start_token_id, *_without(config.pad_token_id, target))
+        cases.append(Case(source, prompt, 1, num_prompt_logits=min(most, len(prompt))))
+    short = [case for case in cases if sum(case.lengths) <= _TOGETHER]
+    for group in [*([case] for case in cases), short]:
+        names = [f"{case}, padded among others" if len(group) > 1 else str(case) for case in group]
+        yield Pass(
+            logits_of(group, [(0,)] * len(group), config.pad_token_id),
+            _their_logits(group, config.pad_token_id),
+            "logits",
+            names,
+            [case.length for case in group],
+            [case.first_logit for case in group],
+        )
+
+
+def _without(pad_token_id: int, target: Tokens) -> Tokens:
+    """Return tokens as they are written; M2M-100 counts no place of padding."""
+    other = int(pad_token_id == 0)
+    return tuple(other if token == pad_token_id else token for token in target)
+
+
+def _their_logits(cases: Sequence[Case], pad_token_id: int) -> Forward:
+    source_ids, source_mask = padded([case.source for case in cases], pad_token_id)
+    ids, mask = padded([case.prompt for case in cases], pad_token_id)
+
+    def forward(model: nn.Module) -> list[Floats]:
+        given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long()}
+        if cases[0].source:
+            given = {"input_ids": source_ids, "attention_mask": source_mask.long()}
+            given["decoder_input_ids"] = ids
+        most = max(ids.shape[1] - case.first_logit for case in cases)
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            given["logits_to_keep"] = most  # the head is the largest product of most models
+        logits = model(**given, use_cache=False).logits
+        before = ids.shape[1] - logits.shape[1]
+        starts = [case.first_logit - before for case in cases]
+        return [
+            as_array(row[start : start + case.num_logits])
+            for row, start, case in zip(logits, starts, cases, strict=True)
+        ]
+
+    return forward
+
+
+def _of_texts(config: TransformerConfig, contract: EncodingContract) -> Iterator[Pass]:
+    groups = random_groups(contract, "quick")
+    kept = {len(group[0].ids) for group in groups}
+    rng = np.random.default_rng(SEED)
+    deck = Deck(rng, contract.vocab_size)
+    edges = [n for n in _lengths(config, contract.max_len) if n not in kept]
+    groups += [[Text(deck.deal(n), (0,) * n if groups[0][0].types else None)] for n in edges]
+    short = [group[0] for group in groups if len(group[0].ids) <= _TOGETHER]
+    for texts in [*groups, short]:
+        yield _of_group(config, texts)
+
+
+def _of_group(config: TransformerConfig, texts: Sequence[Text]) -> Pass:
+    ids, mask = padded([text.ids for text in texts], config.pad_token_id)
+    types = None
+    if texts[0].types is not None:
+        types, _ = padded([text.types or () for text in texts], 0)
+    lengths = [len(text.ids) for text in texts]
+
+    def parts(numbers: Tensor) -> list[Floats]:
+        rows = [as_array(row) for row in numbers]
+        if numbers.ndim == 2:
+            return [row[None] for row in rows]
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def ours(model: Any) -> list[Floats]:
+        if config.labels:
+            given = () if types is None else (types,)
+            return parts(model(ids, mask, *given).logits)
+        return parts(model.encoder(model.embeddings(ids, token_type_ids=types), mask))
+
+    def theirs(model: nn.Module) -> list[Floats]:
+        given = {} if types is None else {"token_type_ids": types}
+        found = model(input_ids=ids, attention_mask=mask.long(), **given)
+        return parts(found.logits if config.labels else found.last_hidden_state)
+
+    names = [f"text of {length} tokens" for length in lengths]
+    what = "logits" if config.labels else "hidden states"
+    return Pass(ours, theirs, what, names, lengths, [0] * len(texts))
+
+
+def _of_images(config: TransformerConfig, contract: ImageContract) -> Pass:
+    pixels = torch.from_numpy(draw_images(contract, _NUM_IMAGES))
+
+    def ours(model: Any) -> list[Floats]:
+        found = model(pixels).logits if config.labels else model.encoder(model.embeddings(pixels))
+        return [as_array(row.reshape(-1, row.shape[-1])) for row in found]
+
+    def theirs(model: nn.Module) -> list[Floats]:
+        found = model(pixel_values=pixels)
+        numbers = found.logits if config.labels else found.last_hidden_state
+        return [as_array(row.reshape(-1, row.shape[-1])) for row in numbers]
+
+    names = [f"picture {i}" for i in range(len(pixels))]
+    what = "logits" if config.labels else "hidden states"
+    return Pass(ours, theirs, what, names, [1] * len(pixels), [0] * len(pixels))
+
+
+def _at(one: Pass, i: int, width: int, number: int) -> At:
+    """Return where the positions of an input are, which is so manieth of all."""
+
+    def place(position: int) -> str:
+        token = f", token {one.first[i] + position + 1}" if width > 1 else ""
+        return one.names[i] + token
+
+    ones = np.ones(width, np.int64)
+    return At(number * ones, one.lengths[i] * ones, kinds_of_tokens(width), place)
+
+
+def _first_difference(ours: nn.Module, original: nn.Module, one: Pass) -> str:
+    """Name the first layer behind which hidden states part."""
+    with torch.no_grad(), _recorded(ours) as our_states, _recorded(original) as their_states:
+        one.ours(ours)
+        one.theirs(original)
+    for i, (numbers, expected) in enumerate(zip(our_states, their_states, strict=False)):
+        allowed = _PARTED * float(expected.abs().max())
+        if numbers.shape != expected.shape or not bool((numbers - expected).abs().max() <= allowed):
+            return f"hidden states part in layer {i + 1} of {len(their_states)}"
+    return "hidden states of all layers are equal: look at the head"
+
+
+@contextmanager
+def _recorded(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Give what the layers of a model give, in the order in which they run."""
+    seen: list[Tensor] = []
+
+    def record(module: nn.Module, given: object, output: object) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, Tensor):
+            seen.append(first)
+
+    stacks = (one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one))
+    outer: list[nn.Module] = []
+    for stack in stacks:  # a list within a layer is no stack of layers
+        if not any(stack in set(layer.modules()) for layer in outer):
+            outer += stack
+    hooks = [layer.register_forward_hook(record) for layer in outer]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()

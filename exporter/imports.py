@@ -1,0 +1,79 @@
+"""Imports a model that another library saved, and compares it with its original."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.errors import CheckpointError
+from exporter.checkpoint import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    check_replaceable,
+    read_config,
+    remove_other_files,
+)
+from exporter.compare.original import NOT_COMPARED, compare_with_original
+from exporter.files import replace_file, stage
+from exporter.huggingface import Imported, Languages, import_checkpoint
+from exporter.prover.progress import Progress, no_progress
+from exporter.toolkits import import_toolkit_checkpoint, is_toolkit_checkpoint
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person says of an import."""
+
+    max_len: int | None = None
+    languages: Languages = field(default_factory=Languages)  # of Hugging Face
+    codes: Path | None = None  # of OpenNMT-py and fairseq
+    compares: bool = True
+
+
+def import_model(
+    path: Path, out: Path, options: Options = Options(), progress: Progress = no_progress
+) -> tuple[Imported, str]:
+    """Write the model at `path` to `out` as a checkpoint, which says what it was compared with.
+
+    Models of Hugging Face are held against their own class of transformers, where that is
+    installed. Returns what was imported, and that line. Raises CheckpointError, and then writes
+    nothing, if the model cannot be imported, or differs from its original.
+    """
+
+    def tell(done: int, total: int) -> None:
+        progress(done, total, "weights")
+
+    check_replaceable(out)
+    with stage(out, CheckpointError) as staging:
+        made = staging.directory
+        if is_toolkit_checkpoint(path):
+            imported = import_toolkit_checkpoint(
+                path, made, tell, max_len=options.max_len, codes=options.codes
+            )
+            said = NOT_COMPARED
+        else:
+            imported = import_checkpoint(
+                path, made, tell, languages=options.languages, max_len=options.max_len
+            )
+            said = _compared(path, made, options, progress)
+        named = {"task": out.resolve().name, "original": said}
+        config = read_config(made).model_copy(update=named)
+        replace_file(made / CONFIG_NAME, (config.model_dump_json(indent=2) + "\n").encode())
+        if not out.exists():
+            staging.publish()
+            return imported, said
+        names = sorted(os.listdir(made), key=lambda name: name == WEIGHTS_NAME)  # which come last
+        for name in names:
+            os.replace(made / name, out / name)
+        remove_other_files(out, names)
+    return imported, said
+
+
+def _compared(path: Path, made: Path, options: Options, progress: Progress) -> str:
+    if not options.compares:
+        return NOT_COMPARED
+    if find_spec("transformers") is None:
+        return f"{NOT_COMPARED}, for which transformers is missing: pip install 'tokenweir[import]'"
+    return compare_with_original(path, made, progress)
