@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import socket
 from typing import Protocol
@@ -101,10 +102,14 @@ def check_ports_are_free(*wanted: tuple[str, str, int]) -> None:
             try:
                 probe.bind((host, port))
                 probe.listen()
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
+                reason = getattr(error, "strerror", "not the name of a host")
+                way_out = "listen on an address of this machine, such as 127.0.0.1"
+                if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+                    way_out = "stop what uses the port, or choose another with "
+                    way_out += f"{option} (0: any that is free)"
                 raise ConfigError(
-                    f"cannot listen on {address_of(host, port)}: {error.strerror}; stop what "
-                    f"uses the port, or choose another with {option} (0: any that is free)"
+                    f"cannot listen on {address_of(host, port)}: {reason}; {way_out}"
                 ) from error
 
 
