@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 import socket
+import tempfile
+from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -111,6 +114,11 @@ def check_ports_are_free(*wanted: tuple[str, str, int]) -> None:
                 raise ConfigError(
                     f"cannot listen on {address_of(host, port)}: {reason}; {way_out}"
                 ) from error
+
+
+def socket_directory() -> Path:
+    """Return where directories with Unix sockets are made: paths there must be short."""
+    return Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def address_of(host: str, port: int) -> str:
