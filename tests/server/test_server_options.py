@@ -92,13 +92,14 @@ async def test_a_command_shows_its_token_and_certificate(
 async def test_a_command_that_a_server_hangs_up_on_names_what_it_may_want(
     served: Served, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    cert, key = Authority("a stranger").certify().write(tmp_path)
+    (tmp_path / "stranger").mkdir()  # the server reads its own files again
+    cert, key = Authority("a stranger").certify().write(tmp_path / "stranger")
     shown = ["--tls-ca", served.files[1], "--tls-cert", str(cert), "--tls-key", str(key)]
 
-    for given, named in ((2, "--tls-cert if it asks"), (6, "a --tls-cert that it trusts")):
+    for given in (2, 6):
         words = ["models", "--server", served.address, *shown[:given]]
         assert await asyncio.to_thread(run, words) == 4
-        assert f"or give --server, and {named}" in capsys.readouterr().err
+        assert "--tls-cert)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("never_late")
