@@ -16,9 +16,11 @@ def is_loopback(host: str) -> bool:
 
 def addresses_of(host: str) -> list[str]:
     """Return the addresses of a host, those of IPv4 first; none if nobody knows it."""
+    if host.startswith("unix:"):  # a resolver would be asked for it
+        return []
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return []
     return sorted({str(place[0]) for *_, place in found}, key=lambda one: (":" in one, one))
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import resource
 import socket
+import tempfile
+from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -101,11 +105,20 @@ def check_ports_are_free(*wanted: tuple[str, str, int]) -> None:
             try:
                 probe.bind((host, port))
                 probe.listen()
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
+                reason = getattr(error, "strerror", "not the name of a host")
+                way_out = "listen on an address of this machine, such as 127.0.0.1"
+                if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+                    way_out = "stop what uses the port, or choose another with "
+                    way_out += f"{option} (0: any that is free)"
                 raise ConfigError(
-                    f"cannot listen on {address_of(host, port)}: {error.strerror}; stop what "
-                    f"uses the port, or choose another with {option} (0: any that is free)"
+                    f"cannot listen on {address_of(host, port)}: {reason}; {way_out}"
                 ) from error
+
+
+def socket_directory() -> Path:
+    """Return where directories with Unix sockets are made: paths there must be short."""
+    return Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def address_of(host: str, port: int) -> str:

@@ -36,8 +36,9 @@ def open_client(server: Server) -> Iterator[Client]:
         if error.reason:
             raise  # a server has answered, or does not speak to us
         raise CommandError(
-            f"no server answers at {server}; start one with `tokenweir serve`, or give --server "
-            f"({error.args[0]})",
+            f"no server answers at {server}; start one with `tokenweir serve`, or give --server, "
+            # Of a name with several addresses gRPC tells of one, at which nobody may listen.
+            f"or what one with TLS asks for (--tls-ca, --tls-cert) ({error.args[0]})",
             UNAVAILABLE,
         ) from error
 

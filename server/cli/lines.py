@@ -6,7 +6,9 @@ import codecs
 import io
 import sys
 from collections.abc import Iterator
-from typing import cast
+from typing import TextIO, cast
+
+import click
 
 _CHUNK = 1 << 16  # bytes
 _NOT_UTF8 = "surrogateescape"  # keeps what is not UTF-8 in a text that nothing takes for one
@@ -31,7 +33,9 @@ def arriving_lines(most: int) -> Iterator[list[str]]:
 
 def _chunks() -> Iterator[bytes]:
     """Yield what is there."""
-    stdin = sys.stdin
+    stdin: TextIO | None = sys.stdin
+    if stdin is None:
+        raise click.UsageError("the standard input is closed; give the texts as arguments")
     if not isinstance(stdin, io.TextIOWrapper):  # a text of a caller in this process
         yield stdin.read().encode(errors=_NOT_UTF8)
         return

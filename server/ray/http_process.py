@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from server.front_config import HttpConfig
 from server.gateway.admin_port import admin_socket
 from server.identity.config import CERTIFICATES
 from server.ray import end_with_parent
+from server.ray.run_directory import run_directory
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ _LAST_WORDS = 5.0  # seconds beyond its own grace
 @contextlib.contextmanager
 def private_socket() -> Iterator[Path]:
     """Yield a path for a socket that nobody but this user reaches."""
-    with tempfile.TemporaryDirectory(prefix="tokenweir-") as folder:
-        yield Path(folder) / "gateway"
+    with run_directory() as directory:
+        yield directory.path / "gateway"
 
 
 class HttpProcess:

@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from server.listening import socket_directory
+
 logger = logging.getLogger(__name__)
 
 # In the environment of every process of a run: its directory. So they are known without a doubt.
@@ -54,10 +56,9 @@ class RunDirectory:
 def run_directory(parent: Path | None = None) -> Iterator[RunDirectory]:
     """Make the directory of a run below `parent`; remove it at the end.
 
-    By default that is /tmp, if there is one: Unix sockets are in it, and their paths must be short.
+    By default that is /tmp, or TMPDIR where /tmp may not be written.
     """
-    parent = parent or (Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir()))
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent or socket_directory()))
     # Locked before it has its name: nobody may take it for that of an owner who has died.
     with (path / f".{_OWNER}").open("w") as owner:
         fcntl.flock(owner, fcntl.LOCK_EX)
@@ -71,13 +72,13 @@ def run_directory(parent: Path | None = None) -> Iterator[RunDirectory]:
             directory.remove()
 
 
-def remove_what_dead_owners_left(parent: Path = Path("/tmp")) -> list[Path]:
+def remove_what_dead_owners_left(parent: Path | None = None) -> list[Path]:
     """Remove the directories of this user whose owners were killed, and end what runs there.
 
     Returns the directories.
     """
     removed = []
-    for path in parent.glob(f"{_PREFIX}*"):
+    for path in (parent or socket_directory()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # it has just been removed, or is another user's
             if _is_private(path) and _removed_if_ownerless(path):
                 logger.info("removed %s, which a killed server had left", path)

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package.package import load_package
 from server.config import MOST_REQUEST_BYTES, WorkerConfig
+from server.listening import socket_directory
 from server.worker.engines import Engine
 from server.worker.worker import Worker
 
@@ -41,7 +42,7 @@ class InProcessWorker:
     """A worker with a thread of its own, from `__init__` to `close`, or to the process's end."""
 
     def __init__(self, models: Mapping[str, Engine], config: EngineConfig) -> None:
-        self._directory = tempfile.mkdtemp(prefix="tokenweir-")
+        self._directory = tempfile.mkdtemp(prefix="tokenweir-", dir=socket_directory())
         socket = f"unix:{self._directory}/socket"
         settings = WorkerConfig(
             host=socket, max_request_bytes=MOST_REQUEST_BYTES, limits=config.limits

@@ -34,14 +34,14 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
 
-    def certify(self, name: str = "localhost") -> Certified:
-        """Return a certificate and its key."""
+    def certify(self, name: str = "localhost", days: int = 1) -> Certified:
+        """Return a certificate, for so many days from now, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
         names = x509.SubjectAlternativeName([x509.DNSName("localhost"), address])
         certificate = (
-            _builder(subject, self._name, key)
+            _builder(subject, self._name, key, days)
             .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -76,7 +76,7 @@ class Certified:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -85,8 +85,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(now - timedelta(days=2))
+        .not_valid_after(now + timedelta(days=days))
     )
 
 

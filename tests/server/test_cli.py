@@ -835,12 +835,13 @@ def test_a_port_in_use_is_found_before_anything_else_is_done(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr("server.cli.demo._PORT", port)
+        (looks_like_a_checkpoint := tmp_path / "config.json").write_text('{"model": {}}')
 
         assert run([word.format(port=port, **given) for word in command]) == 3
 
     err = capsys.readouterr().err.splitlines()[-1]
     assert err.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use; stop")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [looks_like_a_checkpoint]
 
 
 def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(

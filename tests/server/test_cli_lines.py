@@ -111,6 +111,16 @@ def test_a_line_of_a_pipe_is_answered_before_the_next_one_comes(
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
 
 
+def test_a_standard_input_that_is_closed_is_told(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as `<&-` leaves it
+
+    assert _generate(server) == 2
+
+    assert "Error: the standard input is closed; give the texts as" in capsys.readouterr().err
+
+
 def test_with_json_every_line_has_its_own_times(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

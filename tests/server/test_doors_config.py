@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import ConfigError
 from server.config import GatewayConfig, GatewayRoleConfig, MetricsConfig, ServeConfig
-from server.hosts import family_of, is_loopback
+from server.hosts import addresses_of, family_of, is_loopback
 from server.identity.config import DoorsConfig
 
 A = Path("a")
@@ -137,3 +137,9 @@ def test_a_name_is_of_this_machine_alone_if_all_its_addresses_are(
     if not is_local:
         with pytest.raises(ConfigError, match="a-name.* is reached from other machines"):
             DoorsConfig().check_reach("a-name")
+
+
+def test_no_resolver_is_asked_for_a_socket_of_unix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("socket.getaddrinfo")
+
+    assert addresses_of(f"unix:/tmp/{'long' * 20}") == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from server.ray.http_process import private_socket
 from server.ray.run_directory import remove_what_dead_owners_left, run_directory
 
 # An owner with a child that does not end with it, as Ray's agents do not.
@@ -40,6 +41,19 @@ def test_paths_of_sockets_are_short_enough() -> None:
 
     with run_directory() as directory:
         assert len(str(directory.for_ray / socket)) <= 107
+
+
+def test_sockets_lie_in_tmp_and_where_nobody_may_write_there_in_tmpdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with private_socket() as path, run_directory() as directory:
+        assert {path.parent.parent, directory.path.parent} == {Path("/tmp")}
+        assert (path.parent / "owner").exists()  # else it stays when its owner is killed
+
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with private_socket() as path, run_directory() as directory:
+        assert {path.parent.parent, directory.path.parent} == {tmp_path}
 
 
 def test_what_a_killed_owner_left_is_ended_and_removed(

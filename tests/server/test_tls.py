@@ -125,6 +125,31 @@ async def test_a_handshake_that_fails_is_what_the_client_says_first(
         await gateway.close()
 
 
+async def test_a_certificate_that_has_expired_is_told(authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.certify(days=-1).write(tmp_path)
+    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tls_cert=cert, tls_key=key)))
+    address = f"127.0.0.1:{await gateway.start()}"
+
+    try:
+        async with AsyncClient(address, credentials=trusting(authority), max_attempts=1) as client:
+            with pytest.raises(Unavailable, match="certificate has expired, or is not valid yet"):
+                await client.models()
+    finally:
+        await gateway.close()
+
+
+async def test_a_server_of_http_is_told_by_a_client_of_grpc() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with AsyncClient(f"127.0.0.1:{port}", max_attempts=1) as client:
+            with pytest.raises(Unavailable, match="the server speaks HTTP, not gRPC; give"):
+                await client.models()
+
+
 async def test_a_client_shows_a_certificate_where_one_is_asked_for(
     doors: DoorsConfig, authority: Authority, tmp_path: Path
 ) -> None:

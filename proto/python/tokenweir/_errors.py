@@ -142,12 +142,17 @@ _SERVER_AHEAD = 0.05  # seconds by which a server may see a deadline pass before
 # gRPC's own refusal, on either side: it has no details, and asking again does not help.
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 
-# gRPC's words where no connection is made for reasons of TLS, and what they mean; the first counts.
+# gRPC's words where TLS or HTTP keeps a connection from being made; the first counts.
 _HANDSHAKES = (
     (
         "WRONG_VERSION_NUMBER",
         "the TLS handshake failed: the server does not speak TLS; leave out the credentials "
         "(--tls-ca)",
+    ),
+    (
+        "certificate (has expired|is not yet valid)",
+        "the TLS handshake failed: the server's certificate has expired, or is not valid yet; "
+        "renew it, or look at this machine's clock",
     ),
     (
         "CERTIFICATE_VERIFY_FAILED",
@@ -158,6 +163,10 @@ _HANDSHAKES = (
         "Hostname Verification",
         "the TLS handshake failed: the server's certificate has other names; call it by one of "
         "them",
+    ),
+    (
+        "Failed parsing HTTP/2",
+        "the server speaks HTTP, not gRPC; give the port of gRPC, 50051 by default",
     ),
     ("andshake failed", "the TLS handshake failed"),
     (
