@@ -355,6 +355,19 @@ def test_violations_are_readable(server, client):
     assert "a.b: too small\n  c: too big" in str(caught.value)
 
 
+def test_a_violation_that_was_cut_is_not_said_twice(server, client):
+    bad = error_details_pb2.BadRequest()
+    bad.field_violations.add(field="a", description="it is too...")
+    server.answers["Generate"] = lambda request, context: fail(
+        context, grpc.StatusCode.INVALID_ARGUMENT, "a: it is too long", bad
+    )
+
+    with pytest.raises(InvalidArgument) as caught:
+        client.generate("m", "p")
+
+    assert caught.value.message == "a: it is too long"
+
+
 def test_refusal_says_when_to_come_back(server):
     retry = error_details_pb2.RetryInfo()
     retry.retry_delay.FromMilliseconds(1500)
