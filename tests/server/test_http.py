@@ -710,6 +710,7 @@ MESSAGES = [
         "refusal": "",
     },
     {"reasoning_content": "because", "reasoning": "why"},
+    {"parsed": {"a": 1}, "prefix": False},
     {"content": [{"type": "text", "text": "ab", "cache_control": {}, "annotations": []}]},
 ]  # fmt: skip
 
