@@ -272,6 +272,10 @@ WRONG = [
      "said twice; say it once", None),
     ({"structured_outputs": {"json": 5}}, "structured_outputs=5: bad argument type for built-in "
      "operation", "structured_outputs"),
+    ({"structured_outputs": {"jsn": {}, "jso": {"a": 1}}}, "structured_outputs.jso is not an "
+     "option of this server; the nearest is json", "structured_outputs"),
+    ({"do_sample": False}, "do_sample=false is not an option of this server; leave it out",
+     "do_sample"),
     ({"skip_special_token": False}, "skip_special_token is not an option of this server; the "
      "nearest is skip_special_tokens", "skip_special_token"),
     ({"max_tokns": 0}, "max_tokns is not an option of this server; the nearest is max_tokens",
@@ -304,6 +308,8 @@ NOTHING = [
     {"cache_prompt": True, "priority": 0, "length_penalty": 1.0, "n": 1, "best_of": 1},
     {"tools": [], "tool_choice": "auto", "functions": [], "suffix": "", "stop": []},
     {"tools": [{"type": "function"}], "tool_choice": "none", "logit_bias": {}},
+    {"include_reasoning": True, "separate_reasoning": True, "verbosity": "medium"},
+    {"repeat_penalty": 1, "top_logprobs": 0},
     {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
     {"chat_template_kwargs": {}, "structured_outputs": None},
 ]  # fmt: skip
@@ -835,7 +841,7 @@ async def test_embeddings_are_numbers_or_their_bytes():
         _, raw = await caller.post("embeddings", **asked, normalize=False)
         _, packed = await caller.post("embeddings", **asked, encoding_format="base64")
         status, _ = await caller.post("embeddings", **asked, dimensions=1)
-        fitting, _ = await caller.post("embeddings", **asked, dimensions=2)
+        fitting, _ = await caller.post("embeddings", **asked, dimensions=2, stream=False)
 
     assert [one["embedding"] for one in raw["data"]] == [[3.0, 4.0]] * 2
     assert [one["index"] for one in raw["data"]] == [0, 1]
