@@ -270,8 +270,11 @@ WRONG = [
      "only", "guided_json"),
     ({"guided_json": {}, "response_format": {"type": "json_object"}}, "what the answer must be is "
      "said twice; say it once", None),
-    ({"structured_outputs": {"json": 5}}, "structured_outputs=5: bad argument type for built-in "
-     "operation", "structured_outputs"),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs=5: give a text",
+     "structured_outputs"),
+    ({"top_k": "5"}, "top_k='5': give a whole number", "top_k"),
+    ({"min_p": "a"}, "min_p='a': give a number", "min_p"),
+    ({"ignore_eos": "yes"}, "ignore_eos='yes': give true or false", "ignore_eos"),
     ({"structured_outputs": {"jsn": {}, "jso": {"a": 1}}}, "structured_outputs.jso is not an "
      "option of this server; the nearest is json", "structured_outputs"),
     ({"do_sample": False}, "do_sample=false is not an option of this server; leave it out",
@@ -869,10 +872,13 @@ async def test_ids_of_another_tokenizer_are_told_from_other_mistakes():
     async with http_before(FakePredictor()) as caller:
         _, ids = await caller.post("embeddings", model="tags", input=[[5, 943], [7]])
         _, name = await caller.post("embeddings", model="x", input=[[5]])
+        _, far = await caller.post("embeddings", model="tags", input=[[5], [2**33]])
 
     assert ids["error"]["message"].startswith("input[0][1]: 943 is outside the vocabulary")
     assert "check_embedding_ctx_length=False" in ids["error"]["message"]
     assert "LangChain" not in name["error"]["message"]
+    assert far["error"]["message"] == "input[1]: Value out of range: 8589934592"
+    assert far["error"]["param"] == "input"
 
 
 async def test_a_request_may_have_as_many_inputs_as_openai_takes():
