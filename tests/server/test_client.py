@@ -178,7 +178,7 @@ def test_value_that_cannot_be_sent_is_refused_by_its_name(client, options, messa
 
 def test_text_that_is_no_unicode_is_refused(client):
     for call in (client.generate, client.stream, client.classify, client.label):
-        with pytest.raises(ValueError, match="(prompt|items\[0\]) is not Unicode .* at character 4"):
+        with pytest.raises(ValueError, match=r"(prompt|items\[0\]) is not Unic.* at character 4"):
             call("m", "caf\udce9")
 
 
