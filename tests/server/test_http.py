@@ -687,6 +687,17 @@ def test_every_token_has_its_place_in_the_text():
     }
 
 
+def test_tokens_without_a_text_of_their_own_are_named_by_their_ids():
+    pieces = {300: b"", 301: b"", 5: b"a", 6: b"a", 7: b"b", 8: b"\xd6"}
+    top = tuple(TokenLogprob(id_, piece, -1.0, 1) for id_, piece in pieces.items())
+
+    found = TextForm().piece(0, "", (PositionLogprobs(top[0], top),), offset=0)["logprobs"]
+
+    assert found["tokens"] == ["token_id:300"]
+    names = "token_id:300 token_id:301 token_id:5 token_id:6 b bytes:\\xd6"
+    assert list(found["top_logprobs"][0]) == names.split()
+
+
 async def test_a_conversation_is_answered_whole_and_streamed():
     generator = FakeGenerator()
     generator.capabilities += (*OPTIONS, "chat")
