@@ -392,6 +392,12 @@ def test_a_message_larger_than_the_server_reads_is_wrong_and_no_want_of_room(ser
     assert "4,194,3" in str(caught.value)
 
 
+def test_an_answer_may_be_larger_than_what_other_clients_take(server, client):
+    server.answers["Generate"] = lambda request, context: one_sequence("a" * 22_000_000)
+
+    assert len(client.generate("m", "p").text) == 22_000_000
+
+
 def test_status_details_that_are_garbage_do_not_hide_the_error(server, client):
     def garbage(request, context):
         context.set_trailing_metadata([("grpc-status-details-bin", b"\xff\xff\xff")])
