@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from engine.errors import ConfigError
 from server.identity.config import DoorsConfig
 from server.setting_checks import (
     check_at_least_one,
@@ -12,6 +14,8 @@ from server.setting_checks import (
     check_port,
     check_positive,
 )
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,12 @@ class HttpConfig(FrontConfig):
         super().__post_init__()
         check_at_least_one(self, "max_body_bytes", "max_head_bytes")
         check_positive(self, "body_seconds", "head_seconds", "keep_alive_seconds", "ping_seconds")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins ({origin}) must be as browsers send them, as "
+                    "https://chat.example, without a slash at the end, or *"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ def _check_num_outputs(p: SamplingParams, limits: RequestLimits) -> Iterator[_Ch
         f"{p.num_outputs} is outside 1 to {limits.max_num_outputs}",
     )
     yield (
-        p.num_outputs == 1 or p.strategy != "greedy",
+        p.num_outputs <= 1 or p.strategy != "greedy",
         path,
         f"{p.num_outputs} outputs of greedy search would all be equal; ask for sampling or beam "
         "search, or for 1",

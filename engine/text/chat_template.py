@@ -83,7 +83,8 @@ class ChatTemplate:
 
     def _without(self, chat: Chat) -> str | None:
         """Return the text of the conversation with other words; None if it has none."""
-        others = [{**one, "content": _PROBES[0]} for one in self._messages(chat)]
+        said = self._content(_PROBES[0])
+        others = [{**one, "content": said} for one in self._messages(chat)]
         try:
             return self._render(others, chat.variables)
         except ValueError:

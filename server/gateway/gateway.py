@@ -70,6 +70,7 @@ _HEALTH = f"/{HEALTH}/"
 _LIST_MODELS = f"{_ADMIN}ListModels"
 _OK = grpc.StatusCode.OK.name
 _RETRY_AFTER = 0.5  # seconds
+_NEVER = 2**31 - 1  # milliseconds, as gRPC has it
 _FREE = 0.5  # of the calls that a worker is handed, up to which it has room to compare versions
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
 # Refusals that say nothing of the load: for them new calls of others need not wait.
@@ -157,8 +158,8 @@ class Gateway:
         most = max_connections(self._config.host)
         logger.info("up to %s connections at once, as open files allow (ulimit -n)", f"{most:,}")
         options = server_options(max_bytes, self._config.client_silence, most)
-        if math.isfinite(age := self._config.max_connection_age):
-            options = (*options, ("grpc.max_connection_age_ms", round(age * 1000)))
+        age = min(self._config.max_connection_age * 1000, _NEVER)
+        options = (*options, ("grpc.max_connection_age_ms", round(age)))
         self._server = CallServer(self._arrived, options, self._rests)
         port = listen(self._server, self._config.host, self._config.port, credentials)
         if (socket := self._config.local_socket) is not None:

@@ -28,6 +28,14 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (True,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
+    "do_sample": (),  # false means something, too
+    "think": (),
+    "stream": (False,),
+    "top_logprobs": (0,),
+    "repeat_penalty": (1,),
+    "include_reasoning": (True, False),
+    "separate_reasoning": (True, False),
+    "verbosity": ("medium",),
 }
 _ABSENT: tuple[object, ...] = (None, False, "", [], {})
 _TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # what rules them out with "none"
@@ -141,7 +149,7 @@ class Body(BaseModel):
         return get_close_matches(name, known, 1, _LIKENESS)
 
     def _known_names(self) -> Sequence[str]:
-        return tuple(type(self).model_fields)
+        return [field.alias or name for name, field in type(self).model_fields.items()]
 
 
 class OpenAiRequest(Body):

@@ -173,6 +173,7 @@ def test_a_template_gets_what_is_said_in_the_form_that_it_reads(text: str, of_pa
     ours = template(text)
 
     assert ours.render(Chat((ChatMessage("user", "hi"),))) == "user:hi;"
+    assert ours.render(Chat((ChatMessage("user", ""),))) == "user:;"
     assert ours.render(Chat((ChatMessage("user", ("a", "b")),))) == of_parts
     if text != TEXTS:  # which transformers gives the list in Python's words
         parts = [{"type": "text", "text": said} for said in "ab"]

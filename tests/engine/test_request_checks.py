@@ -70,6 +70,7 @@ def _wrong_beam(**fields: Any) -> SamplingParams:
         (_wrong_beam(num_outputs=5), "decoding.num_outputs", "5 outputs of 4 hypotheses; ask for"),
         (SamplingParams(num_outputs=2), "decoding.num_outputs", "ask for sampling or beam search"),
         (_wrong_sampling(num_outputs=9), "decoding.num_outputs", "9 is outside 1 to 8"),
+        (SamplingParams(num_outputs=0), "decoding.num_outputs", "0 is outside 1 to 8"),
         (SamplingParams(forced_begin=(5, 100)), "decoding.forced_begin[1]", "100 is outside the"),
         (SamplingParams(forced_begin=(5,) * 65), "decoding.forced_begin", "65 tokens are more"),
         (

@@ -178,7 +178,7 @@ def test_value_that_cannot_be_sent_is_refused_by_its_name(client, options, messa
 
 def test_text_that_is_no_unicode_is_refused(client):
     for call in (client.generate, client.stream, client.classify, client.label):
-        with pytest.raises(ValueError, match="(prompt|text) is not Unicode .* at character 4"):
+        with pytest.raises(ValueError, match=r"(prompt|items\[0\]) is not Unic.* at character 4"):
             call("m", "caf\udce9")
 
 
@@ -355,6 +355,19 @@ def test_violations_are_readable(server, client):
     assert "a.b: too small\n  c: too big" in str(caught.value)
 
 
+def test_a_violation_that_was_cut_is_not_said_twice(server, client):
+    bad = error_details_pb2.BadRequest()
+    bad.field_violations.add(field="a", description="it is too...")
+    server.answers["Generate"] = lambda request, context: fail(
+        context, grpc.StatusCode.INVALID_ARGUMENT, "a: it is too long", bad
+    )
+
+    with pytest.raises(InvalidArgument) as caught:
+        client.generate("m", "p")
+
+    assert caught.value.message == "a: it is too long"
+
+
 def test_refusal_says_when_to_come_back(server):
     retry = error_details_pb2.RetryInfo()
     retry.retry_delay.FromMilliseconds(1500)
@@ -377,6 +390,12 @@ def test_a_message_larger_than_the_server_reads_is_wrong_and_no_want_of_room(ser
 
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
     assert "4,194,3" in str(caught.value)
+
+
+def test_an_answer_may_be_larger_than_what_other_clients_take(server, client):
+    server.answers["Generate"] = lambda request, context: one_sequence("a" * 22_000_000)
+
+    assert len(client.generate("m", "p").text) == 22_000_000
 
 
 def test_status_details_that_are_garbage_do_not_hide_the_error(server, client):

@@ -392,6 +392,12 @@ def test_a_setting_that_there_is_not_is_named_with_the_nearest(
     assert f"the nearest is {nearest}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("origin", ["https://a/", "a.example", "HTTPS://a", "https://a/page", ""])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str):
+    with pytest.raises(ConfigError, match="allowed_origins .* as https://chat.example"):
+        HttpConfig(allowed_origins=("*", "null", "http://localhost:3000", origin))
+
+
 @pytest.mark.parametrize("command", ["http", "kserve"])
 def test_what_is_printed_is_a_file_with_the_same_settings(
     command: str, fronts: list[Front[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]

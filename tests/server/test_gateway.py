@@ -188,6 +188,15 @@ async def test_an_old_connection_takes_no_new_calls_and_ends_with_its_last_one()
     assert messages[-1].HasField("summary")
 
 
+async def test_connections_may_become_a_month_old() -> None:
+    gateway = Gateway(GatewayConfig(max_connection_age=30 * 86400))
+
+    try:
+        assert await gateway.start()
+    finally:
+        await gateway.close()
+
+
 async def test_unary_answers_and_streams_pass_unchanged(cell: Cell) -> None:
     output = pb.Output(token_ids=True)
     response = await cell.stubs.generation.Generate(generate("a b", request_id="r", output=output))

@@ -270,8 +270,15 @@ WRONG = [
      "only", "guided_json"),
     ({"guided_json": {}, "response_format": {"type": "json_object"}}, "what the answer must be is "
      "said twice; say it once", None),
-    ({"structured_outputs": {"json": 5}}, "structured_outputs=5: bad argument type for built-in "
-     "operation", "structured_outputs"),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs=5: give a text",
+     "structured_outputs"),
+    ({"top_k": "5"}, "top_k='5': give a whole number", "top_k"),
+    ({"min_p": "a"}, "min_p='a': give a number", "min_p"),
+    ({"ignore_eos": "yes"}, "ignore_eos='yes': give true or false", "ignore_eos"),
+    ({"structured_outputs": {"jsn": {}, "jso": {"a": 1}}}, "structured_outputs.jso is not an "
+     "option of this server; the nearest is json", "structured_outputs"),
+    ({"do_sample": False}, "do_sample=false is not an option of this server; leave it out",
+     "do_sample"),
     ({"skip_special_token": False}, "skip_special_token is not an option of this server; the "
      "nearest is skip_special_tokens", "skip_special_token"),
     ({"max_tokns": 0}, "max_tokns is not an option of this server; the nearest is max_tokens",
@@ -304,6 +311,8 @@ NOTHING = [
     {"cache_prompt": True, "priority": 0, "length_penalty": 1.0, "n": 1, "best_of": 1},
     {"tools": [], "tool_choice": "auto", "functions": [], "suffix": "", "stop": []},
     {"tools": [{"type": "function"}], "tool_choice": "none", "logit_bias": {}},
+    {"include_reasoning": True, "separate_reasoning": True, "verbosity": "medium"},
+    {"repeat_penalty": 1, "top_logprobs": 0},
     {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
     {"chat_template_kwargs": {}, "structured_outputs": None},
 ]  # fmt: skip
@@ -678,6 +687,17 @@ def test_every_token_has_its_place_in_the_text():
     }
 
 
+def test_tokens_without_a_text_of_their_own_are_named_by_their_ids():
+    pieces = {300: b"", 301: b"", 5: b"a", 6: b"a", 7: b"b", 8: b"\xd6"}
+    top = tuple(TokenLogprob(id_, piece, -1.0, 1) for id_, piece in pieces.items())
+
+    found = TextForm().piece(0, "", (PositionLogprobs(top[0], top),), offset=0)["logprobs"]
+
+    assert found["tokens"] == ["token_id:300"]
+    names = "token_id:300 token_id:301 token_id:5 token_id:6 b bytes:\\xd6"
+    assert list(found["top_logprobs"][0]) == names.split()
+
+
 async def test_a_conversation_is_answered_whole_and_streamed():
     generator = FakeGenerator()
     generator.capabilities += (*OPTIONS, "chat")
@@ -710,6 +730,7 @@ MESSAGES = [
         "refusal": "",
     },
     {"reasoning_content": "because", "reasoning": "why"},
+    {"parsed": {"a": 1}, "prefix": False},
     {"content": [{"type": "text", "text": "ab", "cache_control": {}, "annotations": []}]},
 ]  # fmt: skip
 
@@ -834,7 +855,7 @@ async def test_embeddings_are_numbers_or_their_bytes():
         _, raw = await caller.post("embeddings", **asked, normalize=False)
         _, packed = await caller.post("embeddings", **asked, encoding_format="base64")
         status, _ = await caller.post("embeddings", **asked, dimensions=1)
-        fitting, _ = await caller.post("embeddings", **asked, dimensions=2)
+        fitting, _ = await caller.post("embeddings", **asked, dimensions=2, stream=False)
 
     assert [one["embedding"] for one in raw["data"]] == [[3.0, 4.0]] * 2
     assert [one["index"] for one in raw["data"]] == [0, 1]
@@ -862,10 +883,13 @@ async def test_ids_of_another_tokenizer_are_told_from_other_mistakes():
     async with http_before(FakePredictor()) as caller:
         _, ids = await caller.post("embeddings", model="tags", input=[[5, 943], [7]])
         _, name = await caller.post("embeddings", model="x", input=[[5]])
+        _, far = await caller.post("embeddings", model="tags", input=[[5], [2**33]])
 
     assert ids["error"]["message"].startswith("input[0][1]: 943 is outside the vocabulary")
     assert "check_embedding_ctx_length=False" in ids["error"]["message"]
     assert "LangChain" not in name["error"]["message"]
+    assert far["error"]["message"] == "input[1]: Value out of range: 8589934592"
+    assert far["error"]["param"] == "input"
 
 
 async def test_a_request_may_have_as_many_inputs_as_openai_takes():

@@ -8,10 +8,10 @@ from tokenweir._fields import extend_field, set_field
 from tokenweir._options import Chat
 from tokenweir.v1 import generation_service_pb2 as pb
 
-# Beside them a field may be null or empty, as if it were not there.
+# Beside them a field may be null, false or empty, as if it were not there.
 _SAID = ("role", "content")
 # No chat template that is known reads them, and servers write them into what is sent back.
-_UNREAD = ("annotations", "id", "name", "reasoning", "reasoning_content")
+_UNREAD = ("annotations", "id", "name", "parsed", "reasoning", "reasoning_content")
 
 
 def chat_message(chat: Chat, variables: Mapping[str, object] | None, argument: str) -> pb.Chat:
@@ -68,4 +68,4 @@ def _text_of(part: object, where: str) -> str:
 
 
 def _is_absent(value: object) -> bool:
-    return value is None or value == "" or value == [] or value == {}
+    return value is None or value is False or value == "" or value == [] or value == {}

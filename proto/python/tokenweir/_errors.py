@@ -72,7 +72,7 @@ class TokenweirClientError(Exception):
         more = [
             f"  {violation.field}: {violation.description}"
             for violation in self.violations
-            if violation.description not in said
+            if violation.description.removesuffix("...") not in said  # servers cut long ones
         ]
         return "\n".join([said, *more])
 

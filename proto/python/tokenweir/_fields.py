@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from tokenweir.v1 import common_pb2
 
 K = TypeVar("K")
 T = TypeVar("T")
+_WANTED = {
+    FieldDescriptor.CPPTYPE_STRING: "give a text",
+    FieldDescriptor.CPPTYPE_BOOL: "give true or false",
+    FieldDescriptor.CPPTYPE_FLOAT: "give a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "give a number",
+}
 
 
 def set_field(message: Message, name: str, value: object, argument: str | None = None) -> None:
@@ -19,7 +26,11 @@ def set_field(message: Message, name: str, value: object, argument: str | None =
         return
     try:
         setattr(message, name, value)
-    except (TypeError, ValueError) as error:
+    except TypeError:
+        kind = message.DESCRIPTOR.fields_by_name[name].cpp_type
+        wanted = _WANTED.get(kind, "give a whole number")
+        raise TypeError(f"{argument or name}={value!r}: {wanted}") from None
+    except ValueError as error:
         raise _refusal(argument or name, value, error) from None
 
 
@@ -54,11 +65,13 @@ def token_ids(ids: Sequence[int], name: str) -> common_pb2.TokenIds:
     """Return token ids as a message."""
     try:
         return common_pb2.TokenIds(ids=ids)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
+    except TypeError as error:
+        raise TypeError(
             f"{name} is a {type(ids).__name__} that is neither text nor a sequence of "
             f"token ids: {error}"
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _refusal(name: str, value: object, error: TypeError | ValueError) -> TypeError | ValueError:

@@ -19,8 +19,8 @@ class TextPart(TypedDict):
 class Message(TypedDict):
     """What somebody says in a conversation.
 
-    What other clients of chat APIs put beside it may be there where it is null or empty, and `name`
-    and `reasoning_content` anyway: nothing of them is sent.
+    What other clients of chat APIs put beside it may be there where it is null, false or empty, and
+    `name`, `parsed` and `reasoning_content` anyway: nothing of them is sent.
     """
 
     role: str  # "system", "user", "assistant" or what else the model's chat template knows

@@ -249,7 +249,7 @@ def _fill_prediction(
     request: PredictionRequest, model: str, items: Sequence[Item], options: PredictOptions
 ) -> None:
     _fill_identity(request, model, options)
-    request.items.extend(map(_item, items))
+    request.items.extend(_item(item, f"items[{place}]") for place, item in enumerate(items))
     for message in request.items:
         set_field(message, "text_pair", options.get("text_pair"))
     if (side := options.get("truncate")) is not None:
@@ -259,15 +259,15 @@ def _fill_prediction(
         request.truncation = prediction_service_pb2.Truncation.Value(name)
 
 
-def _item(item: Item) -> prediction_service_pb2.Item:
+def _item(item: Item, argument: str) -> prediction_service_pb2.Item:
     match item:
         case str():
             message = prediction_service_pb2.Item()
-            set_field(message, "text", item)
+            set_field(message, "text", item, argument)
             return message
         case bytes():
             return prediction_service_pb2.Item(image=item)
         case Path():
             return prediction_service_pb2.Item(image=item.read_bytes())
         case _:
-            return prediction_service_pb2.Item(tokens=token_ids(item, "item"))
+            return prediction_service_pb2.Item(tokens=token_ids(item, argument))
