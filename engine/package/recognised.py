@@ -30,7 +30,10 @@ _MADE: Mapping[Stage, str] = MappingProxyType(  # where it puts what it makes
     {"name": "downloads/{name}", "original": "checkpoints/{name}", "checkpoint": "packages/{name}"}
 )
 _ORIGINAL = "model of another library"
-_HUB = re.compile(r"((?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?([\w.-]+/[\w.-]+)/?")
+_HUB = re.compile(
+    r"((?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?"
+    r"([\w.-]+/[\w.-]+|\w[\w.-]*)(?:/|/(?:tree|blob|resolve)/.*)?"
+)
 _OF_TRAININGS = (".pt", ".pth", ".ckpt")
 _PARTS = (".safetensors", ".bin", ".json", ".spm", ".model", ".h5", ".msgpack", ".txt")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".zst", ".7z")
@@ -86,11 +89,13 @@ def recognise(path: str | os.PathLike[str]) -> Recognised:
 
 def _missing(given: str) -> Recognised:
     parent, found = Path(given).parent, _HUB.fullmatch(given)
-    if found is not None and (found[1] or not parent.is_dir()):
-        said = f"there is no {given} here; a model of the Hub is fetched first"
-        return Recognised(found[2], "name", said)
     others = [entry.name for entry in islice(parent.iterdir(), 999)] if parent.is_dir() else []
     near = "".join(get_close_matches(Path(given).name, others, n=1))
+    is_file = Path(given).suffix in (*_OF_TRAININGS, *_PARTS, *_ARCHIVES, ".gguf", ".onnx")
+    is_short = "/" not in given and not near and not is_file
+    if found is not None and (found[1] or is_short or not parent.is_dir()):
+        said = f"there is no {given} here; a model of the Hub is fetched first"
+        return Recognised(found[2], "name", said)
     hint = f"; the nearest is {parent / near}" if near else ""
     return Recognised(given, None, f"there is no {given}{hint}")
 

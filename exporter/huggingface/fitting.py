@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def without_wrappers(
 ) -> tuple[StoredWeights, list[str]]:
     """Return the weights by the names that they had before a trainer wrapped the model, and a note.
 
-    What a wrapper puts in front of all names is taken off where no name is known with it; the
+    What a wrapper puts in front of names is taken off where most are known without it only; the
     names of torch's own wrappers stand nowhere else, and are taken off wherever they are.
     """
     known = {name for entry in table.values() for name in entry.names}
@@ -104,15 +105,12 @@ def without_wrappers(
 
 
 def _shared_prefix(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
-    """Return the parts that all names begin with, and behind which most are known; "": none."""
+    """Return the parts that most names begin with, and behind which most are known; "": none."""
     prefix, rests = "", list(names)
     while rests and 2 * sum(map(is_known, rests)) < len(rests):
-        first = {rest.partition(".")[0] for rest in rests}
-        if len(first) > 1 or not all("." in rest for rest in rests):
-            return ""
-        prefix += f"{first.pop()}."
-        rests = [name.removeprefix(prefix) for name in names]
-    return prefix
+        prefix += Counter(rest.partition(".")[0] for rest in rests).most_common(1)[0][0] + "."
+        rests = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return prefix if rests else ""
 
 
 def untied_as_stored(

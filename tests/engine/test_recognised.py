@@ -111,6 +111,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "`hf download me/it --local-dir downloads/it`, "
             f"`tokenweir import downloads/it --out checkpoints/it`, {TO_PACKAGE.format('it')}",
         ),
+        (
+            "https://huggingface.co/me/it/tree/main",
+            "original",
+            "a model of the Hub is fetched first: `hf download me/it --local-dir downloads/it`",
+        ),
+        (
+            "gpt2",
+            "original",
+            "there is no gpt2 here; a model of the Hub is fetched first: "
+            "`hf download gpt2 --local-dir downloads/gpt2`",
+        ),
+        ("./gpt2", "original", "there is no ./gpt2"),
+        ("b.gguf", "original", "there is no b.gguf"),
         ("parent/mdel", "original", "there is no parent/mdel; the nearest is parent/model"),
         ("nowhere/at/all", "original", "there is no nowhere/at/all"),
         ("llma", "original", "there is no llma; the nearest is llama"),
@@ -144,6 +157,7 @@ def test_what_is_given_is_told(given: str, wanted: Stage, said: str | None) -> N
 
     assert (problem is None) == (said is None)
     assert (said or "") in (problem or "")
+    assert ("hf download" in (said or "")) == ("hf download" in (problem or ""))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from engine.wording import problems_of
 CONFIG_NAME = "tokenizer_config.json"
 SPECIAL_NAME = "special_tokens_map.json"
 ADDED_NAME = "added_tokens.json"
-_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "cls", "sep", "mask"))
+_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _MAX_BYTES = 2**24
 
 
@@ -125,7 +125,7 @@ class Settings(BaseModel):
     def flags(self) -> Mapping[str, Token]:
         """Return how tokens are looked for, where it is said."""
         named = [getattr(self, name) for name in _NAMES]
-        named += self.additional_special_tokens
+        named += (*self.additional_special_tokens, *self.own_tokens.values())
         found = {token.content: token for token in named if isinstance(token, Token)}
         return found | {token.content: token for token in self.added_tokens_decoder.values()}
 
@@ -151,8 +151,9 @@ def read_settings(directory: Path) -> Settings:
     extra = known.pop("extra_special_tokens", None)
     if isinstance(extra, list) and extra:
         known["additional_special_tokens"] = extra
-    own = {name: v for name, v in known.items() if name.endswith("_token") and isinstance(v, str)}
-    own |= extra if isinstance(extra, dict) else {}
+    flat = {n: v for n, v in known.items() if n.endswith("_token") and isinstance(v, str | dict)}
+    tables = (known.get("model_specific_special_tokens"), flat, extra)
+    own = {name: v for one in tables if isinstance(one, dict) for name, v in one.items()}
     known["own_tokens"] = {name: v for name, v in own.items() if name not in _NAMES}
     try:
         settings = Settings.model_validate(known)

@@ -14,7 +14,7 @@ _BERT = {
 }
 _GPT2 = {"bos_token": _END, "eos_token": _END, "unk_token": _END}
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-_ROBERTA = {**_LLAMA, "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>"}
+_ROBERTA = {**_LLAMA, "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>"}
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 UNSAID: Mapping[str, Mapping[str, str]] = {

@@ -327,6 +327,17 @@ def test_names_of_which_half_have_a_prefix_are_refused(tmp_path: Path) -> None:
     assert "missing weights: " in refusal(source)
 
 
+def test_a_weight_of_the_trainer_among_wrapped_ones_is_named_alone(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    weights = safetensors.torch.load_file(source / "model.safetensors")
+    named = {f"model.{name}": weight for name, weight in weights.items()}
+    named["loss.weight"] = torch.zeros(3)
+    safetensors.torch.save_file(named, source / "model.safetensors")
+
+    assert "config.json: unexpected weights: loss.weight; give the weights" in refusal(source)
+
+
 def test_tensors_that_a_file_ends_before_are_named(tmp_path: Path) -> None:
     source = tmp_path / "source"
     save_llama(source)
