@@ -27,7 +27,17 @@ from engine.package.manifest import (
 )
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
-from exporter.prover.eager import NEVER, NUM_ORDERS, Eager, Floats, Group, Origin, View, losses
+from exporter.prover.eager import (
+    NEVER,
+    NUM_ORDERS,
+    Eager,
+    Floats,
+    Group,
+    Origin,
+    View,
+    far_below,
+    losses,
+)
 from exporter.samples import Tokens
 
 # How often a quantile of a class of positions may be the eager model's; of a play, MOST_TIMES.
@@ -60,6 +70,7 @@ _NAMES = {
 }
 _OWN_LOGPROB = 1e-4  # from a log-probability to the graph's own logits, for every 16 of the largest
 _FULL_SIZE = 16.0
+_OF_NEVER = 1e-3  # share by which the number of a token that is never written may be another
 
 
 class At(NamedTuple):
@@ -196,9 +207,9 @@ class ExactJudge(Judge):
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True
     ) -> None:
         """See Judge."""
+        played = self._take(play, what, seen, eager, at, lambda numbers: numbers)
         refuse_no_number(seen, at.place)
         _refuse_written(seen, eager.exact, at.place)
-        played = self._take(play, what, seen, eager, at, lambda numbers: numbers)
         if what != "logits" or not counts or seen.shape[1] == 1:
             return
         ours, theirs = self.choosable(seen), self.choosable(eager.exact)
@@ -460,7 +471,7 @@ def _check_top(exported: StepLogits, place: Callable[[int], str]) -> None:
             )
     own = np.take_along_axis(log_softmax(logits.astype(np.float64)), ids, axis=1)
     allowed = _OWN_LOGPROB * np.maximum(_sizes(logits).max(axis=-1) / _FULL_SIZE, 1)
-    bad = ~((np.abs(exported.top_logprobs - own) < allowed[:, None]) | (own <= NEVER))
+    bad = ~((np.abs(exported.top_logprobs - own) < allowed[:, None]) | far_below(own))
     if bad.any():
         i, rank = np.argwhere(bad)[0]
         raise CertificateError(
@@ -472,8 +483,11 @@ def _check_top(exported: StepLogits, place: Callable[[int], str]) -> None:
 
 def _refuse_written(exported: Floats, exact: Floats, place: Callable[[int], str]) -> None:
     """Refuse numbers [N, V] by which a token that is never written may be."""
-    never = exact <= NEVER
-    if never.any() and (bad := (never & (exported > NEVER)).any(axis=-1)).any():
+    never = far_below(exact)
+    if not never.any():
+        return
+    differs = np.abs(exported - exact) > _OF_NEVER * np.abs(exact)
+    if (bad := (never & differs & (exported > NEVER)).any(axis=-1)).any():
         raise CertificateError(
             f"{place(int(bad.argmax()))}: a token that is never written may be written"
         )
@@ -488,7 +502,8 @@ def lead_of(logits: Floats) -> Floats:
 
 def _sizes(numbers: Floats) -> Floats:
     """Return the absolute values, 0 for tokens that are never written."""
-    sizes: Floats = np.where(np.isfinite(numbers) & (numbers > NEVER), np.abs(numbers), 0)
+    is_size = np.isfinite(numbers) & ~far_below(numbers)
+    sizes: Floats = np.where(is_size, np.abs(numbers), 0)
     return sizes
 
 

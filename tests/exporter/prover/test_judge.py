@@ -240,7 +240,7 @@ def test_an_eager_model_that_gives_no_numbers_excuses_nothing(*, is_exact: bool)
     eager = Eager(none, [LOGITS]) if is_exact else Eager(LOGITS, [none])
 
     with pytest.raises(CertificateError, match="^position 0: PyTorch itself gives what is not a"):
-        ExactJudge().numbers("alone", "logits", LOGITS, eager, at(2))
+        ExactJudge().numbers("alone", "logits", seen, eager, at(2))
 
 
 # Other orders of sums
@@ -418,6 +418,39 @@ def test_a_refusal_tells_place_both_losses_and_what_to_do() -> None:
         f"position 77: vectors are {ours[77]:.3g} from float64, PyTorch's own {theirs[77]:.3g}; "
         f"the median of all positions (alone) is {median:.3g}, {median / own:.3g} times PyTorch's "
         f"own {own:.3g}, where 2.5 times are allowed: the graph computes something else than the "
+@pytest.mark.parametrize("bias", [-1e9, -65504.0, -3.4e38])
+@pytest.mark.parametrize("what", ["logits", "log-probabilities"])
+def test_a_bias_that_keeps_tokens_from_being_written_hides_no_fault_of_the_others(
+    bias: float, what: str
+) -> None:
+    """Its own last place is larger than all that the others lose."""
+    rng = np.random.default_rng(0)
+    exact = 3 * rng.normal(size=(400, 20))
+    exact[:, 4:15] += bias
+
+    def judged(seen: StepLogits) -> ExactJudge:
+        judge = ExactJudge()
+        judge.step("alone", seen, Eager(exact, [exact.astype("f4")]), at(400))
+        judge.check()
+        return judge
+
+    assert judged(step_logits(exact.astype("f4"), 20)).tokens_compared == 400
+    off = exact + (1e-4 if what == "logits" else 0)
+    step = step_logits(off.astype("f4"), 20)
+    if what != "logits":
+        step = step._replace(top_logprobs=step.top_logprobs + np.float32(2e-5))
+    with pytest.raises(CertificateError, match=f"{what} are .* the median of all positions"):
+        judged(step)
+
+
+def test_a_token_that_is_never_written_is_held_to_a_share_of_itself() -> None:
+    exact = np.array([[1.0, -2e4, 3.0]])
+
+    ExactJudge().numbers("alone", "logits", exact + [[0, 19, 0]], Eager(exact, [exact]), at(1))
+    with pytest.raises(CertificateError, match="^position 0: a token that is never written may be"):
+        ExactJudge().numbers("alone", "logits", exact + [[0, 21, 0]], Eager(exact, [exact]), at(1))
+
+
         "model; please report it with the model's configuration"
     )
 
