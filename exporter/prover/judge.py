@@ -238,7 +238,8 @@ class ExactJudge(Judge):
         if not np.isfinite(theirs).all():
             raise CertificateError(
                 f"{at.place(int((~np.isfinite(theirs)).argmax()))}: PyTorch itself gives what is "
-                "not a finite number; look for NaN among the weights of the checkpoint"
+                "not a finite number; look for NaN, and for huge numbers, among the weights of "
+                "the checkpoint"
             )
         played.theirs.append(theirs)
         played.origins.append((len(seen), eager.origin, view))

@@ -234,10 +234,14 @@ def test_what_is_no_number_is_refused_at_once(judge: type[Judge], wrong: float) 
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
-def test_an_eager_model_that_gives_no_numbers_excuses_nothing(*, is_exact: bool) -> None:
+@pytest.mark.parametrize("has_graph_none", [False, True])
+def test_an_eager_model_that_gives_no_numbers_excuses_nothing(
+    *, is_exact: bool, has_graph_none: bool
+) -> None:
     none = LOGITS.copy()
     none[0, 0] = np.nan
     eager = Eager(none, [LOGITS]) if is_exact else Eager(LOGITS, [none])
+    seen = none if has_graph_none else LOGITS
 
     with pytest.raises(CertificateError, match="^position 0: PyTorch itself gives what is not a"):
         ExactJudge().numbers("alone", "logits", seen, eager, at(2))
