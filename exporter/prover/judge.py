@@ -259,7 +259,8 @@ class ExactJudge(Judge):
         self.tokens_compared = self.tokens_undecided = 0
         for (play, what), played in self._played.items():
             table = _Table.of(played, self._precision)
-            if any(table.faults()) and not table.is_hopeless:
+            refused = any(table.faults()) or any(table.turned_tokens())
+            if refused and not table.is_hopeless:
                 table = table.with_all_orders(played.origins)
                 played.settle(table.theirs)
             faults = islice(table.faults(), 1)
@@ -364,7 +365,14 @@ class _Table:
     @property
     def decided(self) -> NDArray[np.bool_]:
         """Where the eager model chooses a token by more than rounding turns."""
-        found: NDArray[np.bool_] = self.leads > DECIDED * max(self.floor, _at(self.theirs, 0.99))
+        found: NDArray[np.bool_] = self.leads > self._turnable
+        return found
+
+    @property
+    def _turnable(self) -> Floats:
+        """The largest lead at each position that rounding turns, where it cost most there."""
+        usual = max(self.floor, _at(self.theirs, 0.99))
+        found: Floats = DECIDED * np.maximum(usual, self.theirs)
         return found
 
     def turned_tokens(self) -> Iterator[str]:
@@ -375,7 +383,7 @@ class _Table:
             yield (
                 f"{self.place(i)}: the graph's likeliest token is another than that of the eager "
                 f"model in float64, which leads by {self.leads[i]:.3g}; rounding turns no lead "
-                f"above {DECIDED * _at(self.theirs, 0.99):.3g}"
+                f"above {self._turnable[i]:.3g}"
             )
 
     def faults(self) -> Iterator[_Fault]:

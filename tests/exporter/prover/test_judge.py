@@ -342,6 +342,41 @@ def test_another_token_at_a_larger_lead_is_refused_with_both_numbers() -> None:
     assert f"leads by {leads[i]:.3g}; rounding turns no lead above {limit:.3g}" in line
 
 
+def test_a_token_that_another_order_of_sums_may_turn_is_not_decided() -> None:
+    exact = np.tile([3.0, 2.9, 0.0], (400, 1))
+    seen = exact.copy()
+    seen[7, 0] = 2.89
+    rng = np.random.default_rng(0)
+    own, other = (exact + size * rng.normal(size=exact.shape) for size in (5e-3, 3e-2))
+    model = EagerModel(nn.Module(), nn.Module())
+    object.__setattr__(model, "with_all_orders", lambda _: [Eager(exact, [own, other])])
+    judge = ExactJudge()
+
+    judge.numbers("alone", "logits", seen, Eager(exact, [own]), at(400))
+    with pytest.raises(CertificateError, match="^position 7: the graph's likeliest token is anoth"):
+        judge.check()
+    judge = ExactJudge()
+    origin = Origin(Group(model, lambda _: []), 0, np.arange(400))
+    judge.numbers("alone", "logits", seen, Eager(exact, [own], origin), at(400))
+    judge.check()
+
+    assert (judge.tokens_compared, judge.tokens_undecided) == (0, 400)
+
+
+def test_a_token_is_not_decided_where_the_eager_model_itself_loses_as_much() -> None:
+    """What one position in a hundred loses, where two keys are equal but for rounding."""
+    exact = np.tile([3.0, 2.0], (400, 1))
+    seen, own = exact + 1e-5, exact - 1e-5
+    seen[7] = 2.0, 3.0
+    own[7] += 0.3
+    judge = ExactJudge()
+
+    judge.numbers("alone", "logits", seen, Eager(exact, [own]), at(400))
+    judge.check()
+
+    assert (judge.tokens_compared, judge.tokens_undecided) == (399, 1)
+
+
 def test_tokens_count_once_and_never_of_vectors_or_of_a_single_number() -> None:
     judge = ExactJudge()
     eager = Eager(LOGITS, [LOGITS])
@@ -383,6 +418,39 @@ def test_a_banned_token_decides_for_none_of_the_others_and_is_itself_compared() 
 NEVER = np.array([[1.0, -1e30, 3.0], [2.0, -1e30, 0.0]])
 
 
+@pytest.mark.parametrize("bias", [-1e9, -65504.0, -3.4e38])
+@pytest.mark.parametrize("what", ["logits", "log-probabilities"])
+def test_a_bias_that_keeps_tokens_from_being_written_hides_no_fault_of_the_others(
+    bias: float, what: str
+) -> None:
+    """Its own last place is larger than all that the others lose."""
+    rng = np.random.default_rng(0)
+    exact = 3 * rng.normal(size=(400, 20))
+    exact[:, 4:15] += bias
+
+    def judged(seen: StepLogits) -> ExactJudge:
+        judge = ExactJudge()
+        judge.step("alone", seen, Eager(exact, [exact.astype("f4")]), at(400))
+        judge.check()
+        return judge
+
+    assert judged(step_logits(exact.astype("f4"), 20)).tokens_compared == 400
+    off = exact + (1e-4 if what == "logits" else 0)
+    step = step_logits(off.astype("f4"), 20)
+    if what != "logits":
+        step = step._replace(top_logprobs=step.top_logprobs + np.float32(2e-5))
+    with pytest.raises(CertificateError, match=f"{what} are .* the median of all positions"):
+        judged(step)
+
+
+def test_a_token_that_is_never_written_is_held_to_a_share_of_itself() -> None:
+    exact = np.array([[1.0, -2e4, 3.0]])
+
+    ExactJudge().numbers("alone", "logits", exact + [[0, 19, 0]], Eager(exact, [exact]), at(1))
+    with pytest.raises(CertificateError, match="^position 0: a token that is never written may be"):
+        ExactJudge().numbers("alone", "logits", exact + [[0, 21, 0]], Eager(exact, [exact]), at(1))
+
+
 def test_tokens_that_are_never_written_count_in_no_loss_lead_or_size() -> None:
     theirs = NEVER + [[1e-4, 1e24, 0], [0, -1e24, 1e-4]]
     ours = NEVER + [[0, 1e25, 1e-4], [1e-4, 0, 0]]
@@ -422,39 +490,6 @@ def test_a_refusal_tells_place_both_losses_and_what_to_do() -> None:
         f"position 77: vectors are {ours[77]:.3g} from float64, PyTorch's own {theirs[77]:.3g}; "
         f"the median of all positions (alone) is {median:.3g}, {median / own:.3g} times PyTorch's "
         f"own {own:.3g}, where 2.5 times are allowed: the graph computes something else than the "
-@pytest.mark.parametrize("bias", [-1e9, -65504.0, -3.4e38])
-@pytest.mark.parametrize("what", ["logits", "log-probabilities"])
-def test_a_bias_that_keeps_tokens_from_being_written_hides_no_fault_of_the_others(
-    bias: float, what: str
-) -> None:
-    """Its own last place is larger than all that the others lose."""
-    rng = np.random.default_rng(0)
-    exact = 3 * rng.normal(size=(400, 20))
-    exact[:, 4:15] += bias
-
-    def judged(seen: StepLogits) -> ExactJudge:
-        judge = ExactJudge()
-        judge.step("alone", seen, Eager(exact, [exact.astype("f4")]), at(400))
-        judge.check()
-        return judge
-
-    assert judged(step_logits(exact.astype("f4"), 20)).tokens_compared == 400
-    off = exact + (1e-4 if what == "logits" else 0)
-    step = step_logits(off.astype("f4"), 20)
-    if what != "logits":
-        step = step._replace(top_logprobs=step.top_logprobs + np.float32(2e-5))
-    with pytest.raises(CertificateError, match=f"{what} are .* the median of all positions"):
-        judged(step)
-
-
-def test_a_token_that_is_never_written_is_held_to_a_share_of_itself() -> None:
-    exact = np.array([[1.0, -2e4, 3.0]])
-
-    ExactJudge().numbers("alone", "logits", exact + [[0, 19, 0]], Eager(exact, [exact]), at(1))
-    with pytest.raises(CertificateError, match="^position 0: a token that is never written may be"):
-        ExactJudge().numbers("alone", "logits", exact + [[0, 21, 0]], Eager(exact, [exact]), at(1))
-
-
         "model; please report it with the model's configuration"
     )
 
