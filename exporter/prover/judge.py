@@ -236,10 +236,10 @@ class ExactJudge(Judge):
         played.ours.append(losses(seen, exact))
         theirs = eager.losses(view)
         if not np.isfinite(theirs).all():
+            place = at.place(int((~np.isfinite(theirs)).argmax()))
             raise CertificateError(
-                f"{at.place(int((~np.isfinite(theirs)).argmax()))}: PyTorch itself gives what is "
-                "not a finite number; look for NaN, and for huge numbers, among the weights of "
-                "the checkpoint"
+                f"{place}: PyTorch itself gives what is not a finite number; {self._other_type}look "
+                "for NaN, and for huge numbers, among the weights of the checkpoint"
             )
         played.theirs.append(theirs)
         played.origins.append((len(seen), eager.origin, view))
@@ -264,7 +264,7 @@ class ExactJudge(Judge):
                 table = table.with_all_orders(played.origins)
                 played.settle(table.theirs)
             faults = islice(table.faults(), 1)
-            wrong += [fault.words(play, what, self._precision) for fault in faults]
+            wrong += [fault.words(play, what, self._other_type) for fault in faults]
             wrong += table.turned_tokens()
             choices, decided = int(np.isfinite(table.leads).sum()), int(table.decided.sum())
             self.tokens_compared += decided
@@ -272,6 +272,11 @@ class ExactJudge(Judge):
             self.judged.append(table.summary(play, what))
         if wrong:
             raise CertificateError(wrong[0] if self._needs_equal_bits else "\n".join(wrong))
+
+    @property
+    def _other_type(self) -> str:
+        """What to do first, where a type has fewer numbers than float32."""
+        return "" if self._precision == "fp32" else "export with --precision bf16 or fp32, and "
 
     @property
     def tokens_equal(self) -> int:
@@ -291,10 +296,9 @@ class _Fault(NamedTuple):
     worst_ours: float
     worst_theirs: float
 
-    def words(self, play: str, what: str, precision: Precision) -> str:
+    def words(self, play: str, what: str, other: str) -> str:
         """Say what is wrong, where, and what to do."""
         ratio = self.ours / self.theirs if self.theirs else np.inf
-        other = "" if precision == "fp32" else "export with --precision bf16 or fp32, and "
         return (
             f"{self.worst}: {what} are {self.worst_ours:.3g} from float64, PyTorch's own "
             f"{self.worst_theirs:.3g}; the {self.name} {self.of} ({play}) is {self.ours:.3g}, "

@@ -243,8 +243,12 @@ def test_an_eager_model_that_gives_no_numbers_excuses_nothing(
     eager = Eager(none, [LOGITS]) if is_exact else Eager(LOGITS, [none])
     seen = none if has_graph_none else LOGITS
 
-    with pytest.raises(CertificateError, match="^position 0: PyTorch itself gives what is not a"):
+    with pytest.raises(
+        CertificateError, match="^position 0: PyTorch itself gives .*; look for NaN"
+    ):
         ExactJudge().numbers("alone", "logits", seen, eager, at(2))
+    with pytest.raises(CertificateError, match="; export with --precision bf16 or fp32, and look "):
+        ExactJudge(precision="fp16").numbers("alone", "logits", seen, eager, at(2))
 
 
 # Other orders of sums
