@@ -204,6 +204,7 @@ def _unequal(name: str, judged: Sequence[Judged]) -> Iterator[str]:
     """Yield where graphs lose more than they may beside the eager model."""
     for one in judged:
         ours, theirs = one.exported.model_dump(), one.eager.model_dump()
+        theirs["largest"] = max(x.eager.largest for x in judged if x.what == one.what)
         for quantile, factor in MOST_TIMES.items():
             allowed = max(factor * theirs[quantile], one.floor) * _ROUNDING
             if one.positions >= LEAST_POSITIONS[quantile] and ours[quantile] > allowed:

@@ -238,8 +238,8 @@ class ExactJudge(Judge):
         if not np.isfinite(theirs).all():
             place = at.place(int((~np.isfinite(theirs)).argmax()))
             raise CertificateError(
-                f"{place}: PyTorch itself gives what is not a finite number; {self._other_type}look "
-                "for NaN, and for huge numbers, among the weights of the checkpoint"
+                f"{place}: PyTorch itself gives what is not a finite number; {self._other_type}"
+                "look for NaN, and for huge numbers, among the weights of the checkpoint"
             )
         played.theirs.append(theirs)
         played.origins.append((len(seen), eager.origin, view))
@@ -258,7 +258,9 @@ class ExactJudge(Judge):
         self.judged, wrong = [], []
         self.tokens_compared = self.tokens_undecided = 0
         for (play, what), played in self._played.items():
-            table = _Table.of(played, self._precision)
+            of_plays = [p.theirs for (_, other), p in self._played.items() if other == what]
+            largest = max(float(part.max(initial=0)) for parts in of_plays for part in parts)
+            table = _Table.of(played, self._precision, largest)
             refused = any(table.faults()) or any(table.turned_tokens())
             if refused and not table.is_hopeless:
                 table = table.with_all_orders(played.origins)
@@ -321,10 +323,11 @@ class _Table:
     turned: NDArray[np.bool_]
     place: Callable[[int], str]
     floor: float
+    largest: float  # that the eager model loses in any play
     num_runs: int = 1
 
     @classmethod
-    def of(cls, played: _Played, precision: Precision) -> _Table:
+    def of(cls, played: _Played, precision: Precision, largest: float) -> _Table:
         """Join what was taken of a play."""
         starts = np.cumsum([0, *map(len, played.ours)])
 
@@ -342,6 +345,7 @@ class _Table:
             turned=np.concatenate(played.turned),
             place=place,
             num_runs=played.num_runs,
+            largest=largest,
             floor=FLOOR * _unit(played.largest, precision),
         )
 
@@ -406,6 +410,8 @@ class _Table:
             if len(members) < LEAST_POSITIONS[quantile]:
                 continue
             one, other = (_at(side, _QUANTILES[quantile]) for side in (ours, theirs))
+            if quantile == "largest":  # by chance, few positions have none of those that are hard
+                other = max(other, self.largest)
             if not one <= max(factor * other, self.floor):
                 worst = members[int(ours.argmax())]
                 place = self.place(worst), float(self.ours[worst]), float(self.theirs[worst])

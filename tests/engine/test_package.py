@@ -402,6 +402,7 @@ def test_certificate_that_was_not_passed_is_refused(
         (judged(exported=quantiles(p99=4.1e-5)), "p99 4.1e-05 is more than 10 times"),
         (judged(exported=quantiles(p99=4.1e-5), positions=999), None),
         (judged(exported=quantiles(largest=1.1e-4), positions=1), "largest 0.00011 is more than"),
+        (judged(exported=quantiles(largest=9e-5), eager=quantiles(largest=1e-6)), None),
         (judged(90, floor=9e-4), None),
         (judged(what="alignment", play="beams", exported=quantiles(9)), "alignment, beams: median"),
     ],

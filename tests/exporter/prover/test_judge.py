@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,23 @@ def test_every_quantile_of_a_play_has_its_bound(
 
     assert f"; the {name} of all positions (alone) is " in str(caught.value)
     assert f", where {factor} times are allowed: " in str(caught.value)
+
+
+@pytest.mark.parametrize(("largest", "is_taken"), [(9.5, True), (10.5, False)])
+def test_the_largest_is_held_against_that_of_all_plays(largest: float, *, is_taken: bool) -> None:
+    """Where attention is hard one position of 100 loses much, and a play of 30 may have none."""
+    many, few = drawn(3000), drawn(30)
+    many[7], ours = 1.0, few.copy()
+    ours[3] = largest
+    judge = judge_losses(many, many)
+    judge.numbers("prompt in one piece", "vectors", *numbers_of(ours, few), at(30))
+
+    with (
+        nullcontext()
+        if is_taken
+        else pytest.raises(CertificateError, match="times PyTorch's own 1,")
+    ):
+        judge.check()
 
 
 @pytest.mark.parametrize(
