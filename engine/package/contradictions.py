@@ -159,7 +159,8 @@ def _failed_certificate(manifest: Manifest) -> Iterator[str]:
     if (found.answers is None) != (manifest.task == "generate"):
         verb = "must not" if found.answers else "must"
         yield f"certificate.answers: {verb} be there for {manifest.task}"
-    if manifest.task == "generate" and found.tokens_compared == 0:
+    choices = found.tokens_compared or found.covered.get("undecided_tokens")
+    if manifest.task == "generate" and not choices:
         yield "certificate: no token was compared with the eager model"
     yield from _failed_comparison("certificate", found, form)
     vector_loss = found.answers.max_vector_loss if found.answers else None

@@ -421,6 +421,14 @@ def test_graphs_that_lose_more_than_they_may_beside_the_eager_model_are_refused(
         assert reason in _refusal(directory)
 
 
+def test_a_model_that_decides_no_token_can_be_loaded(tmp_path: Path) -> None:
+    """All its weights are zero, for one: it is as right as any."""
+    found = {"tokens_equal": 0, "tokens_compared": 0, "covered": {"undecided_tokens": 96}}
+    directory = write_package(tmp_path / "p", lambda m: m["certificate"].update(found))
+
+    assert load_package(directory).manifest.certificate.tokens_compared == 0
+
+
 def _loss(**changes: float) -> Loss:
     return LOSS.model_copy(update={"max_token_loss": 0.1, **changes})
 
