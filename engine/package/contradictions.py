@@ -159,7 +159,8 @@ def _failed_certificate(manifest: Manifest) -> Iterator[str]:
     if (found.answers is None) != (manifest.task == "generate"):
         verb = "must not" if found.answers else "must"
         yield f"certificate.answers: {verb} be there for {manifest.task}"
-    if manifest.task == "generate" and found.tokens_compared == 0:
+    choices = found.tokens_compared or found.covered.get("undecided_tokens")
+    if manifest.task == "generate" and not choices:
         yield "certificate: no token was compared with the eager model"
     yield from _failed_comparison("certificate", found, form)
     vector_loss = found.answers.max_vector_loss if found.answers else None
@@ -204,6 +205,7 @@ def _unequal(name: str, judged: Sequence[Judged]) -> Iterator[str]:
     """Yield where graphs lose more than they may beside the eager model."""
     for one in judged:
         ours, theirs = one.exported.model_dump(), one.eager.model_dump()
+        theirs["largest"] = max(x.eager.largest for x in judged if x.what == one.what)
         for quantile, factor in MOST_TIMES.items():
             allowed = max(factor * theirs[quantile], one.floor) * _ROUNDING
             if one.positions >= LEAST_POSITIONS[quantile] and ours[quantile] > allowed:

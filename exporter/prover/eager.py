@@ -22,13 +22,16 @@ from exporter.prover.arithmetic import Float16Reach, float64, reordered
 from exporter.prover.generation_cases import Case
 from exporter.samples import Tokens
 
-NEVER = -1e20  # logits below are of tokens that imports keep from being written, by a bias
+NEVER = -1e20  # log-probabilities below are of tokens that imports keep from being written
 NUM_ORDERS = 3  # of sums, besides that of the model as it is
 
 Floats = NDArray[np.floating]
 Forward = Callable[[nn.Module], list[Floats]]  # gives an array of positions [N, V] for each case
 View = Callable[[Floats], Floats]  # what of the numbers of positions is compared
 
+# A number of a row that is so many times the size of the best one below it, or of 10, is never
+# chosen at any temperature, but its own rounding would hide that of all others.
+_FAR, _LEAST = 1000.0, 10.0
 _MOST_TOKENS = 1024  # of a forward pass, to bound the memory
 _PADDING = 32  # tokens for nobody that a pass may have
 _CALL = 10**8  # parameters times tokens that take as long as torch's calls of a pass
@@ -146,15 +149,26 @@ class Origin(NamedTuple):
     positions: NDArray[np.int64]  # of the case
 
 
+def far_below(numbers: Floats) -> NDArray[np.bool_]:
+    """Say which numbers [N, V] are too far below the best of their row to be chosen.
+
+    They are of tokens that a bias keeps from being written: -1e9, or the least of a type.
+    """
+    best = numbers.max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: NDArray[np.bool_] = numbers < best - _FAR * np.maximum(np.abs(best), _LEAST)
+    return found
+
+
 def losses(numbers: Floats, exact: Floats) -> Floats:
-    """Return the largest difference at each position [N, V], of numbers that may be written: [N].
+    """Return the largest difference at each position [N, V], of numbers that may be chosen: [N].
 
     A NaN on either side is one here.
     """
     with np.errstate(invalid="ignore"):
         differences = np.abs(numbers - exact)
-    if (exact <= NEVER).any():
-        differences = np.where(exact > NEVER, differences, 0)
+    if (never := far_below(exact)).any():
+        differences = np.where(never, 0, differences)
     found: Floats = differences.max(axis=-1, initial=0)
     return found
 

@@ -27,7 +27,17 @@ from engine.package.manifest import (
 )
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
-from exporter.prover.eager import NEVER, NUM_ORDERS, Eager, Floats, Group, Origin, View, losses
+from exporter.prover.eager import (
+    NEVER,
+    NUM_ORDERS,
+    Eager,
+    Floats,
+    Group,
+    Origin,
+    View,
+    far_below,
+    losses,
+)
 from exporter.samples import Tokens
 
 # How often a quantile of a class of positions may be the eager model's; of a play, MOST_TIMES.
@@ -60,6 +70,7 @@ _NAMES = {
 }
 _OWN_LOGPROB = 1e-4  # from a log-probability to the graph's own logits, for every 16 of the largest
 _FULL_SIZE = 16.0
+_OF_NEVER = 1e-3  # share by which the number of a token that is never written may be another
 
 
 def kinds_of_tokens(count: int) -> NDArray[np.int64]:
@@ -204,9 +215,9 @@ class ExactJudge(Judge):
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True
     ) -> None:
         """See Judge."""
+        played = self._take(play, what, seen, eager, at, lambda numbers: numbers)
         refuse_no_number(seen, at.place)
         _refuse_written(seen, eager.exact, at.place)
-        played = self._take(play, what, seen, eager, at, lambda numbers: numbers)
         if what != "logits" or not counts or seen.shape[1] == 1:
             return
         ours, theirs = self.choosable(seen), self.choosable(eager.exact)
@@ -233,9 +244,10 @@ class ExactJudge(Judge):
         played.ours.append(losses(seen, exact))
         theirs = eager.losses(view)
         if not np.isfinite(theirs).all():
+            place = at.place(int((~np.isfinite(theirs)).argmax()))
             raise CertificateError(
-                f"{at.place(int((~np.isfinite(theirs)).argmax()))}: PyTorch itself gives what is "
-                "not a finite number; look for NaN among the weights of the checkpoint"
+                f"{place}: PyTorch itself gives what is not a finite number; {self._other_type}"
+                "look for NaN, and for huge numbers, among the weights of the checkpoint"
             )
         played.theirs.append(theirs)
         played.origins.append((len(seen), eager.origin, view))
@@ -254,12 +266,15 @@ class ExactJudge(Judge):
         self.judged, wrong = [], []
         self.tokens_compared = self.tokens_undecided = 0
         for (play, what), played in self._played.items():
-            table = _Table.of(played, self._precision)
-            if any(table.faults()) and not table.is_hopeless:
+            of_plays = [p.theirs for (_, other), p in self._played.items() if other == what]
+            largest = max(float(part.max(initial=0)) for parts in of_plays for part in parts)
+            table = _Table.of(played, self._precision, largest)
+            refused = any(table.faults()) or any(table.turned_tokens())
+            if refused and not table.is_hopeless:
                 table = table.with_all_orders(played.origins)
                 played.settle(table.theirs)
             faults = islice(table.faults(), 1)
-            wrong += [fault.words(play, what, self._precision) for fault in faults]
+            wrong += [fault.words(play, what, self._other_type) for fault in faults]
             wrong += table.turned_tokens()
             choices, decided = int(np.isfinite(table.leads).sum()), int(table.decided.sum())
             self.tokens_compared += decided
@@ -267,6 +282,11 @@ class ExactJudge(Judge):
             self.judged.append(table.summary(play, what))
         if wrong:
             raise CertificateError(wrong[0] if self._needs_equal_bits else "\n".join(wrong))
+
+    @property
+    def _other_type(self) -> str:
+        """What to do first, where a type has fewer numbers than float32."""
+        return "" if self._precision == "fp32" else "export with --precision bf16 or fp32, and "
 
     @property
     def tokens_equal(self) -> int:
@@ -286,10 +306,9 @@ class _Fault(NamedTuple):
     worst_ours: float
     worst_theirs: float
 
-    def words(self, play: str, what: str, precision: Precision) -> str:
+    def words(self, play: str, what: str, other: str) -> str:
         """Say what is wrong, where, and what to do."""
         ratio = self.ours / self.theirs if self.theirs else np.inf
-        other = "" if precision == "fp32" else "export with --precision bf16 or fp32, and "
         return (
             f"{self.worst}: {what} are {self.worst_ours:.3g} from float64, PyTorch's own "
             f"{self.worst_theirs:.3g}; the {self.name} {self.of} ({play}) is {self.ours:.3g}, "
@@ -312,10 +331,11 @@ class _Table:
     turned: NDArray[np.bool_]
     place: Callable[[int], str]
     floor: float
+    largest: float  # that the eager model loses in any play
     num_runs: int = 1
 
     @classmethod
-    def of(cls, played: _Played, precision: Precision) -> _Table:
+    def of(cls, played: _Played, precision: Precision, largest: float) -> _Table:
         """Join what was taken of a play."""
         starts = np.cumsum([0, *map(len, played.ours)])
 
@@ -333,6 +353,7 @@ class _Table:
             turned=np.concatenate(played.turned),
             place=place,
             num_runs=played.num_runs,
+            largest=largest,
             floor=FLOOR * _unit(played.largest, precision),
         )
 
@@ -360,7 +381,14 @@ class _Table:
     @property
     def decided(self) -> NDArray[np.bool_]:
         """Where the eager model chooses a token by more than rounding turns."""
-        found: NDArray[np.bool_] = self.leads > DECIDED * max(self.floor, _at(self.theirs, 0.99))
+        found: NDArray[np.bool_] = self.leads > self._turnable
+        return found
+
+    @property
+    def _turnable(self) -> Floats:
+        """The largest lead at each position that rounding turns, where it cost most there."""
+        usual = max(self.floor, _at(self.theirs, 0.99))
+        found: Floats = DECIDED * np.maximum(usual, self.theirs)
         return found
 
     def turned_tokens(self) -> Iterator[str]:
@@ -371,7 +399,7 @@ class _Table:
             yield (
                 f"{self.place(i)}: the graph's likeliest token is another than that of the eager "
                 f"model in float64, which leads by {self.leads[i]:.3g}; rounding turns no lead "
-                f"above {DECIDED * _at(self.theirs, 0.99):.3g}"
+                f"above {self._turnable[i]:.3g}"
             )
 
     def faults(self) -> Iterator[_Fault]:
@@ -390,6 +418,8 @@ class _Table:
             if len(members) < LEAST_POSITIONS[quantile]:
                 continue
             one, other = (_at(side, _QUANTILES[quantile]) for side in (ours, theirs))
+            if quantile == "largest":  # by chance, few positions have none of those that are hard
+                other = max(other, self.largest)
             if not one <= max(factor * other, self.floor):
                 worst = members[int(ours.argmax())]
                 place = self.place(worst), float(self.ours[worst]), float(self.theirs[worst])
@@ -468,7 +498,7 @@ def _check_top(exported: StepLogits, place: Callable[[int], str]) -> None:
             )
     own = np.take_along_axis(log_softmax(logits.astype(np.float64)), ids, axis=1)
     allowed = _OWN_LOGPROB * np.maximum(_sizes(logits).max(axis=-1) / _FULL_SIZE, 1)
-    bad = ~((np.abs(exported.top_logprobs - own) < allowed[:, None]) | (own <= NEVER))
+    bad = ~((np.abs(exported.top_logprobs - own) < allowed[:, None]) | far_below(own))
     if bad.any():
         i, rank = np.argwhere(bad)[0]
         raise CertificateError(
@@ -480,8 +510,11 @@ def _check_top(exported: StepLogits, place: Callable[[int], str]) -> None:
 
 def _refuse_written(exported: Floats, exact: Floats, place: Callable[[int], str]) -> None:
     """Refuse numbers [N, V] by which a token that is never written may be."""
-    never = exact <= NEVER
-    if never.any() and (bad := (never & (exported > NEVER)).any(axis=-1)).any():
+    never = far_below(exact)
+    if not never.any():
+        return
+    differs = np.abs(exported - exact) > _OF_NEVER * np.abs(exact)
+    if (bad := (never & differs & (exported > NEVER)).any(axis=-1)).any():
         raise CertificateError(
             f"{place(int(bad.argmax()))}: a token that is never written may be written"
         )
@@ -496,7 +529,8 @@ def lead_of(logits: Floats) -> Floats:
 
 def _sizes(numbers: Floats) -> Floats:
     """Return the absolute values, 0 for tokens that are never written."""
-    sizes: Floats = np.where(np.isfinite(numbers) & (numbers > NEVER), np.abs(numbers), 0)
+    is_size = np.isfinite(numbers) & ~far_below(numbers)
+    sizes: Floats = np.where(is_size, np.abs(numbers), 0)
     return sizes
 
 

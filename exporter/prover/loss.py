@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.errors import CertificateError, ConfigError
 from engine.package.manifest import Answers, Judged, Loss, Weights
-from exporter.prover.eager import NEVER, Eager, Floats, losses
+from exporter.prover.eager import Eager, Floats, far_below, losses
 from exporter.prover.judge import At, Judge, lead_of, refuse_no_number
 
 # Where the eager model's two best tokens are nearer than this, for every 16 of the largest logit,
@@ -96,7 +96,7 @@ class LossJudge(Judge):
         self._largest[what] = max(self._largest.get(what, 0.0), largest)
         if what != "logits" or not counts:
             return
-        written = np.where(exact > NEVER, exact, np.nan)
+        written = np.where(far_below(exact), np.nan, exact)
         self._num_logits += exact.size
         self._sum_of_diffs += float(np.nansum(np.abs(seen - written)))
         self._sum_of_squares += float(np.nanvar(written, axis=-1).sum()) * exact.shape[-1]

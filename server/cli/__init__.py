@@ -5,6 +5,7 @@ Modules here import nothing heavy at the top: `tokenweir --help` has to come at 
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import signal
@@ -19,11 +20,22 @@ def main() -> None:
             signal.signal(number, lambda number, _: os._exit(128 + number))
     # What gRPC itself says of a handshake that has failed is no line of our log, and no JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    code = 0
+    atexit.register(lambda: _leave(code))  # the first, so that it is called last
     from server.cli.app import run
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack a letter of an answer
-    sys.exit(run())
+    code = run()
+    sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    """End a process that a signal ended at once: to take torch apart lasts for seconds."""
+    if code > 128:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 __all__ = ["main"]

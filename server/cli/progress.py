@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 LINE_INTERVAL = 10.0  # seconds
+_WIDE = 100  # columns, in which a title has room beside what is being done
 
 
 class Tell(Protocol):
@@ -55,7 +56,7 @@ def _bar(title: str, console: Console) -> Iterator[Tell]:
     )
 
     def tell(done: int, total: int, what: str = "", seconds_left: float | None = None) -> None:
-        words = f"{title}, {what}" if what else title
+        words = f"{title}, {what}" if what and console.width >= _WIDE else what or title
         rest = "" if seconds_left is None else _more(seconds_left)
         bar.update(task, completed=done, total=total or None, description=words, rest=rest)
 

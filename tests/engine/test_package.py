@@ -402,6 +402,7 @@ def test_certificate_that_was_not_passed_is_refused(
         (judged(exported=quantiles(p99=4.1e-5)), "p99 4.1e-05 is more than 10 times"),
         (judged(exported=quantiles(p99=4.1e-5), positions=999), None),
         (judged(exported=quantiles(largest=1.1e-4), positions=1), "largest 0.00011 is more than"),
+        (judged(exported=quantiles(largest=9e-5), eager=quantiles(largest=1e-6)), None),
         (judged(90, floor=9e-4), None),
         (judged(what="alignment", play="beams", exported=quantiles(9)), "alignment, beams: median"),
     ],
@@ -418,6 +419,14 @@ def test_graphs_that_lose_more_than_they_may_beside_the_eager_model_are_refused(
     else:
         assert f"certificate.judged: {play.what}" in _refusal(directory)
         assert reason in _refusal(directory)
+
+
+def test_a_model_that_decides_no_token_can_be_loaded(tmp_path: Path) -> None:
+    """All its weights are zero, for one: it is as right as any."""
+    found = {"tokens_equal": 0, "tokens_compared": 0, "covered": {"undecided_tokens": 96}}
+    directory = write_package(tmp_path / "p", lambda m: m["certificate"].update(found))
+
+    assert load_package(directory).manifest.certificate.tokens_compared == 0
 
 
 def _loss(**changes: float) -> Loss:

@@ -54,6 +54,28 @@ def test_interrupted_in_an_import_a_command_ends_at_once_without_a_word(
     assert (process.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.parametrize(("code", "last"), [(130, "at exit\n"), (0, "at exit\ntaken apart\n")])
+def test_an_interrupted_process_is_not_taken_apart(code: int, last: str) -> None:
+    """torch takes seconds to be; what is registered for the exit is called."""
+    program = f"""
+import atexit, sys
+class Slow:
+    def __del__(self, write=sys.stdout.write):
+        write("taken apart\\n")
+sys.slow = Slow()
+import server.cli.app
+def run():
+    atexit.register(print, "at exit")
+    return {code}
+server.cli.app.run = run
+"""
+    command = [sys.executable, "-c", program + MAIN]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, last, "")
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

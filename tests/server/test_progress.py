@@ -1,12 +1,16 @@
-"""Progress without a terminal: a line now and then."""
+"""Progress: a bar, and without a terminal a line now and then."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
+from io import StringIO
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from server.cli import progress
 from server.cli.progress import Tell, show_progress
@@ -61,6 +65,30 @@ def test_a_line_comes_now_and_then_also_when_nothing_is_told(
     assert printed() == "Rounds: 30 s"
     tell(3, 1200)
     assert printed() == "Rounds: 3 of 1,200, 30 s"
+
+
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [(80, "numbers of threads "), (120, "Comparing with PyTorch, numbers of threads ")],
+)
+def test_a_bar_is_whole_in_a_terminal_of_80_columns(
+    width: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = StringIO()
+    options: dict[str, Any] = {
+        "file": seen,
+        "force_terminal": True,
+        "width": width,
+        "color_system": None,
+    }
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(**options))
+
+    with show_progress("Comparing with PyTorch") as tell:
+        tell(320, 1650, "numbers of threads", 3000)
+
+    shown = [line for line in seen.getvalue().split("\r") if "320" in line][-1]
+    assert words in shown
+    assert re.search("━ +320/1650 about 50 minutes more 0:00:0", shown), shown
 
 
 def test_a_line_says_what_is_done_and_how_long_the_rest_takes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,23 @@ def test_every_quantile_of_a_play_has_its_bound(
 
     assert f"; the {name} of all positions (alone) is " in str(caught.value)
     assert f", where {factor} times are allowed: " in str(caught.value)
+
+
+@pytest.mark.parametrize(("largest", "is_taken"), [(9.5, True), (10.5, False)])
+def test_the_largest_is_held_against_that_of_all_plays(largest: float, *, is_taken: bool) -> None:
+    """Where attention is hard one position of 100 loses much, and a play of 30 may have none."""
+    many, few = drawn(3000), drawn(30)
+    many[7], ours = 1.0, few.copy()
+    ours[3] = largest
+    judge = judge_losses(many, many)
+    judge.numbers("prompt in one piece", "vectors", *numbers_of(ours, few), at(30))
+
+    with (
+        nullcontext()
+        if is_taken
+        else pytest.raises(CertificateError, match="times PyTorch's own 1,")
+    ):
+        judge.check()
 
 
 @pytest.mark.parametrize(
@@ -234,13 +252,21 @@ def test_what_is_no_number_is_refused_at_once(judge: type[Judge], wrong: float) 
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
-def test_an_eager_model_that_gives_no_numbers_excuses_nothing(*, is_exact: bool) -> None:
+@pytest.mark.parametrize("has_graph_none", [False, True])
+def test_an_eager_model_that_gives_no_numbers_excuses_nothing(
+    *, is_exact: bool, has_graph_none: bool
+) -> None:
     none = LOGITS.copy()
     none[0, 0] = np.nan
     eager = Eager(none, [LOGITS]) if is_exact else Eager(LOGITS, [none])
+    seen = none if has_graph_none else LOGITS
 
-    with pytest.raises(CertificateError, match="^position 0: PyTorch itself gives what is not a"):
-        ExactJudge().numbers("alone", "logits", LOGITS, eager, at(2))
+    with pytest.raises(
+        CertificateError, match="^position 0: PyTorch itself gives .*; look for NaN"
+    ):
+        ExactJudge().numbers("alone", "logits", seen, eager, at(2))
+    with pytest.raises(CertificateError, match="; export with --precision bf16 or fp32, and look "):
+        ExactJudge(precision="fp16").numbers("alone", "logits", seen, eager, at(2))
 
 
 # Other orders of sums
@@ -338,6 +364,41 @@ def test_another_token_at_a_larger_lead_is_refused_with_both_numbers() -> None:
     assert f"leads by {leads[i]:.3g}; rounding turns no lead above {limit:.3g}" in line
 
 
+def test_a_token_that_another_order_of_sums_may_turn_is_not_decided() -> None:
+    exact = np.tile([3.0, 2.9, 0.0], (400, 1))
+    seen = exact.copy()
+    seen[7, 0] = 2.89
+    rng = np.random.default_rng(0)
+    own, other = (exact + size * rng.normal(size=exact.shape) for size in (5e-3, 3e-2))
+    model = EagerModel(nn.Module(), nn.Module())
+    object.__setattr__(model, "with_all_orders", lambda _: [Eager(exact, [own, other])])
+    judge = ExactJudge()
+
+    judge.numbers("alone", "logits", seen, Eager(exact, [own]), at(400))
+    with pytest.raises(CertificateError, match="^position 7: the graph's likeliest token is anoth"):
+        judge.check()
+    judge = ExactJudge()
+    origin = Origin(Group(model, lambda _: []), 0, np.arange(400))
+    judge.numbers("alone", "logits", seen, Eager(exact, [own], origin), at(400))
+    judge.check()
+
+    assert (judge.tokens_compared, judge.tokens_undecided) == (0, 400)
+
+
+def test_a_token_is_not_decided_where_the_eager_model_itself_loses_as_much() -> None:
+    """What one position in a hundred loses, where two keys are equal but for rounding."""
+    exact = np.tile([3.0, 2.0], (400, 1))
+    seen, own = exact + 1e-5, exact - 1e-5
+    seen[7] = 2.0, 3.0
+    own[7] += 0.3
+    judge = ExactJudge()
+
+    judge.numbers("alone", "logits", seen, Eager(exact, [own]), at(400))
+    judge.check()
+
+    assert (judge.tokens_compared, judge.tokens_undecided) == (399, 1)
+
+
 def test_tokens_count_once_and_never_of_vectors_or_of_a_single_number() -> None:
     judge = ExactJudge()
     eager = Eager(LOGITS, [LOGITS])
@@ -377,6 +438,39 @@ def test_a_banned_token_decides_for_none_of_the_others_and_is_itself_compared() 
 
 
 NEVER = np.array([[1.0, -1e30, 3.0], [2.0, -1e30, 0.0]])
+
+
+@pytest.mark.parametrize("bias", [-1e9, -65504.0, -3.4e38])
+@pytest.mark.parametrize("what", ["logits", "log-probabilities"])
+def test_a_bias_that_keeps_tokens_from_being_written_hides_no_fault_of_the_others(
+    bias: float, what: str
+) -> None:
+    """Its own last place is larger than all that the others lose."""
+    rng = np.random.default_rng(0)
+    exact = 3 * rng.normal(size=(400, 20))
+    exact[:, 4:15] += bias
+
+    def judged(seen: StepLogits) -> ExactJudge:
+        judge = ExactJudge()
+        judge.step("alone", seen, Eager(exact, [exact.astype("f4")]), at(400))
+        judge.check()
+        return judge
+
+    assert judged(step_logits(exact.astype("f4"), 20)).tokens_compared == 400
+    off = exact + (1e-4 if what == "logits" else 0)
+    step = step_logits(off.astype("f4"), 20)
+    if what != "logits":
+        step = step._replace(top_logprobs=step.top_logprobs + np.float32(2e-5))
+    with pytest.raises(CertificateError, match=f"{what} are .* the median of all positions"):
+        judged(step)
+
+
+def test_a_token_that_is_never_written_is_held_to_a_share_of_itself() -> None:
+    exact = np.array([[1.0, -2e4, 3.0]])
+
+    ExactJudge().numbers("alone", "logits", exact + [[0, 19, 0]], Eager(exact, [exact]), at(1))
+    with pytest.raises(CertificateError, match="^position 0: a token that is never written may be"):
+        ExactJudge().numbers("alone", "logits", exact + [[0, 21, 0]], Eager(exact, [exact]), at(1))
 
 
 def test_tokens_that_are_never_written_count_in_no_loss_lead_or_size() -> None:
