@@ -378,7 +378,7 @@ def test_a_token_that_another_order_of_sums_may_turn_is_not_decided() -> None:
     with pytest.raises(CertificateError, match="^position 7: the graph's likeliest token is anoth"):
         judge.check()
     judge = ExactJudge()
-    origin = Origin(Group(model, lambda _: []), 0, np.arange(400))
+    origin = Origin(Group(model.with_all_orders, lambda _: []), 0, np.arange(400))
     judge.numbers("alone", "logits", seen, Eager(exact, [own], origin), at(400))
     judge.check()
 
