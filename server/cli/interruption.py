@@ -73,7 +73,8 @@ def ended_soon(last_word: str, clean_up: Callable[[], None]) -> Iterator[None]:
     theirs.setblocking(False)
 
     def watch() -> None:
-        arrived = ours.recv(1)
+        with ours:
+            arrived = ours.recv(1)
         if arrived in _ENDING and not ended.wait(_MOMENT):
             print(last_word, file=sys.stderr, flush=True)
             clean_up()
