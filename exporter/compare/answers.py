@@ -27,7 +27,7 @@ def compare_answers(
         scores = SCORES[contract.label_scores]
         ours, theirs = scores(seen[LOGITS]), scores(other[LOGITS])
         largest = float(np.abs(ours - theirs).max())
-        if contract.label_scores == "none":
+        if contract.label_scores == "none" or ours.shape[-1] == 1:  # a reranker
             found |= {"max_score_diff": largest, **_order(ours[:, 0], theirs[:, 0])}
         else:
             is_one = contract.label_scores == "softmax"

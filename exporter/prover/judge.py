@@ -309,8 +309,9 @@ class _Fault(NamedTuple):
     def words(self, play: str, what: str, other: str) -> str:
         """Say what is wrong, where, and what to do."""
         ratio = self.ours / self.theirs if self.theirs else np.inf
+        verb = "is" if what == "alignment" else "are"
         return (
-            f"{self.worst}: {what} are {self.worst_ours:.3g} from float64, PyTorch's own "
+            f"{self.worst}: {what} {verb} {self.worst_ours:.3g} from float64, PyTorch's own "
             f"{self.worst_theirs:.3g}; the {self.name} {self.of} ({play}) is {self.ours:.3g}, "
             f"{ratio:.3g} times PyTorch's own {self.theirs:.3g}, where {self.factor:g} times are "
             f"allowed: the graph computes something else than this checkpoint's model; {other}if "

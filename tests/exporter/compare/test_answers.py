@@ -48,6 +48,14 @@ def test_scores_have_an_order() -> None:
     assert found.max_probability_diff is None
 
 
+def test_a_single_label_by_itself_is_a_score() -> None:
+    """Rerankers tell how well texts fit: their order counts, not which are above a half."""
+    found = compared("sigmoid", logits=[[[3], [1], [2]], [[3], [2.5], [2]]])
+
+    assert (found.labels, found.pairs, found.pairs_turned) == (0, 3, 1)
+    assert found.max_score_diff == pytest.approx(1 / (1 + np.exp(-2.5)) - 1 / (1 + np.exp(-1)))
+
+
 @pytest.mark.parametrize(
     ("angle", "size"), [(0, 1), (0, 7), (1e-3, 1), (0.5, 0.2), (np.pi / 2, 1), (np.pi, 3)]
 )

@@ -154,7 +154,7 @@ def test_what_is_off_differs_by_its_kind() -> None:
     judge.numbers("alone", "logits", *numbers_of(theirs, theirs), at(50))
     judge.numbers("alone", "alignment", *numbers_of(3 * theirs, theirs), at(50))
 
-    with pytest.raises(CertificateError, match=r"alignment are .* of all positions \(alone\)"):
+    with pytest.raises(CertificateError, match=r"alignment is .* of all positions \(alone\)"):
         judge.check()
 
 
