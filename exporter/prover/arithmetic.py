@@ -51,6 +51,7 @@ _REACHING = frozenset(
 )
 MOST_FLOAT16 = torch.finfo(torch.float16).max
 _MASKED = -0.99 * MOST_FLOAT16
+_MOST_WIDENED = 2**23  # numbers of a matrix at a time
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -96,6 +97,8 @@ class _Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         if func is aten.embedding.default:  # a table is larger than the rows that are read
             return _widened(func(*args, **(kwargs or {})))
+        if func is aten.mm.default:
+            return _product(*args)  # type: ignore[arg-type]
         wide_args, wide_kwargs = tree_map(_widened, (args, kwargs or {}))
         if kind == "in place":
             for i in written:
@@ -166,6 +169,13 @@ def _kind(func: Any) -> tuple[Literal["view", "in place", "plain"], tuple[int, .
         return "in place", written
     is_view = any(value.alias_info is not None for value in schema.returns)
     return ("view" if is_view else "plain"), ()
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    """Return a product in float64, of which a part at a time is widened: a head is large."""
+    columns = max(1, _MOST_WIDENED // max(1, other.shape[0]))
+    parts = [one.double() @ part.double() for part in torch.split(other, columns, dim=1)]
+    return torch.cat(parts, dim=1)
 
 
 def _widened(value: object) -> object:

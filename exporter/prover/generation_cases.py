@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from exporter.prover.cases import LEVELS, affordable_steps, first_lengths, sprea
 from exporter.samples import SEED, Deck, Tokens, random_tokens
 
 _FIRST_PER_LENGTH = 2
+_LONG = 256  # tokens; a quick proof tries the longest text once if it is longer
 _SCORED_LOGITS = 2**21  # wanted behind the prompt of a case, to bound the memory
 
 
@@ -143,7 +144,7 @@ def affordable_cases(
     if proof == "full":
         tried = {case.length for case in found}
         lengths = [i for i in range(1, _limit(contract) + 1) if i not in tried]
-        found += _random_cases(contract, lengths, 1, steps, banned)
+        found += _random_cases(contract, dict.fromkeys(lengths, 1), steps, banned)
     np.random.default_rng(SEED).shuffle(found)
     early, counted = first_lengths(_limit(contract)), Counter[int]()
     first: list[Case] = []
@@ -169,19 +170,20 @@ def make_cases(
     banned: Tokens = (),
 ) -> list[Case]:
     """Return `per_length` random cases of every length that is tried, and the samples."""
-    lengths = spread_lengths(_limit(contract), proof)
+    lengths = dict.fromkeys(spread_lengths(_limit(contract), proof), per_length)
+    if proof == "quick" and _limit(contract) > _LONG:
+        lengths[_limit(contract)] = 1
     given = [_case(contract, sample, (), num_steps, banned) for sample in samples]
-    return given + _random_cases(contract, lengths, per_length, num_steps, banned)
+    return given + _random_cases(contract, lengths, num_steps, banned)
 
 
 def _random_cases(
     contract: GenerationContract,
-    lengths: Sequence[int],
-    per_length: int,
+    lengths: Mapping[int, int],
     num_steps: int,
     banned: Tokens,
 ) -> list[Case]:
-    """Return cases of random tokens.
+    """Return cases of random tokens, so many of each length.
 
     Of every second one the logits behind all of the prompt are wanted, as far as memory allows.
     """
@@ -193,7 +195,7 @@ def _random_cases(
     )
     most = max(1, _SCORED_LOGITS // contract.vocab_size)
     cases = []
-    for length in lengths:
+    for length, per_length in lengths.items():
         for i in range(per_length):
             text = deck.deal(length)
             prefix: Tokens = ()
