@@ -61,10 +61,6 @@ _CLASSES: Mapping[Family, str] = {
 }
 
 
-class _Unreadable(Exception):
-    """transformers does not load an original as it was trained."""
-
-
 class Pass(NamedTuple):
     """A forward pass of both models, which gives the numbers [N, V] of each of its inputs."""
 
@@ -81,7 +77,7 @@ def compare_with_original(
 ) -> str:
     """Hold a checkpoint against the model in `directory` that it was imported from.
 
-    Returns in a line what was compared, or why transformers does not load the original. Raises
+    Returns in a line what was compared, or why transformers does not run the original. Raises
     CheckpointError where a position of ours loses more than the judge allows, with the first layer
     that differs.
     """
@@ -90,43 +86,43 @@ def compare_with_original(
     passes = list(_passes(config))
     progress(0, len(passes), _WHAT)
     original = cache(lambda: _load_original(directory, config))
-    try:
-        eager = EagerModel.of(original(), original(), passes[0].theirs)
-    except _Unreadable as error:
-        return f"{NOT_COMPARED}: {shortened(error)}"
-    name, kept = type(original()).__name__, []
-    for i, one in enumerate(passes):
-        kept.append(eager.run(one.theirs))
-        progress(i + 1, len(passes), _WHAT)
-    del eager
-    original.cache_clear()
-    gc.collect()
-    judge = ExactJudge(banned=described.generation.banned_tokens, needs_equal_bits=False)
 
     def again(forward: Forward) -> list[Eager]:
         return EagerModel(original(), original()).with_all_orders(forward)
 
-    model, num_inputs = load_checkpoint(checkpoint).model, 0
-    for one, of_pass in zip(passes, kept, strict=True):
-        with torch.no_grad():
-            seen = one.ours(model)
-        for i, (numbers, found) in enumerate(zip(seen, of_pass, strict=True)):
-            if numbers.shape != found.exact.shape:
-                raise CheckpointError(
-                    f"{directory}: {name} gives {one.what} {list(found.exact.shape)}, the imported "
-                    f"model {list(numbers.shape)}"
-                )
-            if found.origin is not None:
-                group = Group(again, one.theirs)
-                found = replace(found, origin=found.origin._replace(group=group))
-            at = _at(one, i, len(numbers), num_inputs)
-            judge.numbers(PLAY, one.what, numbers, found, at)
-            num_inputs += 1
+    kept = []
     try:
+        eager = EagerModel.of(original(), original(), passes[0].theirs)
+        for i, one in enumerate(passes):
+            group = Group(again, one.theirs)  # which holds no model, so that it can be freed
+            kept.append([_with(group, found) for found in eager.run(one.theirs)])
+            progress(i + 1, len(passes), _WHAT)
+    except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
+        return f"{NOT_COMPARED}: {shortened(str(error).strip().partition(chr(10))[0])}"
+    name = type(original()).__name__
+    del eager
+    original.cache_clear()
+    gc.collect()
+    judge = ExactJudge(banned=described.generation.banned_tokens, needs_equal_bits=False)
+    model, num_inputs = load_checkpoint(checkpoint).model, 0
+    try:
+        for one, of_pass in zip(passes, kept, strict=True):
+            with torch.no_grad():
+                seen = one.ours(model)
+            for i, (numbers, found) in enumerate(zip(seen, of_pass, strict=True)):
+                if numbers.shape != found.exact.shape:
+                    raise CertificateError(
+                        f"{one.names[i]}: {one.what} are {list(numbers.shape)}, those of the "
+                        f"original {list(found.exact.shape)}"
+                    )
+                at = _at(one, i, len(numbers), num_inputs)
+                judge.numbers(PLAY, one.what, numbers, found, at)
+                num_inputs += 1
         judge.check()
     except CertificateError as error:
         said = str(error).partition(": the graph computes")[0]
-        layer = _first_difference(model, original(), passes[0])
+        longest = max(passes, key=lambda one: max(one.lengths))
+        layer = _first_difference(model, original(), longest)
         raise CheckpointError(
             f"{directory}: the imported model is not {name} of transformers: {said}; {layer}; "
             "please report it with config.json, or import with --no-comparison"
@@ -138,6 +134,12 @@ def compare_with_original(
     )
 
 
+def _with(group: Group, found: Eager) -> Eager:
+    if found.origin is None:
+        return found
+    return replace(found, origin=found.origin._replace(group=group))
+
+
 def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     """Load the original in float32; no code of the directory is run, and nothing is fetched."""
     import transformers
@@ -145,19 +147,18 @@ def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     has_head = config.num_decoder_layers or config.labels
     kind = getattr(transformers, _CLASSES[config.family] if has_head else "AutoModel")
-    try:
-        model, about = kind.from_pretrained(
-            directory,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
-        raise _Unreadable(str(error).strip().partition("\n")[0]) from error
+    model, about = kind.from_pretrained(
+        directory,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
     if lacking := sorted(about["missing_keys"]):
-        raise _Unreadable(f"transformers finds no {lacking[0]} ({len(lacking):,} weights in all)")
+        raise CheckpointError(
+            f"transformers finds no {lacking[0]} ({len(lacking):,} weights in all)"
+        )
     found: nn.Module = model.eval()
     return found
 
