@@ -51,7 +51,7 @@ _PER_LENGTH = 2
 _MOST_NUMBERS = 2**24  # that are kept of the original
 _NUM_IMAGES = 8
 _TOGETHER = 32  # tokens of a prompt and its source, up to which it also stands padded among others
-_PARTED = 1e-3  # of the largest number of a layer: from here on hidden states are others
+_PARTED = 1e-4  # of the largest number of a layer: from here on hidden states are others
 _CLASSES: Mapping[Family, str] = {
     "gpt": "AutoModelForCausalLM",
     "encoder-decoder": "AutoModelForSeq2SeqLM",
