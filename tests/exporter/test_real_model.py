@@ -64,7 +64,7 @@ def test_vectors_of_a_real_model_are_those_of_its_original(minilm: Path, tmp_pat
     assert found.answers is not None and found.answers.max_vector_loss is not None
     assert found.answers.max_vector_loss < 1e-10
     with tokenweir.load(tmp_path / "package", name="minilm") as client:
-        vectors = np.array(client.embed_many("minilm", TEXTS))
+        vectors = np.array(client.embed_many("minilm", TEXTS).results)
     np.testing.assert_allclose(vectors, _by_transformers(minilm), rtol=0, atol=1e-6)
 
 
