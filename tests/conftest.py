@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import time
@@ -41,6 +42,12 @@ hypothesis.settings.load_profile("any machine")  # however slow or busy
 
 
 _SLOW = {"emulated", "exporter", "parity"}  # folders of tests that export models
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules out of garbage collections: an export makes one, in a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

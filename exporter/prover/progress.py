@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -28,13 +29,16 @@ def no_progress(done: int, total: int, what: str = "", seconds_left: float | Non
 
 def seconds_for(work: float, num_parameters: int) -> float:
     """Return about how long so many tokens of a model take here."""
-    rng = np.random.default_rng(0)
-    one = rng.random((_SIZE, _SIZE), np.float32)
+    return work * (_PASSES * num_parameters / _operations_per_second() + _CALLS)
+
+
+@cache
+def _operations_per_second() -> float:
+    one = np.random.default_rng(0).random((_SIZE, _SIZE), np.float32)
     one @ one  # the first call of all is slower
     started = time.perf_counter()
     one @ one
-    speed = 2 * _SIZE**3 / (time.perf_counter() - started)
-    return work * (_PASSES * num_parameters / speed + _CALLS)
+    return 2 * _SIZE**3 / (time.perf_counter() - started)
 
 
 class Meter:

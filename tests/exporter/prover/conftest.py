@@ -10,7 +10,6 @@ from torch import nn
 from exporter.checkpoint import Checkpoint, load_checkpoint
 from exporter.graphs import package_graphs
 from exporter.graphs.torch_export import Graphs
-from exporter.prover import progress
 from tests.exporter.conftest import TinyGraphs
 from tests.exporter.prover.surgery import Mutation, Spoil, spoiled
 
@@ -20,8 +19,6 @@ _read = cache(load_checkpoint)
 @pytest.fixture
 def spoil(tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch) -> Spoil:
     """Let the graphs of a family be traced with a fault; give its checkpoint."""
-    monkeypatch.setattr(progress, "_SIZE", 8)  # nobody looks at how long it takes
-
     def make(family: str, file: str, mutate: Mutation, **options: object) -> Checkpoint:
         def trace(model: nn.Module, **_: object) -> Graphs:
             return spoiled(tiny_graphs(family, **options)[1], file, mutate)
