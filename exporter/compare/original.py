@@ -45,7 +45,7 @@ from exporter.prover.progress import Progress, no_progress
 from exporter.samples import SEED, Deck, Tokens
 
 NOT_COMPARED = "not compared with its original"
-PLAY = "compared"
+_PLAY = "compared"
 _WHAT = "comparing with the original"
 _PER_LENGTH = 2
 _MOST_NUMBERS = 2**24  # that are kept of the original
@@ -95,7 +95,12 @@ def compare_with_original(
         eager = EagerModel.of(original(), original(), passes[0].theirs)
         for i, one in enumerate(passes):
             group = Group(again, one.theirs)  # which holds no model, so that it can be freed
-            kept.append([_with(group, found) for found in eager.run(one.theirs)])
+            kept.append(
+                [
+                    replace(found, origin=found.origin and found.origin._replace(group=group))
+                    for found in eager.run(one.theirs)
+                ]
+            )
             progress(i + 1, len(passes), _WHAT)
     except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
         return f"{NOT_COMPARED}: {shortened(str(error).strip().partition(chr(10))[0])}"
@@ -116,7 +121,7 @@ def compare_with_original(
                         f"original {list(found.exact.shape)}"
                     )
                 at = _at(one, i, len(numbers), num_inputs)
-                judge.numbers(PLAY, one.what, numbers, found, at)
+                judge.numbers(_PLAY, one.what, numbers, found, at)
                 num_inputs += 1
         judge.check()
     except CertificateError as error:
@@ -130,14 +135,8 @@ def compare_with_original(
     largest = max(one.exported.largest for one in judge.judged)
     return (
         f"compared with {name} of transformers {version('transformers')}: {num_inputs} inputs, "
-        f"{largest:.1e}"
+        f"within {largest:.1e}"
     )
-
-
-def _with(group: Group, found: Eager) -> Eager:
-    if found.origin is None:
-        return found
-    return replace(found, origin=found.origin._replace(group=group))
 
 
 def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:

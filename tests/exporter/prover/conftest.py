@@ -19,6 +19,7 @@ _read = cache(load_checkpoint)
 @pytest.fixture
 def spoil(tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch) -> Spoil:
     """Let the graphs of a family be traced with a fault; give its checkpoint."""
+
     def make(family: str, file: str, mutate: Mutation, **options: object) -> Checkpoint:
         def trace(model: nn.Module, **_: object) -> Graphs:
             return spoiled(tiny_graphs(family, **options)[1], file, mutate)
