@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -527,7 +528,11 @@ def test_full_steps_of_another_process_are_counted_and_forgotten(tmp_path: Path)
 
 
 async def test_a_closed_loop_is_answered_and_timed(make_engine: MakeEngine) -> None:
-    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=2))
+    def script(source: list[int], target: list[int]) -> int:
+        time.sleep(0.01)  # a step that takes no time tells several tokens at once, without a gap
+        return 5
+
+    engine, runner = await make_engine(script, config=EngineConfig(max_num_seqs=2))
     requests = [Arrival(0.0, (7, 8, number), 4) for number in range(6)]
 
     turn = await answer(engine, requests, num_streams=2)
