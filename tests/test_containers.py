@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,44 @@ def test_clients_that_say_nothing_have_as_many_connections_as_there_may_be_files
         assert answers(client)
         stack.close()
         assert answers(client)
+
+
+def test_no_zombies_stay_where_the_command_is_the_first_process(package: Path) -> None:
+    front = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    _skip_unless_it_runs(*front, "true")
+    port = free_port()
+
+    with served(package.parent, "package", front=front, port=port) as client:
+        # `unshare` runs the command as its child, with the same words.
+        first = max(pid for pid, what in _processes() if f"--port {port}" in what)
+        ours = os.readlink(f"/proc/{first}/ns/pid")
+        for _ in range(3):
+            killed = _workers(ours)
+            os.kill(killed[0], signal.SIGKILL)
+            while _workers(ours) in ([], killed):
+                time.sleep(0.05)
+            assert answers(client)
+
+        assert [what for pid, what in _processes(ours) if _is_zombie(pid)] == []
+        os.kill(first, signal.SIGINT)  # `unshare` keeps signals to itself
+
+
+def _workers(namespace: str) -> list[int]:
+    return [pid for pid, what in _processes(namespace) if what.startswith("ray::ServeReplica")]
+
+
+def _processes(namespace: str = "") -> list[tuple[int, str]]:
+    """Return the number and the command of each process, of a container or of all."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if namespace in os.readlink(folder / "ns" / "pid"):
+                what = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append((int(folder.name), what))
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    with suppress(OSError):
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return False

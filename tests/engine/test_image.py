@@ -59,6 +59,14 @@ def test_gray_image_of_the_right_size_is_normalised_untouched() -> None:
     np.testing.assert_allclose(found, (pixels[None] / 255 - 0.5) / 0.25, atol=1e-6)
 
 
+def test_gray_image_of_16_bits_is_scaled_and_not_cut() -> None:
+    pixels = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+
+    found = load_image(_encode(pixels), GRAY, path="x")
+
+    np.testing.assert_allclose(found, (pixels[None] / 65535 - 0.5) / 0.25, atol=0.01)
+
+
 def test_colour_image_keeps_its_channels_apart() -> None:
     pixels = RANDOM.integers(0, 256, (4, 4, 3), dtype=np.uint8)
 
