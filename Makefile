@@ -27,7 +27,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo serve test test-long emulated-device test-emulated lint format proto proto-released clean
+.PHONY: install demo serve test test-long emulated-device test-emulated lint format proto clean
 
 install: $(INSTALLED)
 
@@ -73,7 +73,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
+	cd proto && ../$(BIN)/buf lint
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -81,10 +81,6 @@ format: install
 
 proto: install
 	sh proto/generate.sh
-
-# After a release: keeps its protocol, which the following ones have to stay compatible with.
-proto-released: install
-	cd proto && ../$(BIN)/buf build --exclude-source-info -o released.binpb
 
 clean:
 	rm -rf .venv .venv-gpu .emulated demo demo-gpu

@@ -37,7 +37,6 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "max_new_tokens": "max_tokens",
         "min_new_tokens": "min_tokens",
         "num_outputs": "n",
-        "stop_strings": "stop",
     }
 )
 

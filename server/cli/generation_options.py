@@ -103,11 +103,6 @@ _OPTIONS = (
         help="When beam search ends: no other can win, or seems to; enough ended; at the limit.",
     ),
     click.option(
-        "--early-stop/--no-early-stop",
-        default=None,
-        help="Short for --beam-end bound, limit.  [default: early-stop]",
-    ),
-    click.option(
         "--renormalize/--no-renormalize",
         default=None,
         help="Let tokens that bans leave to beam search add up to 1.  [default: no-renormalize]",
@@ -308,7 +303,7 @@ def token_ids(text: str) -> list[int]:
 
 def _is_unset_flag(name: str, value: object) -> bool:
     """Say whether it is False because nobody typed it; some options can be typed as False."""
-    may_be_false = "early_stop", "renormalize", "batch_invariant", "skip_special_tokens"
+    may_be_false = "renormalize", "batch_invariant", "skip_special_tokens"
     return value is False and name not in may_be_false
 
 

@@ -54,8 +54,7 @@ _ALSO: Mapping[str, str] = {  # those that have another name besides
 }
 # Those of the door, of who calls, those that have a name above, and what no answer here has.
 _NOT_TAKEN = frozenset(
-    "request_id timeout answer_others tenant priority stop_strings alignment "
-    "prompt_logprobs".split()
+    "request_id timeout answer_others tenant priority alignment prompt_logprobs".split()
 )
 # Our client's own options, which OpenAI does not have, under their own names.
 OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED.values()}

@@ -169,9 +169,6 @@ def _excluding_beam(beam: generation_service_pb2.BeamSearch) -> list[FieldViolat
     if beam.HasField("length_penalty") and beam.HasField("length_power"):
         what = "length_penalty is another length penalty; set one of the two"
         found.append(FieldViolation("decoding.beam.length_power", what))
-    if beam.HasField("early_stop") and beam.end:
-        what = "early_stop says it, too; set one of the two"
-        found.append(FieldViolation("decoding.beam.end", what))
     return found
 
 

@@ -54,7 +54,9 @@ def _of_decoding(decoding: pb.Decoding) -> dict[str, Any]:
     if strategy is not None:
         asked["strategy"] = strategy
     if strategy == "beam":
-        asked |= {"beam_width": beam.width, **_beam_end(beam)}
+        asked["beam_width"] = beam.width
+        if beam.end:
+            asked["beam_end"] = BEAM_ENDS.get(beam.end, str(beam.end))
     return asked
 
 
@@ -92,14 +94,6 @@ def _present(message: Message, *names: str) -> dict[str, Any]:
 def _lists(message: Message, *names: str) -> dict[str, Any]:
     """Return the lists that are not empty; the others are to keep their defaults."""
     return {name: tuple(getattr(message, name)) for name in names if getattr(message, name)}
-
-
-def _beam_end(beam: pb.BeamSearch) -> dict[str, Any]:
-    if beam.end:
-        return {"beam_end": BEAM_ENDS.get(beam.end, str(beam.end))}
-    if beam.HasField("early_stop"):
-        return {"beam_end": "bound" if beam.early_stop else "limit"}
-    return {}
 
 
 def _constraint(decoding: pb.Decoding) -> Constraint | None:

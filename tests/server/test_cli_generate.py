@@ -31,7 +31,7 @@ async def _generate(address: str, *arguments: str) -> int:
 
 async def test_token_controls_and_ends_reach_the_engine(generator: FakeGenerator) -> None:
     typed = "--logit-bias 5=-1.5 --logit-bias 7=2 --ban 8 --ban 9 --stop-token 3 --stop-token 4"
-    flags = "--include-stop --ignore-eos --beam 2 --no-early-stop --request-id me"
+    flags = "--include-stop --ignore-eos --beam 2 --beam-end limit --request-id me"
     async with running_worker(generator) as (_, address):
         arguments = ("one", "--model-version", "7")
         assert await _generate(address, *arguments, *typed.split(), *flags.split()) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tokenweir.v1 import prediction_service_pb2
+from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
 from server.cli.app import run
 from server.cli.default_prompts import SENTENCES
@@ -243,7 +243,7 @@ def test_options_of_all_and_of_kinds_reach_the_server(server):
 def test_options_of_generate_hold_for_all_requests_and_those_of_kinds_before_them(server, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text("{}")
-    named = ("--max-new-tokens", "9", "--logit-bias", "5=-1.5", "--ban", "8", "--no-early-stop")
+    named = ("--max-new-tokens", "9", "--logit-bias", "5=-1.5", "--ban", "8", "--beam-end", "limit")
     mix = ("--mix", "1 wide beam=4", "--mix", "1 other")
 
     words = ("--beam", "2", *named, "--json-schema", str(schema), *mix, "--option", "tenant=blue")
@@ -251,7 +251,7 @@ def test_options_of_generate_hold_for_all_requests_and_those_of_kinds_before_the
 
     asked = [one.request for one in server.requests if hasattr(one, "request")]
     assert {one.decoding.beam.width for one in asked} == {2, 4}
-    assert not any(one.decoding.beam.early_stop for one in asked)
+    assert {one.decoding.beam.end for one in asked} == {generation_service_pb2.BEAM_END_LIMIT}
     assert {one.stopping.max_new_tokens for one in asked} == {9}
     assert {dict(one.decoding.controls.logit_bias)[5] for one in asked} == {-1.5}
     assert {tuple(one.decoding.controls.banned_tokens) for one in asked} == {(8,)}

@@ -20,10 +20,10 @@ def _request(**options: Any) -> pb.GenerateRequest:
 
 
 def test_beam_search_and_its_options() -> None:
-    decoding = _request(beam=4, num_outputs=2, length_penalty=0.0, early_stop=False).decoding
+    decoding = _request(beam=4, num_outputs=2, length_penalty=0.0, beam_end="limit").decoding
 
     assert decoding == pb.Decoding(
-        beam=pb.BeamSearch(width=4, length_penalty=0, early_stop=False), num_outputs=2
+        beam=pb.BeamSearch(width=4, length_penalty=0, end=pb.BEAM_END_LIMIT), num_outputs=2
     )
 
 
@@ -111,8 +111,6 @@ def test_variables_of_a_template_are_a_mapping_and_of_a_conversation() -> None:
 def test_of_two_options_that_say_the_same_one_is_to_be_given() -> None:
     with pytest.raises(ValueError, match="length_penalty, length_power: give one of them only"):
         _request(beam=2, length_penalty=1.0, length_power=1.0)
-    with pytest.raises(ValueError, match="beam_end, early_stop: give one of them only"):
-        _request(beam=2, beam_end="bound", early_stop=True)
     with pytest.raises(ValueError, match="beam_end='soon' must be one of bound, estimate, enough"):
         _request(beam=2, beam_end="soon")
 

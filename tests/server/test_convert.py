@@ -138,7 +138,7 @@ def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
     request = generate(
         "a",
         decoding=pb.Decoding(
-            beam=pb.BeamSearch(width=4, length_penalty=0, early_stop=False), num_outputs=3
+            beam=pb.BeamSearch(width=4, length_penalty=0, end=pb.BEAM_END_LIMIT), num_outputs=3
         ),
         output=pb.Output(logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True),
     )
@@ -367,7 +367,6 @@ _STRATEGIES = st.one_of(
         width=_INTS,
         length_penalty=_FLOATS,
         length_power=_FLOATS,
-        early_stop=st.booleans(),
         end=_INTS,
     ).map(lambda beam: {"beam": beam}),
     st.builds(pb.BeamSearch, width=_INTS, length_power=_FLOATS, end=st.integers(0, 5)).map(
@@ -492,17 +491,12 @@ def test_a_scored_text_stands_behind_the_forced_beginning_of_the_package() -> No
 
 
 def test_of_two_fields_that_say_the_same_one_is_to_be_set() -> None:
-    beam = pb.BeamSearch(
-        width=2, length_penalty=1, length_power=1, early_stop=True, end=pb.BEAM_END_BOUND
-    )
+    beam = pb.BeamSearch(width=2, length_penalty=1, length_power=1)
 
     with pytest.raises(InvalidRequest) as caught:
         _convert(generate("a", decoding=pb.Decoding(beam=beam)))
 
-    assert [v.field for v in caught.value.violations] == [
-        "decoding.beam.length_power",
-        "decoding.beam.end",
-    ]
+    assert [v.field for v in caught.value.violations] == ["decoding.beam.length_power"]
 
 
 def test_an_end_of_beam_search_that_is_not_known_is_refused() -> None:

@@ -58,7 +58,6 @@ OPTIONS = (
     Option("length_penalty", 0.5, "--length-penalty 0.5", "length_penalty", beside="beam"),
     Option("length_power", -1.5, "--length-power -1.5", "length_power", beside="beam"),
     Option("beam_end", "enough", "--beam-end enough", "beam_end", beside="beam"),
-    Option("early_stop", False, "--no-early-stop", "beam_end", "limit", beside="beam"),
     Option("renormalize", True, "--renormalize", "renormalize", beside="beam"),
     Option("num_outputs", 2, "--num-outputs 2", "num_outputs"),
     Option("repetition_penalty", 1.5, "--repetition-penalty 1.5", "controls.repetition_penalty"),

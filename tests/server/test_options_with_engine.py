@@ -262,7 +262,7 @@ async def test_beams_end_at_stop_strings(
         x={"!": 3.0},
         **{"!": {"!": 3.0}},
     )
-    asked = {"beam": 2, "num_outputs": 2, "stop": ["x!", "!"], "early_stop": False, **options}
+    asked = {"beam": 2, "num_outputs": 2, "stop": ["x!", "!"], "beam_end": "limit", **options}
     async with serving(script) as client:
         answer = await client.generate(MODEL, "s", max_new_tokens=5, **asked)
         stream = client.stream(MODEL, "s", max_new_tokens=5, **(asked | {"num_outputs": 1}))

@@ -10,7 +10,7 @@ from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
-_BEAM = ("beam", "length_penalty", "length_power", "beam_end", "early_stop", "renormalize")
+_BEAM = ("beam", "length_penalty", "length_power", "beam_end", "renormalize")
 _BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
 _STRATEGIES = ("greedy", "sampling", "beam")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
@@ -54,9 +54,8 @@ def stopping(options: Mapping[str, object]) -> pb.Stopping:
     """Return when to stop."""
     message = pb.Stopping()
     set_fields(message, options, "max_new_tokens", "min_new_tokens", "include_stop", "ignore_eos")
-    for name in ("stop", "stop_strings"):
-        value = options.get(name)
-        extend_field(message.strings, [value] if isinstance(value, str) else value, name)
+    stop = options.get("stop")
+    extend_field(message.strings, [stop] if isinstance(stop, str) else stop, "stop")
     extend_field(message.token_ids, options.get("stop_token_ids"), "stop_token_ids")
     return message
 
@@ -114,11 +113,10 @@ def _strategy(options: Mapping[str, object]) -> str | None:
 
 
 def _fill_beam(message: pb.BeamSearch, options: Mapping[str, object]) -> None:
-    for one, other in (("length_penalty", "length_power"), ("beam_end", "early_stop")):
-        if options.get(one) is not None and options.get(other) is not None:
-            raise ValueError(f"{one}, {other}: give one of them only")
+    if options.get("length_penalty") is not None and options.get("length_power") is not None:
+        raise ValueError("length_penalty, length_power: give one of them only")
     set_field(message, "width", options.get("beam"), "beam")
-    set_fields(message, options, "length_penalty", "length_power", "early_stop", "renormalize")
+    set_fields(message, options, "length_penalty", "length_power", "renormalize")
     end = options.get("beam_end")
     if end is not None:
         if end not in _BEAM_ENDS:

@@ -90,7 +90,6 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     # have ended and none that is open scores more as it is; "enough", once `beam` have ended;
     # "limit", at max_new_tokens. Left out: "bound".
     beam_end: str | None
-    early_stop: bool | None  # True: "bound", False: "limit"
     renormalize: bool | None  # tokens that controls leave to beam search add up to 1 again
     num_outputs: int | None
     repetition_penalty: float | None
@@ -114,7 +113,6 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     max_new_tokens: int | None  # left out: the model's limit
     min_new_tokens: int | None
     stop: str | Sequence[str] | None
-    stop_strings: Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     include_stop: bool | None
     ignore_eos: bool | None

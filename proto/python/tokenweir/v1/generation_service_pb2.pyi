@@ -28,7 +28,7 @@ class _BeamEnd:
 class _BeamEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BeamEnd.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     BEAM_END_UNSPECIFIED: _BeamEnd.ValueType  # 0
-    """As early_stop says."""
+    """BEAM_END_BOUND."""
     BEAM_END_BOUND: _BeamEnd.ValueType  # 1
     """As soon as no open hypothesis can win: the answer is that of going on."""
     BEAM_END_ESTIMATE: _BeamEnd.ValueType  # 2
@@ -42,7 +42,7 @@ class BeamEnd(_BeamEnd, metaclass=_BeamEndEnumTypeWrapper):
     """When a beam search ends; at max_new_tokens, and where no hypothesis can go on, it does anyway."""
 
 BEAM_END_UNSPECIFIED: BeamEnd.ValueType  # 0
-"""As early_stop says."""
+"""BEAM_END_BOUND."""
 BEAM_END_BOUND: BeamEnd.ValueType  # 1
 """As soon as no open hypothesis can win: the answer is that of going on."""
 BEAM_END_ESTIMATE: BeamEnd.ValueType  # 2
@@ -349,7 +349,6 @@ class BeamSearch(_message.Message):
 
     WIDTH_FIELD_NUMBER: _builtins.int
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
-    EARLY_STOP_FIELD_NUMBER: _builtins.int
     LENGTH_POWER_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     RENORMALIZE_FIELD_NUMBER: _builtins.int
@@ -357,14 +356,12 @@ class BeamSearch(_message.Message):
     """Hypotheses kept; 1 to the server's limit.  0 is the package's default, refused if it has none."""
     length_penalty: _builtins.float
     """Alpha of the length penalty ((5 + n) / 6) ^ alpha; absent: 0.6, 0: no penalty."""
-    early_stop: _builtins.bool
-    """BEAM_END_BOUND if true or absent, BEAM_END_LIMIT if false.  Of this and `end`, give one."""
     length_power: _builtins.float
     """p of n ^ p in place of the length penalty above, -10 to 10; 0: no penalty.  n are all
     generated tokens.  Of this and length_penalty, give one.
     """
     end: Global___BeamEnd.ValueType
-    """When the search ends; unspecified: as early_stop says."""
+    """When the search ends."""
     renormalize: _builtins.bool
     """Whether the probabilities of the tokens that bans and penalties leave are made to add up to 1
     again before they are summed, as `renormalize_logits` of Hugging Face does; absent: no.
@@ -374,25 +371,20 @@ class BeamSearch(_message.Message):
         *,
         width: _builtins.int = ...,
         length_penalty: _builtins.float | None = ...,
-        early_stop: _builtins.bool | None = ...,
         length_power: _builtins.float | None = ...,
         end: Global___BeamEnd.ValueType = ...,
         renormalize: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "early_stop", b"early_stop", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop", "_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "early_stop", b"early_stop", "end", b"end", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "end", b"end", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__early_stop: _TypeAlias = _typing.Literal["early_stop"]  # noqa: Y015
-    _WhichOneofArgType__early_stop: _TypeAlias = _typing.Literal["_early_stop", b"_early_stop"]  # noqa: Y015
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__length_power: _TypeAlias = _typing.Literal["length_power"]  # noqa: Y015
     _WhichOneofArgType__length_power: _TypeAlias = _typing.Literal["_length_power", b"_length_power"]  # noqa: Y015
     _WhichOneofReturnType__renormalize: _TypeAlias = _typing.Literal["renormalize"]  # noqa: Y015
     _WhichOneofArgType__renormalize: _TypeAlias = _typing.Literal["_renormalize", b"_renormalize"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stop) -> _WhichOneofReturnType__early_stop | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
