@@ -75,7 +75,7 @@ class ItemEncoder:
             encoded += [replace(part, place=i) for part in found]
             num_tokens += sum(part.cost for part in found) if len(found) > 1 else 0
             if num_tokens > most:
-                what = f"{num_tokens} tokens in windows are more to compute than {most}"
+                what = f"{num_tokens} tokens in windows are more than {most}"
                 raise _invalid(path, f"{what}; send fewer texts at once, or a smaller stride")
         raise_if_any([*violations])
         return encoded
@@ -152,9 +152,9 @@ class ItemEncoder:
             raise _invalid("stride", f"{stride} is outside 0 to {room - 1}; {what}")
         starts = range(0, max(1, num_tokens - stride), room - stride)
         if len(starts) * max_len > self._max_window_tokens and len(starts) > 1:
-            what = f"{len(starts)} windows of {max_len} tokens are more to compute than"
-            ways = "split it, or ask for a smaller stride"
-            raise _invalid(f"{path}.text", f"{what} {self._max_window_tokens}; {ways}")
+            most = f"more than {self._max_window_tokens} tokens"
+            what = f"{len(starts)} windows of {max_len} tokens are {most}"
+            raise _invalid(f"{path}.text", f"{what}; split it, or ask for a smaller stride")
         return windows(text, starts, room)
 
     def _encode_ids(

@@ -547,9 +547,9 @@ async def test_windows_have_no_more_tokens_than_may_wait(tokenizer: Tokenizer) -
         together = await violations(engine, [PredictionItem(half, stride=0)] * 4)
 
     assert len(answer.items) == 2
-    assert alone["items[0].text"].startswith("41 windows of 12 tokens are more to compute than 60")
+    assert alone["items[0].text"].startswith("41 windows of 12 tokens are more than 60 tokens; ")
     assert [*together] == ["items"]  # so that our client divides them
-    assert together["items"].startswith("76 tokens in windows are more")
+    assert together["items"].startswith("76 tokens in windows are more than 60; send fewer")
 
 
 async def test_of_a_pair_the_longer_text_is_cut(tokenizer: Tokenizer) -> None:
