@@ -57,7 +57,7 @@ class EncoderEngine(Engine):
         self._thread = life_in_thread(package, config, "encoder-engine", warm_up)
         super().__init__(package, config, self._thread)
         self._graph = graph
-        self._encoder = ItemEncoder(package.manifest, tokenizer, config.limits)
+        self._encoder = ItemEncoder(package.manifest, tokenizer, config)
         self._config = config
         self._clock = clock
         self._changed = threading.Condition()  # guards everything below
@@ -148,7 +148,7 @@ class EncoderEngine(Engine):
                     f"{allowed}; try again later",
                     self._retry_after(),
                 )
-            job.outputs = [None] * len(items)
+            job.outputs, job.places = [None] * len(items), [item.place for item in items]
             self._open[job] = None
             self._queue.add(job, items)
             self._changed.notify()
@@ -272,6 +272,6 @@ def _jobs(batch: list[WaitingItem]) -> list[PredictionJob]:
 
 def _not_finite(waiting: WaitingItem) -> TokenweirError:
     return EngineFailure(
-        f"request {waiting.job.request_id}: what the model gives for item {waiting.index} is not "
-        "finite; the weights or the input drive it out of range"
+        f"request {waiting.job.request_id}: what the model gives for item {waiting.item.place} is "
+        "not finite; the weights or the input drive it out of range"
     )

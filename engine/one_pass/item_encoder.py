@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import RequestLimits
+from engine.config import EngineConfig, RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.one_pass.prediction import PredictionItem
+from engine.one_pass.windows import windows
 from engine.package.manifest import EncodingContract, ImageContract, Task
 from engine.requests.checks import raise_if_any
-from engine.requests.text import ItemTokenizer
+from engine.requests.text import Encoding, ItemTokenizer
 from engine.requests.token_ids import check_token_ids
 
 _PIXELS_PER_TOKEN = 16 * 16
@@ -23,7 +24,7 @@ _PIXELS_PER_TOKEN = 16 * 16
 
 @dataclass(frozen=True, eq=False)
 class EncodedItem:
-    """An item as the model reads it; those of equal length can be run together."""
+    """An item, or a window of one, as the model reads it; equal lengths can be run together."""
 
     values: NDArray[Any]  # token ids (length,), or pixel values
     length: int  # tokens; 0 for an image
@@ -32,6 +33,7 @@ class EncodedItem:
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token that is kept
     kept: tuple[int, ...] | None = None  # labeller: places of the tokens that are not special
     continues: tuple[bool, ...] = ()  # labeller: which of them go on with a word
+    place: int = 0  # among the items of the request
 
 
 class OnePassModel(Protocol):
@@ -49,25 +51,33 @@ class ItemEncoder:
     """Checks and encodes items for one model; `encode` raises InvalidRequest for all at once."""
 
     def __init__(
-        self, model: OnePassModel, tokenizer: ItemTokenizer | None, limits: RequestLimits
+        self, model: OnePassModel, tokenizer: ItemTokenizer | None, config: EngineConfig
     ) -> None:
         self._task = model.task
         self._text = model.encoding
         self._image = model.image
         self._tokenizer = tokenizer
-        self._limits = limits
+        self._limits = config.limits
+        self._max_window_tokens = config.max_waiting_tokens  # of a request
 
     def encode(self, items: Sequence[PredictionItem], path: str) -> list[EncodedItem]:
         """Return what the model reads, in order; `path` is where the items stand in the request."""
         self.check_count(items, path)
         encoded: list[EncodedItem] = []
-        violations: list[FieldViolation] = []
+        violations: dict[FieldViolation, None] = {}  # that of a stride is one for all items
+        num_tokens, most = 0, self._max_window_tokens
         for i, item in enumerate(items):
             try:
-                encoded.append(self._encode_item(item, f"{path}[{i}]"))
+                found = self._encode_item(item, f"{path}[{i}]")
             except InvalidRequest as error:
-                violations.extend(error.violations)
-        raise_if_any(violations)
+                violations.update(dict.fromkeys(error.violations))
+                continue
+            encoded += [replace(part, place=i) for part in found]
+            num_tokens += sum(part.cost for part in found) if len(found) > 1 else 0
+            if num_tokens > most:
+                what = f"{num_tokens} tokens in windows are more than {most}"
+                raise _invalid(path, f"{what}; send fewer texts at once, or a smaller stride")
+        raise_if_any([*violations])
         return encoded
 
     def check_count(self, items: Sequence[PredictionItem], path: str) -> None:
@@ -80,24 +90,27 @@ class ItemEncoder:
                 f"{len(items)} items are more than {self._limits.max_inputs}; send more requests",
             )
 
-    def _encode_item(self, item: PredictionItem, path: str) -> EncodedItem:
+    def _encode_item(self, item: PredictionItem, path: str) -> list[EncodedItem]:
         if self._image is not None:
-            return _encode_image(item, self._image, path, self._limits)
+            return [_encode_image(item, self._image, path, self._limits)]
         assert self._text is not None and self._tokenizer is not None
         if isinstance(item.content, bytes):
             raise _invalid(f"{path}.image", "this model takes text, not images; give a text")
         if isinstance(item.content, str):
             return self._encode_text(item.content, item, self._text, path)
-        return self._encode_ids(item.content, item.text_pair, self._text, path)
+        return [self._encode_ids(item.content, item.text_pair, self._text, path)]
 
     def _encode_text(
         self, text: str, item: PredictionItem, contract: EncodingContract, path: str
-    ) -> EncodedItem:
+    ) -> list[EncodedItem]:
         pair, tokenizer = item.text_pair, self._tokenizer
         assert tokenizer is not None
         if pair is not None and self._task == "label":
             raise _invalid(f"{path}.text_pair", "a labeller takes one text; leave it out")
         if item.truncation is not None:
+            if item.stride is not None:
+                what = "windows keep the whole text, and truncation cuts it"
+                raise _invalid("stride", f"{what}; give one of the two")
             tokenizer = tokenizer.cutting(contract.max_len, item.truncation)
         found = tokenizer.encode_with_offsets(text, pair)
         if not found.ids:  # a blank text has those of special tokens, if its model puts any there
@@ -107,18 +120,42 @@ class ItemEncoder:
             raise _invalid(
                 f"{path}.text_pair", "this model takes one text, not a pair; leave it out"
             )
-        way_out = "shorten or split it, or ask with truncate for a part of it"
-        _check_length(len(found.ids), contract.max_len, f"{path}.text", way_out)
-        kept = tuple(i for i, special in enumerate(found.special) if not special)
-        return EncodedItem(
-            values=np.array(found.ids),
-            length=len(found.ids),
-            cost=len(found.ids),
-            token_types=_types(found.token_types, contract),
-            spans=tuple(found.offsets[i] for i in kept),
-            kept=kept if self._task == "label" else None,
-            continues=tuple(found.continues[i] for i in kept),
-        )
+        parts: Iterable[tuple[Encoding, Sequence[int]]]
+        if item.stride is not None:
+            parts = self._windows(found, item.stride, contract.max_len, path)
+        else:
+            way_out = "shorten or split it, or ask with truncate for a part of it"
+            way_out += ", with stride for all of it" if self._task == "label" else ""
+            _check_length(len(found.ids), contract.max_len, f"{path}.text", way_out)
+            parts = [(found, [i for i, special in enumerate(found.special) if not special])]
+        return [
+            EncodedItem(
+                values=np.array(part.ids),
+                length=len(part.ids),
+                cost=len(part.ids),
+                token_types=_types(part.token_types, contract),
+                spans=tuple(part.offsets[i] for i in kept),
+                kept=tuple(kept) if self._task == "label" else None,
+                continues=tuple(part.continues[i] for i in kept),
+            )
+            for part, kept in parts
+        ]
+
+    def _windows(
+        self, text: Encoding, stride: int, max_len: int, path: str
+    ) -> Iterable[tuple[Encoding, Sequence[int]]]:
+        """Return the windows of a text, one if it fits, and what each answers for."""
+        num_tokens = text.special.count(False)
+        room = max_len - len(text.ids) + num_tokens
+        if not 0 <= stride < room:
+            what = f"windows hold {room} tokens of a text and share fewer"
+            raise _invalid("stride", f"{stride} is outside 0 to {room - 1}; {what}")
+        starts = range(0, max(1, num_tokens - stride), room - stride)
+        if len(starts) * max_len > self._max_window_tokens and len(starts) > 1:
+            most = f"more than {self._max_window_tokens} tokens"
+            what = f"{len(starts)} windows of {max_len} tokens are {most}"
+            raise _invalid(f"{path}.text", f"{what}; split it, or ask for a smaller stride")
+        return windows(text, starts, room)
 
     def _encode_ids(
         self, ids: tuple[int, ...], pair: str | None, contract: EncodingContract, path: str

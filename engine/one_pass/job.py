@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
+
+import numpy as np
 
 from engine.errors import ExpiredInDecode, ExpiredInQueue, TokenweirError
 from engine.one_pass.prediction import ItemPrediction, Prediction
@@ -22,7 +26,8 @@ class PredictionJob:
     arrival: float
     loop: asyncio.AbstractEventLoop  # of its caller
     answer: asyncio.Future[Prediction]
-    outputs: list[ItemPrediction | None] = field(default_factory=list)
+    outputs: list[ItemPrediction | None] = field(default_factory=list)  # of items or windows
+    places: list[int] = field(default_factory=list)  # the item that each is of
     started: float | None = None  # when its first item was taken
     batch_sizes: list[int] = field(default_factory=list)  # of the batches that had an item of it
     is_open: bool = True  # False: answered, failed or cancelled; its items are void
@@ -49,8 +54,12 @@ class PredictionJob:
 
     def prediction(self, now: float) -> Prediction | None:
         """Return the answer, if all items are there."""
-        items = tuple(output for output in self.outputs if output is not None)
-        return Prediction(items, self._timing(now)) if len(items) == len(self.outputs) else None
+        outputs = [output for output in self.outputs if output is not None]
+        if len(outputs) < len(self.outputs):
+            return None
+        grouped = groupby(zip(self.places, outputs, strict=True), key=itemgetter(0))
+        items = tuple(_joined([output for _, output in group]) for _, group in grouped)
+        return Prediction(items, self._timing(now))
 
     def settle(self, outcome: Prediction | TokenweirError) -> None:
         """Hand the outcome to the event loop of its caller; any thread may."""
@@ -77,3 +86,16 @@ class PredictionJob:
             steps=len(self.batch_sizes),
             mean_batch_size=sum(self.batch_sizes) / len(self.batch_sizes),
         )
+
+
+def _joined(windows: list[ItemPrediction]) -> ItemPrediction:
+    """Return the prediction of a text that was labelled in windows; that of one as it is."""
+    if len(windows) == 1:
+        return windows[0]
+    return ItemPrediction(
+        logits=np.concatenate([window.logits for window in windows]),
+        embedding=np.zeros(0, np.float32),
+        input_tokens=sum(window.input_tokens for window in windows),
+        spans=tuple(chain.from_iterable(window.spans for window in windows)),
+        continues=tuple(chain.from_iterable(window.continues for window in windows)),
+    )

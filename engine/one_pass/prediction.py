@@ -20,6 +20,9 @@ class PredictionItem:
     content: str | tuple[int, ...] | bytes  # bytes: an encoded image, PNG or JPEG
     text_pair: str | None = None  # the second text of a pair
     truncation: Side | None = None  # where a text that is too long is cut; None: as its model's is
+    # A text that is too long is labelled in windows, neighbours of which share so many tokens;
+    # None: it is refused.
+    stride: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +32,7 @@ class ItemPrediction:
     # (num_labels,), of a labeller (num_tokens, num_labels), no special tokens; (0,): no labels
     logits: Floats
     embedding: Floats  # (embedding_dim,); (0,): the model gives no vectors
-    input_tokens: int  # special tokens counted; 0 for an image
+    input_tokens: int  # as computed: special ones, those of every window; 0 for an image
     spans: tuple[tuple[int, int], ...] = ()  # labeller: bytes of each token in the UTF-8 text
     continues: tuple[bool, ...] = ()  # labeller: which tokens go on with a word
 

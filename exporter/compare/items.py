@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.config import RequestLimits
+from engine.config import EngineConfig
 from engine.errors import ConfigError, InvalidRequest
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import PredictionItem
@@ -24,7 +24,7 @@ from exporter.samples import SEED, random_tokens
 
 _RANDOM_TEXTS = 16
 _RANDOM_LEN = 12
-_NO_LIMITS = RequestLimits()
+_CONFIG = EngineConfig()
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ def read_texts(path: Path, contract: Contract, tokenizer: Tokenizer) -> list[Ite
     behind the tab a label for every word. Empty lines are skipped. Raises ConfigError, naming all
     lines that cannot be used.
     """
-    encoder = ItemEncoder(contract, tokenizer, _NO_LIMITS)
+    encoder = ItemEncoder(contract, tokenizer, _CONFIG)
     items, problems = [], []
     for number, line in rows_of(path):
         where = f"line {number}"
@@ -70,7 +70,7 @@ def read_images(path: Path, contract: Contract) -> list[Item]:
     A folder that has the name of no label says nothing. Raises ConfigError, naming all pictures
     that cannot be read.
     """
-    encoder = ItemEncoder(contract, None, _NO_LIMITS)
+    encoder = ItemEncoder(contract, None, _CONFIG)
     items, problems = [], []
     for file, label in find_pictures(path):
         where = str(file.relative_to(path))

@@ -85,6 +85,12 @@ def classify(
     type=click.Choice(["simple", "first", "average", "max"]),
     help="Print entities instead of tokens; the last three keep words whole.",
 )
+@click.option(
+    "--stride",
+    type=int,
+    metavar="TOKENS",
+    help="Label texts that are too long in windows that share so many tokens.",
+)
 @truncate_option
 @version_option
 @json_option
@@ -94,6 +100,7 @@ def label(
     model: str,
     texts: tuple[str, ...],
     aggregation: Aggregation | None,
+    stride: int | None,
     as_json: bool,
     server: Server,
     **options: Any,
@@ -105,7 +112,7 @@ def label(
     sent = cast("PredictOptions", options)
 
     def answer(text: str) -> None:
-        found = client.label(model, text, aggregation=aggregation, **sent)
+        found = client.label(model, text, aggregation=aggregation, stride=stride, **sent)
         if as_json:
             print_json(found)
         else:

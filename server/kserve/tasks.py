@@ -121,13 +121,14 @@ async def _classify(client: AsyncClient, asked: Asked) -> Answered:
 
 
 async def _label(client: AsyncClient, asked: Asked) -> Answered:
-    check_names(asked.parameters, frozenset(("aggregation", "truncate")), "a labelling")
+    check_names(asked.parameters, frozenset(("aggregation", "stride", "truncate")), "a labelling")
     items, pair = await _items(asked), _pair(asked)
     aggregation = asked.parameters.get("aggregation")
     found = await client.label_many(
         asked.model.model,
         items,
         aggregation=aggregation,
+        stride=asked.parameters.get("stride"),
         text_pair=pair,
         **_options(asked),
     )

@@ -164,10 +164,15 @@ def prediction_items(request: PredictionRequest, limits: RequestLimits) -> list[
         if item.WhichOneof("kind") is None
     ]
     raise_if_any(violations)
-    return [_prediction_item(item, _SIDES[request.truncation]) for item in items]
+    stride = None
+    if isinstance(request, prediction_service_pb2.LabelRequest) and request.HasField("stride"):
+        stride = request.stride
+    return [_prediction_item(item, _SIDES[request.truncation], stride) for item in items]
 
 
-def _prediction_item(item: prediction_service_pb2.Item, side: Side | None) -> PredictionItem:
+def _prediction_item(
+    item: prediction_service_pb2.Item, side: Side | None, stride: int | None
+) -> PredictionItem:
     content: str | bytes | tuple[int, ...]
     match item.WhichOneof("kind"):
         case "text":
@@ -177,7 +182,7 @@ def _prediction_item(item: prediction_service_pb2.Item, side: Side | None) -> Pr
         case _:
             content = tuple(item.tokens.ids)
     pair = item.text_pair if item.HasField("text_pair") else None
-    return PredictionItem(content, pair, side)
+    return PredictionItem(content, pair, side, stride)
 
 
 def _chat(chat: generation_service_pb2.Chat, path: str) -> Chat:

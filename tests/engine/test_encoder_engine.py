@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from engine.package.package import Package
 from engine.requests.text import Side
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
+from server.worker.entities import find_entities
 from tests.engine.watching import fail_once
 from tests.stand_in_certificate import certificate
 
@@ -444,6 +446,110 @@ async def test_a_text_that_is_too_long_is_cut_where_it_is_asked_for(
     assert found["items[0].text"].startswith(
         "22 tokens are more than 12, the model's limit; shorten"
     )
+
+
+class PlacedGraph(FakeGraph):
+    """Labels a token with its id and its place in the row."""
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        ids = inputs["input_ids"]
+        places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        logits = np.stack([ids, places, ids], axis=-1).astype(np.float32)
+        return super().run(inputs) | {"logits": logits}
+
+
+async def test_a_text_that_is_too_long_is_labelled_in_windows(tokenizer: Tokenizer) -> None:
+    texts = ["w1", "é " + " ".join(WORDS[3:22]), "", " ".join(WORDS[3:9])]
+    graph = PlacedGraph()
+    async with running(graph, tokenizer, make_package("label", max_len=8)) as engine:
+        answer = await ask(engine, [PredictionItem(text, stride=2) for text in texts])
+        fits = (await ask(engine, [PredictionItem(texts[3])])).items[0]
+
+    for text, item in zip(texts, answer.items, strict=True):
+        words = text.split()
+        assert [text.encode()[a:b].decode() for a, b in item.spans] == words
+        assert item.logits[:, 0].tolist() == [WORDS.index(word) for word in words]
+    # Windows begin at 0, 4, 8, 12 and 16; of the two tokens that two share each has one.
+    own = [1, 2, 3, 4, 5, *[2, 3, 4, 5] * 3, 2, 3, 4]
+    assert answer.items[1].logits[:, 1].tolist() == own
+    assert [item.input_tokens for item in answer.items] == [3, 4 * 8 + 6, 2, 8]
+    assert answer.items[3].logits.tobytes() == fits.logits.tobytes()
+
+
+async def test_windows_are_those_of_the_tokenizer(tokenizer: Tokenizer) -> None:
+    graph, expected = PlacedGraph(), []
+    twin = tokenizers.Tokenizer.from_str(tokenizer._tokenizer.to_str())
+    async with running(graph, tokenizer, make_package("label", max_len=8)) as engine:
+        for stride, length in product((0, 1, 2, 5), range(6, 20)):
+            text = " ".join(WORDS[3 : 3 + length])
+            twin.enable_truncation(8, stride=stride)
+            found = twin.encode(text)
+            expected += [found.ids, *(window.ids for window in found.overflowing)]
+            (item,) = (await ask(engine, [PredictionItem(text, stride=stride)])).items
+            assert item.logits[:, 0].tolist() == [*range(3, 3 + length)]
+
+    assert [row.tolist() for batch in graph.batches for row in batch] == expected
+
+
+async def test_a_word_that_two_windows_share_is_one_entity(tmp_path: Path) -> None:
+    vocab = {"[UNK]": 0, "a": 1, "##b": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    text = "a a" + "b" * 20 + " a"
+    async with running(FakeGraph(label=True), tokenizer, make_package("label")) as engine:
+        (item,) = (await ask(engine, [PredictionItem(text, stride=3)])).items
+
+    scores = np.eye(3)[item.logits[:, 0].astype(int)]  # that its id is the label of a token
+    found = find_entities(scores, item.spans, item.continues, ("O", "B-x", "I-y"), "first")
+    assert [(entity.start, entity.end) for entity in found] == [(0, 1), (2, 23), (24, 25)]
+
+
+async def test_a_window_that_is_not_finite_is_named_by_its_item(tokenizer: Tokenizer) -> None:
+    class Overflowing(FakeGraph):
+        def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            outputs = super().run(inputs)
+            outputs["logits"][inputs["input_ids"] == VOCAB - 1] = np.nan
+            return outputs
+
+    items = [PredictionItem("w0 " * 30 + last, stride=0) for last in ("w0", "é")]
+    async with running(Overflowing(label=True), tokenizer, make_package("label")) as engine:
+        with pytest.raises(EngineFailure, match="item 1 is not finite"):
+            await ask(engine, items)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"stride": -1}, "-1 is outside 0 to 9; "),
+        ({"stride": 10}, "10 is outside 0 to 9; windows hold 10 tokens of a text and share"),
+        (
+            {"stride": 2, "truncation": "left"},
+            "windows keep the whole text, and truncation cuts it; give one",
+        ),
+    ],
+)
+async def test_a_stride_that_cannot_be_is_named_once(
+    tokenizer: Tokenizer, given: dict[str, Any], problem: str
+) -> None:
+    async with running(FakeGraph(label=True), tokenizer, make_package("label")) as engine:
+        found = await violations(engine, [PredictionItem("w0", **given)] * 2)
+
+    assert [*found] == ["stride"] and found["stride"].startswith(problem)
+
+
+async def test_windows_have_no_more_tokens_than_may_wait(tokenizer: Tokenizer) -> None:
+    package, half, whole = make_package("label"), "w0 " * 15, "w0 " * 50
+    async with running(FakeGraph(label=True), tokenizer, package, max_waiting_tokens=60) as engine:
+        answer = await ask(engine, [PredictionItem(half, stride=0)] * 2)
+        alone = await violations(engine, [PredictionItem(whole, stride=9)])
+        together = await violations(engine, [PredictionItem(half, stride=0)] * 4)
+
+    assert len(answer.items) == 2
+    assert alone["items[0].text"].startswith("41 windows of 12 tokens are more than 60 tokens; ")
+    assert [*together] == ["items"]  # so that our client divides them
+    assert together["items"].startswith("76 tokens in windows are more than 60; send fewer")
 
 
 async def test_of_a_pair_the_longer_text_is_cut(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from engine.config import EngineConfig, RequestLimits
+from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.item_encoder import ItemEncoder
@@ -112,7 +112,7 @@ async def test_one_pass_packages_for_cuda_answer_as_the_eager_model(
     assert isinstance(engine, EncoderEngine)
     items = items_of(family)
     tokenizer = None if family == "vit" else Tokenizer(path / "tokenizer.json", VOCAB_SIZE)
-    rows = ItemEncoder(package.manifest, tokenizer, RequestLimits()).encode(items, "items")
+    rows = ItemEncoder(package.manifest, tokenizer, EngineConfig()).encode(items, "items")
 
     found = await ask_at_once(engine, items)
 

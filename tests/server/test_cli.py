@@ -431,9 +431,11 @@ async def test_pairs_and_versions_reach_the_engine() -> None:
 
 
 async def test_label_prints_stretches_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
-    async with running_worker(FakePredictor()) as (_, address):
-        assert await _tokenweir(address, "label", "--model", "tags", "ab cd") == 0
+    engine = FakePredictor()
+    async with running_worker(engine) as (_, address):
+        assert await _tokenweir(address, "label", "--model", "tags", "ab cd", "--stride", "2") == 0
 
+    assert [item.stride for item in engine.items] == [2]
     assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ["ab", "cd"]
 
 

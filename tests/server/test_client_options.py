@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tokenweir import AsyncClient, Client
-from tokenweir._requests import classify_request, generate_request, score_request
+from tokenweir._requests import classify_request, generate_request, label_request, score_request
 from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -99,6 +99,15 @@ def test_texts_that_are_too_long_may_be_cut() -> None:
     assert classify_request("m", ["a"], 1, {"truncate": "right"}).truncation == right
     with pytest.raises(ValueError, match="truncate=True must be one of left, right"):
         classify_request("m", ["a"], 1, {"truncate": True})  # type: ignore[typeddict-item]
+
+
+def test_texts_that_are_too_long_may_be_labelled_in_windows() -> None:
+    assert label_request("m", ["a"], None, 0, {}).HasField("stride")
+    assert not label_request("m", ["a"], None, None, {}).HasField("stride")
+    with pytest.raises(TypeError, match="stride='2': give a whole number"):
+        label_request("m", ["a"], None, "2", {})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unknown option stride; known are"):
+        classify_request("m", ["a"], 1, {"stride": 2})  # type: ignore[typeddict-unknown-key]
 
 
 def test_variables_of_a_template_are_a_mapping_and_of_a_conversation() -> None:

@@ -631,6 +631,15 @@ def test_texts_are_cut_at_the_side_that_is_asked_for(given: int, side: str | Non
     assert item.truncation == side
 
 
+@pytest.mark.parametrize("stride", [None, 0, 2])
+def test_texts_are_labelled_in_windows_where_it_is_asked_for(stride: int | None) -> None:
+    request = prediction_pb.LabelRequest(items=[prediction_pb.Item(text="a")], stride=stride)
+
+    assert convert.prediction_items(request, RequestLimits()) == [
+        PredictionItem("a", stride=stride)
+    ]
+
+
 def test_a_side_that_is_newer_than_this_worker_is_named() -> None:
     request = prediction_pb.EmbedRequest(items=[prediction_pb.Item(text="a")], truncation=9)
 

@@ -159,17 +159,19 @@ async def test_token_ids_are_rows_of_numbers(datatype: str, is_raw: bool):
 
 
 async def test_texts_are_labelled_and_embedded_by_the_outputs_that_are_asked_for():
-    labels = request("tags", texts("ab c", "d"))
+    labels = request("tags", texts("ab c", "d"), stride=3)
     vectors = request("tags", texts("ab c", "d"), normalize=True)
     vectors.outputs.append(Output(name="embedding"))
     some = request("tags", texts("ab c"))
     some.outputs.extend([Output(name="label"), Output(name="item")])
 
-    async with stub_before(FakePredictor()) as stub:
+    predictor = FakePredictor()
+    async with stub_before(predictor) as stub:
         found = await stub.ModelInfer(labels)
         embedded = await stub.ModelInfer(vectors)
         few = await stub.ModelInfer(some)
 
+    assert [item.stride for item in predictor.items] == [3, 3, None, None, None]
     assert values(found, "item") == [0, 0, 1]
     assert values(found, "start_byte") == [0, 3, 0]
     assert values(found, "end_byte") == [2, 4, 1]

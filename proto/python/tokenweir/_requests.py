@@ -167,10 +167,14 @@ def classify_request(
 
 
 def label_request(
-    model: str, items: Sequence[Item], aggregation: Aggregation | None, options: PredictOptions
+    model: str,
+    items: Sequence[Item],
+    aggregation: Aggregation | None,
+    stride: int | None,
+    options: PredictOptions,
 ) -> prediction_service_pb2.LabelRequest:
     """Return the request to label texts; ValueError for an aggregation that is not known."""
-    check_names(options, PredictOptions, "aggregation")
+    check_names(options, PredictOptions, "aggregation", "stride")
     known = prediction_service_pb2.Aggregation
     name = f"AGGREGATION_{(aggregation or 'unspecified').upper()}"
     if name not in known.keys():  # noqa: SIM118  # no dict: an enum of protobuf
@@ -178,6 +182,7 @@ def label_request(
             f"aggregation is {aggregation!r}; it may be {', '.join(get_args(Aggregation))}, or None"
         )
     request = prediction_service_pb2.LabelRequest(aggregation=known.Value(name))
+    set_field(request, "stride", stride)
     _fill_prediction(request, model, items, options)
     return request
 

@@ -177,10 +177,11 @@ class Client:
         text: str | Sequence[int],
         *,
         aggregation: Aggregation | None = None,
+        stride: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Labelling:
-        """Label the tokens of a text; with an aggregation, its entities."""
-        request = requests.label_request(model, [text], aggregation, options)
+        """Label the tokens of a text, or its entities; in windows that share `stride` tokens."""
+        request = requests.label_request(model, [text], aggregation, stride, options)
         response = self._call(self._prediction.Label, request, options)
         return answers.labelling(response, text if isinstance(text, str) else "")
 
@@ -190,11 +191,12 @@ class Client:
         texts: Sequence[str | Sequence[int]],
         *,
         aggregation: Aggregation | None = None,
+        stride: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[LabelledSpan, ...]]:
         """Label the tokens of several texts as `generate_many`."""
         requests.check_list(texts, "texts")
-        request = requests.label_request(model, texts, aggregation, options)
+        request = requests.label_request(model, texts, aggregation, stride, options)
         calls = self._call_many(self._prediction.Label, request, options)
         said = [request.items[place].text for place in calls.places]
         return calls.told(answers.labellings(calls.response, said))
@@ -495,10 +497,11 @@ class AsyncClient:
         text: str | Sequence[int],
         *,
         aggregation: Aggregation | None = None,
+        stride: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Labelling:
-        """Label the tokens of a text; with an aggregation, its entities."""
-        request = requests.label_request(model, [text], aggregation, options)
+        """Label the tokens of a text, or its entities; in windows that share `stride` tokens."""
+        request = requests.label_request(model, [text], aggregation, stride, options)
         response = await self._call(self._open().prediction.Label, request, options)
         return answers.labelling(response, text if isinstance(text, str) else "")
 
@@ -508,11 +511,12 @@ class AsyncClient:
         texts: Sequence[str | Sequence[int]],
         *,
         aggregation: Aggregation | None = None,
+        stride: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[LabelledSpan, ...]]:
         """Label the tokens of several texts as `generate_many`."""
         requests.check_list(texts, "texts")
-        request = requests.label_request(model, texts, aggregation, options)
+        request = requests.label_request(model, texts, aggregation, stride, options)
         calls = await self._call_many(self._open().prediction.Label, request, options)
         said = [request.items[place].text for place in calls.places]
         return calls.told(answers.labellings(calls.response, said))

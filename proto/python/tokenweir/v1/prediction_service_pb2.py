@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from tokenweir.v1 import common_pb2 as tokenweir_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tokenweir/v1/prediction_service.proto\x12\x0ctokenweir.v1\x1a\x19tokenweir/v1/common.proto\"\x7f\n\x04Item\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.tokenweir.v1.TokenIdsH\x00\x12\x0f\n\x05image\x18\x03 \x01(\x0cH\x00\x12\x16\n\ttext_pair\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x06\n\x04kindB\x0c\n\n_text_pair\"\xb6\x01\n\x0f\x43lassifyRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x05items\x18\x04 \x03(\x0b\x32\x12.tokenweir.v1.Item\x12\x10\n\x03top\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12,\n\ntruncation\x18\x06 \x01(\x0e\x32\x18.tokenweir.v1.TruncationB\x06\n\x04_top\"\x8d\x02\n\x10\x43lassifyResponse\x12\x37\n\x07results\x18\x01 \x03(\x0b\x32&.tokenweir.v1.ClassifyResponse.Classes\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.tokenweir.v1.Usage\x12$\n\x06timing\x18\x03 \x01(\x0b\x32\x14.tokenweir.v1.Timing\x12,\n\nprovenance\x18\x04 \x01(\x0b\x32\x18.tokenweir.v1.Provenance\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x1a\x34\n\x07\x43lasses\x12)\n\x06labels\x18\x01 \x03(\x0b\x32\x19.tokenweir.v1.ScoredLabel\"@\n\x0bScoredLabel\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\r\n\x05index\x18\x03 \x01(\x05\"\xc9\x01\n\x0cLabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x05items\x18\x04 \x03(\x0b\x32\x12.tokenweir.v1.Item\x12.\n\x0b\x61ggregation\x18\x05 \x01(\x0e\x32\x19.tokenweir.v1.Aggregation\x12,\n\ntruncation\x18\x06 \x01(\x0e\x32\x18.tokenweir.v1.Truncation\"\xe1\x02\n\rLabelResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.tokenweir.v1.LabelResponse.Spans\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.tokenweir.v1.Usage\x12,\n\nprovenance\x18\x03 \x01(\x0b\x32\x18.tokenweir.v1.Provenance\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenweir.v1.Timing\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x1a\x38\n\x05Spans\x12/\n\x05spans\x18\x01 \x03(\x0b\x32 .tokenweir.v1.LabelResponse.Span\x1aV\n\x04Span\x12\x12\n\nstart_byte\x18\x01 \x01(\x05\x12\x10\n\x08\x65nd_byte\x18\x02 \x01(\x05\x12(\n\x05label\x18\x03 \x01(\x0b\x32\x19.tokenweir.v1.ScoredLabel\"\xac\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x05items\x18\x04 \x03(\x0b\x32\x12.tokenweir.v1.Item\x12\x11\n\tnormalize\x18\x05 \x01(\x08\x12,\n\ntruncation\x18\x06 \x01(\x0e\x32\x18.tokenweir.v1.Truncation\"\xea\x01\n\rEmbedResponse\x12\x33\n\x07vectors\x18\x01 \x03(\x0b\x32\".tokenweir.v1.EmbedResponse.Vector\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.tokenweir.v1.Usage\x12,\n\nprovenance\x18\x03 \x01(\x0b\x32\x18.tokenweir.v1.Provenance\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenweir.v1.Timing\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x1a\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02*S\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_RIGHT\x10\x01\x12\x13\n\x0fTRUNCATION_LEFT\x10\x02*\x87\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41GGREGATION_SIMPLE\x10\x01\x12\x15\n\x11\x41GGREGATION_FIRST\x10\x02\x12\x17\n\x13\x41GGREGATION_AVERAGE\x10\x03\x12\x13\n\x0f\x41GGREGATION_MAX\x10\x04\x32\xe2\x01\n\x11PredictionService\x12I\n\x08\x43lassify\x12\x1d.tokenweir.v1.ClassifyRequest\x1a\x1e.tokenweir.v1.ClassifyResponse\x12@\n\x05Label\x12\x1a.tokenweir.v1.LabelRequest\x1a\x1b.tokenweir.v1.LabelResponse\x12@\n\x05\x45mbed\x12\x1a.tokenweir.v1.EmbedRequest\x1a\x1b.tokenweir.v1.EmbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tokenweir/v1/prediction_service.proto\x12\x0ctokenweir.v1\x1a\x19tokenweir/v1/common.proto\"\x7f\n\x04Item\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.tokenweir.v1.TokenIdsH\x00\x12\x0f\n\x05image\x18\x03 \x01(\x0cH\x00\x12\x16\n\ttext_pair\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x06\n\x04kindB\x0c\n\n_text_pair\"\xb6\x01\n\x0f\x43lassifyRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x05items\x18\x04 \x03(\x0b\x32\x12.tokenweir.v1.Item\x12\x10\n\x03top\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12,\n\ntruncation\x18\x06 \x01(\x0e\x32\x18.tokenweir.v1.TruncationB\x06\n\x04_top\"\x8d\x02\n\x10\x43lassifyResponse\x12\x37\n\x07results\x18\x01 \x03(\x0b\x32&.tokenweir.v1.ClassifyResponse.Classes\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.tokenweir.v1.Usage\x12$\n\x06timing\x18\x03 \x01(\x0b\x32\x14.tokenweir.v1.Timing\x12,\n\nprovenance\x18\x04 \x01(\x0b\x32\x18.tokenweir.v1.Provenance\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x1a\x34\n\x07\x43lasses\x12)\n\x06labels\x18\x01 \x03(\x0b\x32\x19.tokenweir.v1.ScoredLabel\"@\n\x0bScoredLabel\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\r\n\x05index\x18\x03 \x01(\x05\"\xe9\x01\n\x0cLabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x05items\x18\x04 \x03(\x0b\x32\x12.tokenweir.v1.Item\x12.\n\x0b\x61ggregation\x18\x05 \x01(\x0e\x32\x19.tokenweir.v1.Aggregation\x12,\n\ntruncation\x18\x06 \x01(\x0e\x32\x18.tokenweir.v1.Truncation\x12\x13\n\x06stride\x18\x07 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_stride\"\xe1\x02\n\rLabelResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.tokenweir.v1.LabelResponse.Spans\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.tokenweir.v1.Usage\x12,\n\nprovenance\x18\x03 \x01(\x0b\x32\x18.tokenweir.v1.Provenance\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenweir.v1.Timing\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x1a\x38\n\x05Spans\x12/\n\x05spans\x18\x01 \x03(\x0b\x32 .tokenweir.v1.LabelResponse.Span\x1aV\n\x04Span\x12\x12\n\nstart_byte\x18\x01 \x01(\x05\x12\x10\n\x08\x65nd_byte\x18\x02 \x01(\x05\x12(\n\x05label\x18\x03 \x01(\x0b\x32\x19.tokenweir.v1.ScoredLabel\"\xac\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x05items\x18\x04 \x03(\x0b\x32\x12.tokenweir.v1.Item\x12\x11\n\tnormalize\x18\x05 \x01(\x08\x12,\n\ntruncation\x18\x06 \x01(\x0e\x32\x18.tokenweir.v1.Truncation\"\xea\x01\n\rEmbedResponse\x12\x33\n\x07vectors\x18\x01 \x03(\x0b\x32\".tokenweir.v1.EmbedResponse.Vector\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.tokenweir.v1.Usage\x12,\n\nprovenance\x18\x03 \x01(\x0b\x32\x18.tokenweir.v1.Provenance\x12$\n\x06timing\x18\x04 \x01(\x0b\x32\x14.tokenweir.v1.Timing\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x1a\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02*S\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_RIGHT\x10\x01\x12\x13\n\x0fTRUNCATION_LEFT\x10\x02*\x87\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41GGREGATION_SIMPLE\x10\x01\x12\x15\n\x11\x41GGREGATION_FIRST\x10\x02\x12\x17\n\x13\x41GGREGATION_AVERAGE\x10\x03\x12\x13\n\x0f\x41GGREGATION_MAX\x10\x04\x32\xe2\x01\n\x11PredictionService\x12I\n\x08\x43lassify\x12\x1d.tokenweir.v1.ClassifyRequest\x1a\x1e.tokenweir.v1.ClassifyResponse\x12@\n\x05Label\x12\x1a.tokenweir.v1.LabelRequest\x1a\x1b.tokenweir.v1.LabelResponse\x12@\n\x05\x45mbed\x12\x1a.tokenweir.v1.EmbedRequest\x1a\x1b.tokenweir.v1.EmbedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tokenweir.v1.prediction_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRUNCATION']._serialized_start=1706
-  _globals['_TRUNCATION']._serialized_end=1789
-  _globals['_AGGREGATION']._serialized_start=1792
-  _globals['_AGGREGATION']._serialized_end=1927
+  _globals['_TRUNCATION']._serialized_start=1738
+  _globals['_TRUNCATION']._serialized_end=1821
+  _globals['_AGGREGATION']._serialized_start=1824
+  _globals['_AGGREGATION']._serialized_end=1959
   _globals['_ITEM']._serialized_start=82
   _globals['_ITEM']._serialized_end=209
   _globals['_CLASSIFYREQUEST']._serialized_start=212
@@ -47,19 +47,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREDLABEL']._serialized_start=668
   _globals['_SCOREDLABEL']._serialized_end=732
   _globals['_LABELREQUEST']._serialized_start=735
-  _globals['_LABELREQUEST']._serialized_end=936
-  _globals['_LABELRESPONSE']._serialized_start=939
-  _globals['_LABELRESPONSE']._serialized_end=1292
-  _globals['_LABELRESPONSE_SPANS']._serialized_start=1148
-  _globals['_LABELRESPONSE_SPANS']._serialized_end=1204
-  _globals['_LABELRESPONSE_SPAN']._serialized_start=1206
-  _globals['_LABELRESPONSE_SPAN']._serialized_end=1292
-  _globals['_EMBEDREQUEST']._serialized_start=1295
-  _globals['_EMBEDREQUEST']._serialized_end=1467
-  _globals['_EMBEDRESPONSE']._serialized_start=1470
-  _globals['_EMBEDRESPONSE']._serialized_end=1704
-  _globals['_EMBEDRESPONSE_VECTOR']._serialized_start=1680
-  _globals['_EMBEDRESPONSE_VECTOR']._serialized_end=1704
-  _globals['_PREDICTIONSERVICE']._serialized_start=1930
-  _globals['_PREDICTIONSERVICE']._serialized_end=2156
+  _globals['_LABELREQUEST']._serialized_end=968
+  _globals['_LABELRESPONSE']._serialized_start=971
+  _globals['_LABELRESPONSE']._serialized_end=1324
+  _globals['_LABELRESPONSE_SPANS']._serialized_start=1180
+  _globals['_LABELRESPONSE_SPANS']._serialized_end=1236
+  _globals['_LABELRESPONSE_SPAN']._serialized_start=1238
+  _globals['_LABELRESPONSE_SPAN']._serialized_end=1324
+  _globals['_EMBEDREQUEST']._serialized_start=1327
+  _globals['_EMBEDREQUEST']._serialized_end=1499
+  _globals['_EMBEDRESPONSE']._serialized_start=1502
+  _globals['_EMBEDRESPONSE']._serialized_end=1736
+  _globals['_EMBEDRESPONSE_VECTOR']._serialized_start=1712
+  _globals['_EMBEDRESPONSE_VECTOR']._serialized_end=1736
+  _globals['_PREDICTIONSERVICE']._serialized_start=1962
+  _globals['_PREDICTIONSERVICE']._serialized_end=2188
 # @@protoc_insertion_point(module_scope)

@@ -277,6 +277,7 @@ class LabelRequest(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     AGGREGATION_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    STRIDE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
     model_version: _builtins.str
@@ -287,6 +288,11 @@ class LabelRequest(_message.Message):
     """What a span is."""
     truncation: Global___Truncation.ValueType
     """What becomes of texts that are too long."""
+    stride: _builtins.int
+    """Labels texts that are too long in windows, of which neighbours share so many tokens: 0 or more,
+    and fewer than a window has of the text.  Spans are those of the whole text, each token's label
+    is that of the window in which it stands farther from the edge.  Not with a truncation.
+    """
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Item]:
         """Items."""
@@ -300,12 +306,15 @@ class LabelRequest(_message.Message):
         items: _abc.Iterable[Global___Item] | None = ...,
         aggregation: Global___Aggregation.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
+        stride: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stride", b"_stride", "stride", b"stride"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stride", b"_stride", "aggregation", b"aggregation", "items", b"items", "model", b"model", "model_version", b"model_version", "request_id", b"request_id", "stride", b"stride", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stride: _TypeAlias = _typing.Literal["stride"]  # noqa: Y015
+    _WhichOneofArgType__stride: _TypeAlias = _typing.Literal["_stride", b"_stride"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stride) -> _WhichOneofReturnType__stride | None: ...
 
 Global___LabelRequest: _TypeAlias = LabelRequest  # noqa: Y015
 
