@@ -18,11 +18,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import load_checkpoint, save_checkpoint
-from exporter.graphs.torch_export import Graphs, build_graphs
+from exporter.graphs.torch_export import Graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.layers import OUTPUT_BIAS
 from exporter.prover import cases, generation_cases, item_cases, plays
-from tests.torch_operators import operators_made_once  # noqa: F401 - a fixture
+from tests.traces import traced, traced_anew, traced_once  # noqa: F401 - fixtures
 
 VOCAB_SIZE = 31
 TEXT = {"d_model": 16, "num_heads": 2, "d_ff": 24, "vocab_size": VOCAB_SIZE, "norm_eps": 1e-2}
@@ -137,7 +137,7 @@ def tiny_graphs(make_checkpoint: MakeCheckpoint) -> TinyGraphs:
     @functools.cache
     def export(family: str, **options: Any) -> tuple[Path, dict[str, onnx.ModelProto]]:
         path = make_checkpoint(family, **options)
-        graphs = build_graphs(load_checkpoint(path).model)
+        graphs = traced(load_checkpoint(path).model)
         return path, {name: ir.to_proto(graph) for name, graph in graphs.items()}
 
     def give(family: str, **options: Any) -> tuple[Path, Graphs]:

@@ -20,10 +20,11 @@ from exporter import certificate
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
-from exporter.graphs.torch_export import Graphs, build_graphs
+from exporter.graphs.torch_export import Graphs
 from exporter.models import TransformerConfig, build_model
 from tests.emulated.models import MODELS
 from tests.exporter.conftest import MakeCheckpoint
+from tests.traces import traced
 
 LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 PLAIN_NORMS = ("LayerNormalization", "RMSNormalization")
@@ -87,7 +88,7 @@ def exported(request: pytest.FixtureRequest) -> Exported:
     fewer = {option: 1 for option in LAYERS if option in given}
     torch.manual_seed(0)
     model = build_model(TransformerConfig.model_validate({**given, **fewer})).eval()
-    return Exported(name, precision, model, build_graphs(model, target=CUDA, precision=precision))
+    return Exported(name, precision, model, traced(model, CUDA, precision))
 
 
 def nodes(graph: ir.Model) -> Iterator[ir.Node]:
@@ -148,7 +149,7 @@ def test_a_twin_in_float32_has_the_attention_of_the_package(
 ) -> None:
     """What is proven in float32 is proven of these nodes; a package in float32 has others."""
     checkpoint, numbers = load_checkpoint(make_checkpoint("gpt")), PackageFormat.of("cuda", "fp32")
-    write_graphs(build_graphs(checkpoint.model, target=CUDA), tmp_path)
+    write_graphs(traced(checkpoint.model, CUDA), tmp_path)
 
     num_attentions = {}
     for precision in ("fp16", "bf16", "fp32"):

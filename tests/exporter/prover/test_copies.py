@@ -13,7 +13,6 @@ from engine.package.manifest import PackageFormat
 from engine.sampling.logits import StepLogits
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
-from exporter.graphs.torch_export import build_graphs
 from exporter.prover import rows
 from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
@@ -25,6 +24,7 @@ from exporter.prover.progress import Meter, no_progress
 from exporter.prover.rows import play_row_counts
 from exporter.prover.sources import group_sizes, play_sources
 from tests.exporter.conftest import MakeCheckpoint
+from tests.traces import traced
 
 WRONG_ROWS, WRONG_BY = 13, 40.0
 SOURCES = [(3, 1, 4), (1, 5, 9)]
@@ -50,7 +50,7 @@ Loaded = tuple[Subject, Players, RowsDiffer]
 def load_tiny(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> Callable[[str], Loaded]:
     def make(family: str) -> Loaded:
         checkpoint, judge = load_checkpoint(make_checkpoint(family)), RowsDiffer()
-        write_graphs(build_graphs(checkpoint.model), tmp_path)
+        write_graphs(traced(checkpoint.model), tmp_path)
         subject = Subject.of(checkpoint, PackageFormat())
         return subject, load(subject, tmp_path, judge, OnCpu()), judge
 

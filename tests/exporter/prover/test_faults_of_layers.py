@@ -242,6 +242,7 @@ def scale_follows_the_widened_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs_module, "widen_heads", wrong)
 
 
+@pytest.mark.usefixtures("traced_anew")
 @pytest.mark.parametrize(
     "fault", [values_before_keys, output_columns_not_widened, scale_follows_the_widened_heads]
 )

@@ -11,7 +11,6 @@ from engine.package.manifest import PackageFormat
 from engine.slots import generation_sessions
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
-from exporter.graphs.torch_export import build_graphs
 from exporter.prover import rows
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge, Judge
@@ -20,6 +19,7 @@ from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import Subject, load
 from exporter.prover.rows import play_threads, thread_counts
 from tests.exporter.conftest import MakeCheckpoint
+from tests.traces import traced
 
 MakePair = Callable[[Judge], GeneratingPair]
 
@@ -34,7 +34,7 @@ def make_pair(
 ) -> MakePair:
     checkpoint = load_checkpoint(make_checkpoint("gpt", **WIDE))
     directory = tmp_path_factory.mktemp("wide")
-    write_graphs(build_graphs(checkpoint.model), directory)
+    write_graphs(traced(checkpoint.model), directory)
 
     def make(judge: Judge) -> GeneratingPair:
         pair = load(Subject.of(checkpoint, PackageFormat()), directory, judge, OnCpu())

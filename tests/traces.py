@@ -1,0 +1,91 @@
+"""Graphs are traced once for all tests, in whichever process: that takes seconds."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from engine.package.manifest import Precision
+from exporter.graphs import package_graphs
+from exporter.graphs.target import CPU, TARGETS, Target
+from exporter.graphs.torch_export import Graphs, build_graphs
+from exporter.models.bert import Bert
+from exporter.models.gpt import GPT
+from exporter.models.labeller import Labeller
+from exporter.models.transformer import EncoderDecoder
+from exporter.models.vit import ViT
+
+_OURS = (Bert, EncoderDecoder, GPT, Labeller, ViT)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let exports have the graphs that an equal model of ours had before.
+
+    The table of operators, which torch.onnx.export makes at each call in a second, is made once.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traces"
+    folder.mkdir(exist_ok=True)
+    make = functools.cache(ONNXRegistry.from_torchlib)
+
+    def operators(opset_version: int) -> ONNXRegistry:
+        registry = copy.copy(make(opset_version))
+        registry.functions = {name: list(found) for name, found in registry.functions.items()}
+        return registry
+
+    def graphs_of(
+        model: nn.Module, *, target: Target, precision: Precision, functions: object
+    ) -> Graphs:
+        options: Any = {"target": target, "precision": precision, "functions": functions}
+        is_usual = target in TARGETS.values() and functions is target.functions[precision]
+        if type(model) not in _OURS or not is_usual:
+            return build_graphs(model, **options)
+        place = folder / _key(model, f"{target.name} {precision}")
+        if not place.exists():
+            staging = Path(f"{place}.{os.getpid()}")
+            staging.mkdir()
+            for name, graph in build_graphs(model, **options).items():
+                ir.save(graph, staging / name)
+            with suppress(OSError):  # another process was quicker
+                staging.rename(place)
+        return {path.name: ir.load(path) for path in sorted(place.iterdir(), reverse=True)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(operators))
+        patch.setattr(package_graphs, "build_graphs", graphs_of)
+        yield
+
+
+def traced(model: nn.Module, target: Target = CPU, precision: Precision = "fp32") -> Graphs:
+    """Return the graphs of a model, as `build_graphs` does."""
+    functions = target.functions[precision]
+    return package_graphs.build_graphs(
+        model, target=target, precision=precision, functions=functions
+    )
+
+
+@pytest.fixture
+def traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test that changes how models are traced have graphs of its own."""
+    monkeypatch.setattr(package_graphs, "build_graphs", build_graphs)
+
+
+def _key(model: nn.Module, how: str) -> str:
+    about = hashlib.sha256(f"{type(model)} {model.config!r} {how}".encode())
+    for name, tensor in model.state_dict().items():
+        about.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        about.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return about.hexdigest()
