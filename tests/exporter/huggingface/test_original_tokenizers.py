@@ -41,9 +41,16 @@ TRAINING = difficult_lines(2000, seed=1)
 
 
 def read(
-    source: Path, family: str = "encoder-decoder", vocab_size: int = 9000, **options: Any
+    source: Path,
+    family: str = "encoder-decoder",
+    vocab_size: int = 9000,
+    *,
+    model_type: str = "",
+    **options: Any,
 ) -> ImportedTokenizer:
-    """Return what an import makes of a directory."""
+    """Return what an import makes of a directory, whose config.json says no more than its type."""
+    if model_type:
+        write_json(source / "config.json", {"model_type": model_type})
     config = TransformerConfig.model_construct(
         family=family, vocab_size=vocab_size, eos_token_id=0, source_vocab_size=None
     )
