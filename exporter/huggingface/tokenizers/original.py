@@ -63,19 +63,18 @@ def load_original(directory: Path, room: int) -> Original:
     with TemporaryDirectory() as staged:
         algorithm, left_out = _copy(directory, Path(staged), room)
         there = {path.name for path in Path(staged).iterdir()}
-        shown = {SETTINGS_NAME: settings, CONFIG_NAME: {n: named.get(n) for n in _FROM_CONFIG}}
-        for name, content in shown.items():
-            kept = {key: value for key, value in content.items() if value is not None}
-            (Path(staged) / name).write_text(json.dumps(kept))
+        told = {name: named[name] for name in _FROM_CONFIG if name in named}
+        for name, content in ((SETTINGS_NAME, settings), (CONFIG_NAME, told)):
+            (Path(staged) / name).write_text(json.dumps(content))
         try:
             tokenizer = _load(staged)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises panics, which are not Exception
-            said = str(error).strip().partition("\n")[0].replace(staged, str(directory))
+            said = str(error).partition("\n")[0].strip(" :").replace(staged, str(directory))
             raise ValueError(f"transformers reads none: {shortened(said)}; {_AGAIN}") from error
-    wanted = {*tokenizer.vocab_files_names.values()}
-    if wanted and not there & {*wanted, _ANY_MODEL}:
+    wanted = {TOKENIZER_NAME, _ANY_MODEL, *tokenizer.vocab_files_names.values()}
+    if tokenizer.is_fast and not there & wanted:  # classes make one of no more than special tokens
         kind = type(tokenizer).__name__
         raise ValueError(f"there is no file for its {kind}, {listed(sorted(wanted))}; {_AGAIN}")
     return Original(tokenizer, settings, left_out, algorithm, TOKENIZER_NAME not in there)

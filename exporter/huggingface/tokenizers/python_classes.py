@@ -50,7 +50,7 @@ def _by_pieces(original: Any, path: Path, ids: Mapping[str, int]) -> Made:
         raise ValueError("the ids of vocab.json are not 0, 1, 2 and so on, each once")
     languages = getattr(original, "lang_token_to_id", ())
     added = {text: AddedToken(text, special=True) for text in languages}
-    added |= {token.content: token for token in original.added_tokens_decoder.values()}
+    added |= {token.content: token for token in _added(original)}
     model = read_sentencepiece(path)
     known = {piece.text: piece for piece in model.pieces if not piece.is_special}
     pieces = [
@@ -59,7 +59,7 @@ def _by_pieces(original: Any, path: Path, ids: Mapping[str, int]) -> Made:
     ]
     pieces[ids[original.unk_token]] = Piece.unknown(original.unk_token)
     tokenizer = convert(model, pieces, added=added)
-    tokenizer.add_tokens([token for _, token in sorted(original.added_tokens_decoder.items())])
+    tokenizer.add_tokens(_added(original))
     _surround(tokenizer, original)
     return Made(tokenizer, [*model.notes, *_without_ids(model, ids)])
 
@@ -76,15 +76,31 @@ def _without_ids(model: SentencePieceModel, ids: Mapping[str, int]) -> list[str]
 
 def _by_bytes(original: Any) -> Made:
     """Return a tokenizer whose ids are bytes, behind the first special tokens."""
-    added = original.added_tokens_decoder
-    ids = {added[i].content: i for i in range(original.offset)}
+    added = _added(original)
+    ids = {token.content: i for i, token in enumerate(added[: original.offset])}
     ids |= {char: byte + original.offset for byte, char in enumerate(_chars_of_bytes())}
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens(list(added.values()))
+    tokenizer.add_tokens(added)
     _surround(tokenizer, original)
     return Made(tokenizer)
+
+
+def _added(original: Any) -> list[AddedToken]:
+    """Return the added tokens by id; they are found in a text before it is normalized."""
+    special = set(original.all_special_tokens)
+    return [
+        AddedToken(
+            token.content,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            single_word=token.single_word,
+            normalized=False,
+            special=token.special or token.content in special,
+        )
+        for _, token in sorted(original.added_tokens_decoder.items())
+    ]
 
 
 def _surround(tokenizer: Tokenizer, original: Any) -> None:

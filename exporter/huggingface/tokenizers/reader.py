@@ -121,10 +121,19 @@ def _within(tokenizer: Tokenizer, room: int) -> tuple[Tokenizer, list[str]]:
     """
     added = tokenizer.get_added_tokens_decoder()
     over = {token.content for i, token in added.items() if i >= room}
+    # The library writes another thing than it does of a special token that was added as plain.
+    silent = {
+        i
+        for i, token in added.items()
+        if not token.special and tokenizer.decode([i]) != tokenizer.decode([i], False)
+    }
     raw = tokenizer.to_str()
-    if over:
-        content = json.loads(raw)
-        content["added_tokens"] = [one for one in content["added_tokens"] if one["id"] < room]
+    if over or silent:
+        content, kept = json.loads(raw), []
+        for one in content["added_tokens"]:
+            one["special"] = one["special"] or one["id"] in silent
+            kept += [one] if one["id"] < room else []
+        content["added_tokens"] = kept
         model = content["model"]
         if isinstance(model["vocab"], dict):
             model["vocab"] = {t: i for t, i in model["vocab"].items() if i < room or t not in over}
@@ -187,6 +196,11 @@ def _about_class(original: Original, config: TransformerConfig) -> Iterator[str]
                 "4 for true; say which, if texts are to begin with "
                 f"{tokenizer.bos_token}"
             )
+    if kind == "TokenizersBackend" and original.is_old:
+        yield (
+            "transformers 5 has no class for its SentencePiece model, and begins texts with no "
+            f"space; a {TOKENIZER_NAME} says how they begin"
+        )
     if tokenizer.split_special_tokens:
         yield f"{SETTINGS_NAME}: split_special_tokens is not followed: they are found in texts"
     if tokenizer.clean_up_tokenization_spaces and config.num_decoder_layers and read != models.BPE:
