@@ -72,6 +72,7 @@ def load_original(directory: Path, room: int) -> Original:
             raise
         except BaseException as error:  # the library raises panics, which are not Exception
             said = str(error).partition("\n")[0].strip(" :").replace(staged, str(directory))
+            said = f"it lacks {said}" if isinstance(error, KeyError) else said
             raise ValueError(f"transformers reads none: {shortened(said)}; {_AGAIN}") from error
     wanted = {TOKENIZER_NAME, _ANY_MODEL, *tokenizer.vocab_files_names.values()}
     if tokenizer.is_fast and not there & wanted:  # classes make one of no more than special tokens

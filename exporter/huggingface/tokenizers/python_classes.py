@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 
+from exporter.huggingface.tokenizers.charsmap import Branch, one_of
 from exporter.huggingface.tokenizers.sentencepiece_model import (
     Piece,
     SentencePieceModel,
@@ -15,6 +24,9 @@ from exporter.huggingface.tokenizers.sentencepiece_model import (
     put_around,
     read_sentencepiece,
 )
+
+
+_UNKNOWN = "\uffff"  # in no vocabulary
 
 
 class Made(NamedTuple):
@@ -46,8 +58,10 @@ def convert_python(original: Any, directory: Path) -> tuple[Made, Made | None]:
 def _by_pieces(original: Any, path: Path, ids: Mapping[str, int]) -> Made:
     """Return a SentencePiece model with the ids of a vocabulary; what it has not is in no text."""
     texts = {place: text for text, place in ids.items()}
-    if len(texts) != len(ids) or sorted(texts) != list(range(len(ids))):
+    if {*texts} != {*range(len(ids))} or any(type(place) is not int for place in texts):
         raise ValueError("the ids of vocab.json are not 0, 1, 2 and so on, each once")
+    if original.unk_token not in ids:
+        raise ValueError(f"vocab.json has no {original.unk_token}")
     languages = getattr(original, "lang_token_to_id", ())
     added = {text: AddedToken(text, special=True) for text in languages}
     added |= {token.content: token for token in _added(original)}
@@ -59,9 +73,26 @@ def _by_pieces(original: Any, path: Path, ids: Mapping[str, int]) -> Made:
     ]
     pieces[ids[original.unk_token]] = Piece.unknown(original.unk_token)
     tokenizer = convert(model, pieces, added=added)
+    if not model.has_bytes:
+        tokenizer.normalizer = normalizers.Sequence(
+            [tokenizer.normalizer, _join_unknown(known, ids)]
+        )
     tokenizer.add_tokens(_added(original))
     _surround(tokenizer, original)
     return Made(tokenizer, [*model.notes, *_without_ids(model, ids)])
+
+
+def _join_unknown(known: Collection[str], ids: Collection[str]) -> normalizers.Normalizer:
+    """Return what makes one character of several in a row that the model lacks.
+
+    SentencePiece takes them for one piece, which may be one of the other model. By themselves,
+    each would be found among the pieces of the other model.
+    """
+    letters = {char for text in known for char in text}
+    other = f"[^{one_of(letters)[1:]}"
+    whole = [text for text in ids if len(text) > 1 and letters.isdisjoint(text)]
+    kept = f"(?!{Branch.of(whole).pattern()}(?!{other}))" if whole else ""
+    return normalizers.Replace(Regex(f"(?={other}{{2}})(?<!{other}){kept}{other}+"), _UNKNOWN)
 
 
 def _without_ids(model: SentencePieceModel, ids: Mapping[str, int]) -> list[str]:
