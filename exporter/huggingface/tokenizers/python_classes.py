@@ -25,7 +25,6 @@ from exporter.huggingface.tokenizers.sentencepiece_model import (
     read_sentencepiece,
 )
 
-
 _UNKNOWN = "\uffff"  # in no vocabulary
 
 
