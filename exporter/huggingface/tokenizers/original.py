@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.text.chat_format import MAX_TEMPLATE_CHARS
-from engine.text.tokenizer_file import MAX_BYTES, parse_tokenizer
+from engine.text.tokenizer_file import MAX_BYTES, MAX_TOKEN_CHARS, parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME
 from exporter.huggingface.tokenizers.sentencepiece_model import read_sentencepiece
@@ -32,6 +32,9 @@ _MOST_BYTES = {SETTINGS_NAME: 2**24, CONFIG_NAME: 2**24, _TEMPLATE_NAME: 4 * MAX
 _VOCABULARY_BYTES = 2**26
 _FROM_CONFIG = ("model_type", "tokenizer_class", "transformers_version")  # that say how to read
 _COUNTS = ("extra_ids", "offset")  # of tokens that a class adds
+_AGAIN = (
+    "save it again with transformers: `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
+)
 
 
 class Original(NamedTuple):
@@ -79,11 +82,6 @@ def load_original(directory: Path, room: int) -> Original:
         kind = type(tokenizer).__name__
         raise ValueError(f"there is no file for its {kind}, {listed(sorted(wanted))}; {_AGAIN}")
     return Original(tokenizer, settings, left_out, algorithm, TOKENIZER_NAME not in there)
-
-
-_AGAIN = (
-    "save it again with transformers: `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
-)
 
 
 def _load(directory: str) -> Any:
@@ -182,6 +180,14 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _parse(name: str, raw: bytes) -> dict[str, Any]:
     try:
-        return parse_object(raw)
+        found = parse_object(raw)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    named = [value for key, value in found.items() if key.endswith("_token")]
+    named = [value.get("content") if isinstance(value, dict) else value for value in named]
+    longest = max((len(text) for text in (*found, *named) if isinstance(text, str)), default=0)
+    if longest > MAX_TOKEN_CHARS:
+        raise ValueError(
+            f"{name}: it has a token of {longest:,} characters, more than {MAX_TOKEN_CHARS:,}"
+        )
+    return found

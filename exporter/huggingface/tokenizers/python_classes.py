@@ -26,6 +26,7 @@ from exporter.huggingface.tokenizers.sentencepiece_model import (
 )
 
 _UNKNOWN = "\uffff"  # in no vocabulary
+_MOST_CHARS = 64  # of a piece that is looked for among unknown characters
 
 
 class Made(NamedTuple):
@@ -51,7 +52,10 @@ def convert_python(original: Any, directory: Path) -> tuple[Made, Made | None]:
         return _by_pieces(original, path, {**ids, **original.lang_token_to_id}), None
     if kind == "ByT5Tokenizer":
         return _by_bytes(original), None
-    raise ValueError(f"its {kind} runs in Python alone; supported without a tokenizer.json: Marian")
+    raise ValueError(
+        f"its {kind} of transformers runs in Python alone; supported of these are Marian, M2M-100 "
+        "and ByT5"
+    )
 
 
 def _by_pieces(original: Any, path: Path, ids: Mapping[str, int]) -> Made:
@@ -89,7 +93,8 @@ def _join_unknown(known: Collection[str], ids: Collection[str]) -> normalizers.N
     """
     letters = {char for text in known for char in text}
     other = f"[^{one_of(letters)[1:]}"
-    whole = [text for text in ids if len(text) > 1 and letters.isdisjoint(text)]
+    short = (text for text in ids if 1 < len(text) <= _MOST_CHARS)
+    whole = [text for text in short if letters.isdisjoint(text)]
     kept = f"(?!{Branch.of(whole).pattern()}(?!{other}))" if whole else ""
     return normalizers.Replace(Regex(f"(?={other}{{2}})(?<!{other}){kept}{other}+"), _UNKNOWN)
 

@@ -69,10 +69,9 @@ def read_tokenizer(
         checked, over = _within(made.tokenizer, room)
         checked_target = target and _within(target.tokenizer, config.vocab_size)[0]
         files = TextFiles(checked_target, _read_chat(tokenizer))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(
-            f"{directory} has no tokenizer of this model: {error}{about_pointers(directory)}"
-        ) from error
+    except Exception as error:
+        said = str(error).partition("\n")[0] + about_pointers(directory)
+        raise CheckpointError(f"{directory} has no tokenizer of this model: {said}") from error
     notes = [
         *_left_out([*original.left_out, *over]),
         *made.notes,

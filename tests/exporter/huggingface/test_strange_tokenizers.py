@@ -44,6 +44,7 @@ def refusal(path: Path) -> str:
         ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, "auto_map: its tokenizer is code, which"),
         ({"extra_ids": 10**12}, "extra_ids is 1000000000000, the model has a vocabulary of 9000"),
         ({"offset": 10**12}, "offset is 1000000000000, the model has a vocabulary of 9000"),
+        ({"mask_token": "a" * 10**6}, "it has a token of 1,000,000 characters, more than 4,096"),
         ({"eos_token": 5}, "transformers reads none: Special token eos_token has to be"),
         ({"added_tokens_decoder": {"a": {"content": "b"}}}, "transformers reads none: "),
         ({"added_tokens_decoder": {"7": "b"}}, "transformers reads none: Found a <class 'str'>"),
@@ -89,6 +90,27 @@ def test_long_pieces_are_refused_before_they_are_cut_into_all_their_parts(tmp_pa
     path.write_bytes(path.read_bytes() + b"\x0a\x84\x10\x0a\x81\x10" + b"a" * 2049)
 
     assert "spiece.model: it has long pieces" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ({"a": 0}, "transformers reads none: it lacks '<unk> token must be in the vocab'"),
+        ({"<unk>": 0, "a": 2}, "the ids of vocab.json are not 0, 1, 2 and so on"),
+        ({"<unk>": 0, "a": "1"}, "the ids of vocab.json are not 0, 1, 2 and so on"),
+        ({"<unk>": 0, "a": [1]}, "transformers reads none: unhashable type"),
+        ({"<unk>": 0, "\u3042" * 100_000: 1}, "vocab.json: it has a token of 100,000 characters"),
+    ],
+)
+def test_vocabularies_that_cannot_be_are_refused_in_a_line(
+    ids: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer"})
+    write_json(tmp_path / "vocab.json", ids)
+    for name in ("source.spm", "target.spm"):
+        train_spm(tmp_path / name, ["a b c"] * 9, **PIECES)
+
+    assert message in refusal(tmp_path)
 
 
 def test_nothing_is_fetched_told_or_read_elsewhere(
