@@ -14,6 +14,7 @@ from engine.wording import problems_of, shortened
 
 _MAX_GROWTH = 2**10  # of a text, by what is put around it or in the place of its characters
 MAX_BYTES = 2**27  # the largest that are known have a quarter of it
+MAX_TOKEN_CHARS = 2**12  # the library keeps pieces as trees, as deep as they are long
 _RARE = "\N{CUNEIFORM SIGN AN}"  # a letter, so that no normalizer leaves it out, in no vocabulary
 
 
@@ -54,6 +55,7 @@ def parse_tokenizer(raw: bytes, vocab_size: int | None = None) -> TokenizerFile:
     if vocab_size is not None:
         _check_room(content, vocab_size)
     _check_growth(content)
+    _check_pieces(content.get("model"))
     tokenizer, cuts_left = _build(raw)
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if vocab_size is not None and size > vocab_size:
@@ -88,6 +90,17 @@ def _check_room(content: dict[str, Any], vocab_size: int) -> None:
             raise ValueError(
                 f"it has {len(tokens)} {name}, the model has a vocabulary of {vocab_size}"
             )
+
+
+def _check_pieces(model: object) -> None:
+    """Refuse a piece so long that the library would end the process."""
+    pieces = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(pieces, list):  # others are kept by their text
+        return
+    found = (one[0] for one in pieces if isinstance(one, list) and one)
+    longest = max((len(text) for text in found if isinstance(text, str)), default=0)
+    if longest > MAX_TOKEN_CHARS:
+        raise ValueError(f"it has a token of {longest:,} characters, more than {MAX_TOKEN_CHARS:,}")
 
 
 def _check_growth(content: dict[str, Any]) -> None:

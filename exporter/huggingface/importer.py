@@ -21,6 +21,7 @@ from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_tex
 from exporter.huggingface.sentences import SentenceModules, read_modules
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
+from exporter.huggingface.tokenizers.original import need_transformers
 from exporter.huggingface.understood import understood
 from exporter.huggingface.writing import (
     Imported,
@@ -53,6 +54,7 @@ def import_checkpoint(
     and then writes nothing, if the directory is incomplete, or the model has options that the
     shared blocks do not have.
     """
+    need_transformers()
     directory, out = Path(directory), Path(out)
     check_replaceable(out)
     raw, family = _read_original(directory)
@@ -95,8 +97,7 @@ def _read_text(
     """Return the tokenizer of a model; none of one that sees pictures."""
     if not config.vocab_size:
         return ImportedTokenizer()
-    named = str(raw.get("tokenizer_class") or "")
-    text = read_tokenizer(directory, config, str(raw["model_type"]), languages, named=named)
+    text = read_tokenizer(directory, config, languages)
     texts: SentenceTexts | None = raw["texts"]
     if texts is not None and texts.lowers:
         text.lower()

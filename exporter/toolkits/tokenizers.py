@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.errors import CheckpointError
 from engine.text.tokenizer_file import parse_tokenizer
 from engine.wording import listed
 from exporter.checkpoint import TextFiles
 from exporter.huggingface.tokenizers import ImportedTokenizer
-from exporter.huggingface.tokenizers.added import add_tokens, put_around
-from exporter.huggingface.tokenizers.from_sentencepiece import (
-    build_tokenizer,
-    read_model,
-    unfollowed,
+from exporter.huggingface.tokenizers.sentencepiece_model import (
+    SPACE,
+    Piece,
+    SentencePieceModel,
+    convert,
+    put_around,
+    read_sentencepiece,
 )
-from exporter.huggingface.tokenizers.layouts import Layout
-from exporter.huggingface.tokenizers.sentencepiece_model import SPACE, Piece, SentencePieceModel
-from exporter.huggingface.tokenizers.settings import Settings, Token
 from exporter.toolkits.subword_nmt import CONTINUES, Merge, cut_by_codes, read_codes
 from exporter.toolkits.words import Words
 
@@ -100,12 +99,12 @@ def _of_pieces(source: Words, target: Words, paths: Sequence[Path]) -> Cut:
     made = []
     for words, path in ((source, paths[0]), (target, paths[-1])):
         try:
-            model = read_model(path)
+            model = read_sentencepiece(path)
         except (ValueError, OSError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        notes |= dict.fromkeys([*unfollowed(model, path), *_without_ids(model, words, path)])
-        layout = Layout(_pieces(model, words), after=[words.end] if words.end else [])
-        made.append(build_tokenizer(model, layout, Settings(), []).tokenizer)
+        notes |= dict.fromkeys([*model.notes, *_without_ids(model, words)])
+        made.append(convert(model, _pieces(model, words)))
+        _end(made[-1], words)
     return _result(made[0], made[1], source, target, list(notes))
 
 
@@ -124,12 +123,12 @@ def _pieces(model: SentencePieceModel, words: Words) -> list[Piece]:
     return found
 
 
-def _without_ids(model: SentencePieceModel, words: Words, path: Path) -> list[str]:
+def _without_ids(model: SentencePieceModel, words: Words) -> list[str]:
     missing = [p.text for p in model.pieces if not p.is_special and p.text not in words.ids]
     if not missing:
         return []
     return [
-        f"{path.name}: {len(missing)} of its pieces are not in the vocabulary, such as "
+        f"{model.name}: {len(missing)} of its pieces are not in the vocabulary, such as "
         f"{missing[0]!a}; a text is cut into others, where they were unknown in training"
     ]
 
@@ -144,10 +143,15 @@ def _of_words(words: Words) -> Tokenizer:
 
 
 def _finish(tokenizer: Tokenizer, words: Words) -> None:
-    known = [Token(content=word, single_word=True) for word in words.special]
-    add_tokens(tokenizer, known, Settings())
+    tokenizer.add_tokens(
+        [AddedToken(word, special=True, single_word=True) for word in words.special]
+    )
+    _end(tokenizer, words)
+
+
+def _end(tokenizer: Tokenizer, words: Words) -> None:
     if words.end:
-        put_around(tokenizer, [], [words.end])
+        put_around(tokenizer, ["$A", words.end], ["$A", "$B", words.end])
 
 
 def _decoder(words: Words) -> decoders.Decoder | None:

@@ -129,9 +129,13 @@ def test_id_outside_the_vocabulary_is_refused_however_few_there_are(
             },
             "normalizer makes a text more than 1,024 times as long",
         ),
+        (  # the library would end the process
+            {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0], ["b" * 10**6, 0.0]]}},
+            "it has a token of 1,000,000 characters, more than 4,096",
+        ),
     ],
 )
-def test_what_makes_a_huge_text_of_the_shortest_is_refused(
+def test_what_would_take_all_memory_or_end_the_process_is_refused(
     tmp_path: Path, content: dict[str, Any], edit: dict[str, Any], problem: str
 ) -> None:
     assert problem in _refusal(tmp_path / "tokenizer.json", content | edit)

@@ -54,9 +54,9 @@ class Charsmap:
         if separator is _UNASSIGNED:
             steps.append(normalizers.Replace(separator, ""))
         if composed := [key for key in self.several if not any(c in self.singles for c in key)]:
-            units = _Branch.of(composed)
+            units = Branch.of(composed)
             # Behind every unit, and every other character that is not ASCII: \K forgets what it is.
-            behind = rf"(?>(?=.{_one_of(units.second())})(?:{units.pattern()})|[^\x00-\x7f])\K"
+            behind = rf"(?>(?=.{one_of(units.second())})(?:{units.pattern()})|[^\x00-\x7f])\K"
             steps += [
                 normalizers.Replace(Regex(behind), separator),
                 normalizers.NFC(),
@@ -124,14 +124,14 @@ def _children(units: np.ndarray) -> dict[int, list[tuple[int, int]]]:
 
 
 @dataclass(frozen=True)
-class _Branch:
+class Branch:
     """What may follow in a set of keys: characters that go on alike stand together."""
 
-    groups: frozenset[tuple[frozenset[str], _Branch]]
+    groups: frozenset[tuple[frozenset[str], Branch]]
     is_end: bool
 
     @classmethod
-    def of(cls, keys: Iterable[str]) -> _Branch:
+    def of(cls, keys: Iterable[str]) -> Branch:
         """Return the root of all keys."""
         rests: dict[str, list[str]] = {}
         is_end = False
@@ -139,7 +139,7 @@ class _Branch:
             if key:
                 rests.setdefault(key[0], []).append(key[1:])
             is_end = is_end or not key
-        alike: dict[_Branch, set[str]] = {}
+        alike: dict[Branch, set[str]] = {}
         for char, rest in rests.items():
             alike.setdefault(cls.of(rest), set()).add(char)
         return cls(frozenset((frozenset(chars), branch) for branch, chars in alike.items()), is_end)
@@ -150,13 +150,13 @@ class _Branch:
 
     def pattern(self) -> str:
         """Return the regular expression of the longest key."""
-        found = sorted(_one_of(chars) + branch.pattern() for chars, branch in self.groups)
+        found = sorted(one_of(chars) + branch.pattern() for chars, branch in self.groups)
         if not found:
             return ""
         return f"(?:{'|'.join(found)}){'?' if self.is_end else ''}"
 
 
-def _one_of(chars: Iterable[str]) -> str:
+def one_of(chars: Iterable[str]) -> str:
     """Return the regular expression of one of these characters, neighbours as ranges."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, chars)):

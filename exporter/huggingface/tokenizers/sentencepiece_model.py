@@ -1,21 +1,33 @@
-"""Reads a SentencePiece model and makes the same of it with the `tokenizers` library."""
+"""Reads a SentencePiece model and makes the same of it with the `tokenizers` library.
+
+Classes of transformers that run in Python, and toolkits, cut texts by SentencePiece itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from engine.json_file import read_bounded
 from engine.wording import listed
 from exporter.huggingface.tokenizers.charsmap import Charsmap, literal, read_charsmap
 
 Algorithm = Literal["unigram", "bpe", "char"]
-Prefix = Literal["always", "first", "never"]
 
 SPACE = "▁"  # stands for a space in pieces
 _MAX_BYTES = 2**26
@@ -55,16 +67,41 @@ class Piece:
         """Whether it says something about a text, rather than being in it."""
         return self.kind in (_UNKNOWN, _CONTROL)
 
+    @property
+    def tells_language(self) -> bool:
+        """Whether it tells a model of several languages which to write, as `>>fra<<` does."""
+        return self.text.startswith(">>") and self.text.endswith("<<")
+
 
 @dataclass(frozen=True)
 class SentencePieceModel:
     """What a SentencePiece model does to a text."""
 
+    name: str  # of its file
     pieces: tuple[Piece, ...]
     algorithm: Algorithm
-    charsmap: Charsmap
+    charsmap_blob: bytes
     begins_with_space: bool  # a text gets a space in front
     joins_spaces: bool  # of several spaces one stays, and none at the ends
+
+    @cached_property
+    def charsmap(self) -> Charsmap:
+        """What characters become; ValueError if the table is damaged."""
+        try:
+            return read_charsmap(self.charsmap_blob)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from error
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of what is not followed."""
+        rules = self.charsmap.unfollowed
+        if not rules:
+            return []
+        return [
+            f"{self.name}: {len(rules)} of its rules for characters that come together are not "
+            f"followed, such as that for {rules[0]!a}"
+        ]
 
     @property
     def has_bytes(self) -> bool:
@@ -82,7 +119,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     try:
         proto.ParseFromString(read_bounded(path, _MAX_BYTES))
     except Exception as error:  # the message library's own, which is imported nowhere here
-        raise ValueError("it is not a SentencePiece model") from error
+        raise ValueError(f"{path.name}: it is not a SentencePiece model") from error
     pieces = tuple(Piece(piece.piece, piece.score, piece.type) for piece in proto.pieces)
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     problems = [
@@ -101,12 +138,14 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     ]
     if problems:
         raise ValueError(
-            f"it has {listed(problems)}; supported: unigram, BPE and characters without these"
+            f"{path.name}: it has {listed(problems)}; supported: unigram, BPE and characters "
+            "without these"
         )
     return SentencePieceModel(
+        path.name,
         pieces,
         _ALGORITHMS[trainer.model_type],
-        read_charsmap(normalizer.precompiled_charsmap),
+        normalizer.precompiled_charsmap,
         normalizer.add_dummy_prefix,
         normalizer.remove_extra_whitespaces,
     )
@@ -115,28 +154,57 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
 def convert(
     model: SentencePieceModel,
     vocabulary: Sequence[Piece],
-    *,
-    prefix: Prefix | None = None,
+    added: Mapping[str, AddedToken] = {},
 ) -> Tokenizer:
     """Return the tokenizer of `model` whose ids are places in `vocabulary`.
 
-    `prefix` says which of the parts between added tokens get a space in front; None: as the model
-    says. Nothing is put around a text yet, and no token is looked for in it.
+    Tokens that are found in a text before it is cut are special pieces, symbols of a user, those
+    that tell a language, and those in `added`, which says how. Nothing stands around a text yet.
     """
-    prefix = prefix or ("always" if model.begins_with_space else "never")
     tokenizer = Tokenizer(_algorithm(model, vocabulary))
     steps = [*model.charsmap.steps, *_spaces(model)]
-    if prefix == "always":
+    if model.begins_with_space:
         steps.append(_space_in_front([p.text for p in vocabulary if model.is_searched(p)]))
     steps.append(normalizers.Replace(" ", SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="first" if prefix == "first" else "never",
+        prepend_scheme="never",
         split=not any(SPACE in piece.text[1:] for piece in vocabulary),
     )
-    strips = prefix != "never" or model.joins_spaces
+    strips = model.begins_with_space or model.joins_spaces
     tokenizer.decoder = _decoder(model, _silent(model, vocabulary), strips=strips)
+    tokenizer.add_tokens(
+        [
+            added.get(piece.text) or _added(piece)
+            for piece in vocabulary
+            if piece.text in added
+            or piece.is_special
+            or piece.tells_language
+            or model.is_searched(piece)
+        ]
+    )
     return tokenizer
+
+
+def put_around(tokenizer: Tokenizer, single: Sequence[str], pair: Sequence[str]) -> None:
+    """Let a text `$A`, and a pair of it and `$B`, stand among tokens of the vocabulary."""
+    names = {name for name in (*single, *pair) if name not in ("$A", "$B")}
+    ids = {name: tokenizer.token_to_id(name) for name in sorted(names)}
+    if missing := [name for name, found in ids.items() if found is None]:
+        raise ValueError(f"its vocabulary lacks {', '.join(map(repr, missing))}")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=list(single), pair=list(pair), special_tokens=list(ids.items())
+    )
+
+
+def _added(piece: Piece) -> AddedToken:
+    """Return how a piece is looked for.
+
+    A user's symbol is found in the normalized text, unless nothing would be left of it there.
+    """
+    is_kept = not any(map(str.isspace, piece.text))
+    is_normalized = is_kept and not piece.is_special and not piece.tells_language
+    return AddedToken(piece.text, special=piece.is_special, normalized=is_normalized)
 
 
 def _space_in_front(symbols: Sequence[str]) -> normalizers.Normalizer:

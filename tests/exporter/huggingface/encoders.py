@@ -12,6 +12,8 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import nn
 
+from tests.exporter.huggingface.sources import save_tokenizer
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "new", "york", "is", "far", "##ther", "##s", "micro"]
 WORDS += ["##soft", "al", "##ex", "from", "in", ",", ".", "the", "##er", "sun", "##day", "berlin"]
 VOCAB_SIZE = len(WORDS) + 6  # ids that no word has, as published models have them
@@ -81,7 +83,7 @@ def save_encoder(path: Path, name: str, head: str, **options: Any) -> Any:
     config = getattr(transformers, f"{NAMES[name]}Config")(**{**OPTIONS[name], **labels, **options})
     model = getattr(transformers, f"{NAMES[name]}{HEADS[head]}")(config)
     save(model, path)
-    tokenizer().save(str(path / "tokenizer.json"))
+    save_tokenizer(path, tokenizer())
     return model
 
 

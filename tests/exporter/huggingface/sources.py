@@ -106,7 +106,13 @@ def save_model(model: Any, path: Path, its_tokenizer: Tokenizer) -> None:
     """Draw the weights of a model and save it with a tokenizer at `path`."""
     _draw_weights(model)
     model.eval().save_pretrained(path)
+    save_tokenizer(path, its_tokenizer)
+
+
+def save_tokenizer(path: Path, its_tokenizer: Tokenizer) -> None:
+    """Save a tokenizer that transformers reads as it is, whatever is usual of the model."""
     its_tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ TEMPLATE = "{% for message in messages %}w3 {{ message.content }} {% endfor %}{{
 def save_chat_model(path: Path, **settings: object) -> None:
     save_llama(path)
     (path / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": {"content": "w9"}, "bos_token": "w8", **settings})
+        json.dumps({"eos_token": "w9", "bos_token": "w8", **settings})
     )
 
 
@@ -47,7 +47,7 @@ def test_a_template_of_the_settings_is_kept_with_its_tokens(
     import_checkpoint(source, out)
 
     checkpoint = load_checkpoint(out)
-    tokens = {"eos_token": "w9", "bos_token": "w8", "unk_token": "<unk>"}
+    tokens = {"eos_token": "w9", "bos_token": "w8"}
     assert checkpoint.text.chat == ChatFormat(template=TEMPLATE, tokens=tokens)
     assert "chat.json" in copied_files(checkpoint)
 
@@ -129,9 +129,8 @@ def assert_template_sees_what_transformers_gives(path: Path, settings: dict[str,
     config = TransformerConfig.model_construct(
         family="gpt", vocab_size=99, eos_token_id=2, source_vocab_size=None
     )
-    model_type = json.loads((path / "config.json").read_text())["model_type"]
 
-    form = read_tokenizer(path, config, model_type).files.chat
+    form = read_tokenizer(path, config).files.chat
 
     assert form is not None
     template = ChatTemplate(form)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer
-from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
-from transformers.models.llama.tokenization_llama import LlamaTokenizer
 from transformers.models.m2m_100.tokenization_m2m_100 import M2M100Tokenizer
 from transformers.models.marian.tokenization_marian import MarianTokenizer
-from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
-from transformers.models.roberta.tokenization_roberta import RobertaTokenizer
 
 from engine.config import EngineConfig
 from engine.factory import load_engine
@@ -41,9 +36,16 @@ TRAINING = difficult_lines(2000, seed=1)
 
 
 def read(
-    source: Path, family: str = "encoder-decoder", vocab_size: int = 9000, **options: Any
+    source: Path,
+    family: str = "encoder-decoder",
+    vocab_size: int = 9000,
+    *,
+    model_type: str = "",
+    **options: Any,
 ) -> ImportedTokenizer:
-    """Return what an import makes of a directory."""
+    """Return what an import makes of a directory, whose config.json says no more than its type."""
+    if model_type:
+        write_json(source / "config.json", {"model_type": model_type})
     config = TransformerConfig.model_construct(
         family=family, vocab_size=vocab_size, eos_token_id=0, source_vocab_size=None
     )
@@ -55,8 +57,8 @@ def train_spm(path: Path, lines: list[str], **options: Any) -> list[str]:
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines), model_writer=file, hard_vocab_limit=False,
-            character_coverage=0.98, minloglevel=2, normalization_rule_name="identity",
-            **{"vocab_size": 3500, **options},
+            character_coverage=0.98, minloglevel=2,
+            **{"vocab_size": 3500, "normalization_rule_name": "identity", **options},
         )  # fmt: skip
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return [model.id_to_piece(i) for i in range(model.get_piece_size())]
@@ -76,16 +78,6 @@ def differences(
             yield f"{line!r}: {wanted}, here {found.ids} {found.tokens}"
 
 
-def has_unknown_run(model: sentencepiece.SentencePieceProcessor, line: str) -> bool:
-    """Say whether characters follow each other that the model lacks.
-
-    Marian takes them for one piece, which its vocabulary lacks as well. Here each has an id, if the
-    model of the other side has it. (So has a single one with Marian.)
-    """
-    pieces = model.encode(line, out_type=str)
-    return any(len(piece) > 1 and model.is_unknown(model.piece_to_id(piece)) for piece in pieces)
-
-
 def lay_out_marian(source: Path, lines: list[str], **options: Any) -> int:
     """Write the files of OPUS-MT, of a model of several target languages; return how many ids."""
     pieces = train_spm(source / "source.spm", lines[::2], **options)
@@ -97,13 +89,12 @@ def lay_out_marian(source: Path, lines: list[str], **options: Any) -> int:
     return len(order)
 
 
-@pytest.mark.parametrize("algorithm", ["unigram", pytest.param("bpe", marks=pytest.mark.long)])
 @LINES
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_marian_reads_with_one_model_and_writes_with_another(
-    num_lines: int, algorithm: str, tmp_path: Path
+    num_lines: int, tmp_path: Path
 ) -> None:
-    lay_out_marian(tmp_path, TRAINING, model_type=algorithm)
+    lay_out_marian(tmp_path, TRAINING)
     original = MarianTokenizer.from_pretrained(tmp_path)
     lines = difficult_lines(num_lines, seed=4)
 
@@ -115,11 +106,9 @@ def test_marian_reads_with_one_model_and_writes_with_another(
         (found.tokenizer, original.spm_source, "text"),
         (target, original.spm_target, "text_target"),
     ):
-        known = [line for line in lines if not has_unknown_run(model, line)]
-        assert len(known) > len(lines) / 3
         different = [
             line
-            for line in known
+            for line in lines
             if tokenizer.encode(line).ids != original(**{name: line}).input_ids
         ]
         for line in different:
@@ -145,6 +134,7 @@ def test_a_checkpoint_has_a_tokenizer_for_what_is_written_until_it_is_another_on
     save_marian(source)
     tokens = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
     (source / "tokenizer.json").unlink()
+    (source / "tokenizer_config.json").unlink()
     train_spm(source / "source.spm", ["a b"] * 9, vocab_size=9)
     train_spm(source / "target.spm", ["c d"] * 9, vocab_size=9)
     pieces = ["</s>", "<unk>", "<pad>", *"▁abcd"]
@@ -157,9 +147,10 @@ def test_a_checkpoint_has_a_tokenizer_for_what_is_written_until_it_is_another_on
     assert "target_tokenizer.json" in copied_files(checkpoint)
     assert checkpoint.tokenizer is not None and checkpoint.target_tokenizer is not None
     # Marian takes a character that its first model lacks from the other one's pieces, too.
-    assert checkpoint.tokenizer.encode("a cd").tokens == ["▁", "a", "▁", "c", "d", "</s>"]
+    assert checkpoint.tokenizer.encode("a c").tokens == ["▁", "a", "▁", "c", "</s>"]
+    assert checkpoint.tokenizer.encode("a cd").ids[-2:] == [names.index("<unk>"), 0]
 
-    save_marian(source)
+    save_marian(source)  # whose class is one that its file says all of
     import_checkpoint(source, out)
 
     assert copied_files(load_checkpoint(out)) == ["config.json", "tokenizer.json"]
@@ -167,7 +158,7 @@ def test_a_checkpoint_has_a_tokenizer_for_what_is_written_until_it_is_another_on
 
 @pytest.mark.parametrize(
     ("kind", "language", "place", "is_forced"),
-    [("NllbTokenizer", "zho_Hant", 200, True), ("MBartTokenizer", "de_DE", 2, False)],
+    [("NllbTokenizer", "zho_Hant", 2, True), ("MBartTokenizer", "de_DE", 2, False)],
 )
 def test_the_language_of_the_target_is_kept_in_the_checkpoint(
     kind: str, language: str, place: int, is_forced: bool, tmp_path: Path
@@ -175,9 +166,14 @@ def test_the_language_of_the_target_is_kept_in_the_checkpoint(
     source, out = tmp_path / "source", tmp_path / "checkpoint"
     save_translation("mbart", source, vocab_size=232, decoder_start_token_id=2, eos_token_id=2)
     (source / "tokenizer.json").unlink()
-    options = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "vocab_size": 9}
+    options = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "vocab_size": 9, "model_type": "unigram"}
+    if kind == "NllbTokenizer":
+        options |= {"vocab_size": 7, "model_type": "bpe"}
     pieces = train_spm(source / "sentencepiece.bpe.model", ["a b"] * 9, **options)
-    write_json(source / "tokenizer_config.json", {"tokenizer_class": kind})
+    codes = ("eng_Latn", "deu_Latn", "zho_Hant", "<mask>")
+    listed = {len(pieces) + 1 + i: {"content": c, "special": True} for i, c in enumerate(codes)}
+    settings = {"added_tokens_decoder": listed} if kind == "NllbTokenizer" else {}
+    write_json(source / "tokenizer_config.json", {"tokenizer_class": kind, **settings})
 
     import_checkpoint(source, out, languages=Languages(target=language))
 
@@ -242,47 +238,25 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "settings", [{"legacy": False}, {"legacy": True}, {"add_prefix_space": False}]
-)
-@LINES
-def test_llama_is_read_and_written_as_its_class_does_it(
-    num_lines: int, settings: dict[str, Any], llama: Path, tmp_path: Path
-) -> None:
+def test_llama_that_does_not_say_how_texts_begin_is_told(llama: Path, tmp_path: Path) -> None:
     shutil.copy(llama, tmp_path)
-    said = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "eos_token": "</s>"}
-    write_json(tmp_path / "tokenizer_config.json", {**said, **settings})
-    size = sentencepiece.SentencePieceProcessor(model_file=str(llama)).get_piece_size()
-    write_json(tmp_path / "added_tokens.json", {"<|user|>": size, "<|end|>": size + 1})
-    write_json(tmp_path / "special_tokens_map.json", {"pad_token": "<|end|>"})
-    original = LlamaTokenizer.from_pretrained(tmp_path)
-    plain = difficult_lines(num_lines, seed=9)
-    added = ("<s>", "</s>", "<unk>", "<|user|>", "<|end|>")
-    marked = [line[:7] + added[i % 5] + line[7:30] for i, line in enumerate(plain[::5])]
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"})
 
     found = read(tmp_path, "gpt", model_type="llama")
 
-    for line in (*plain, *marked):
-        ids = original(line).input_ids
-        text = found.tokenizer.decode(ids)
-        assert text == original.decode(ids, skip_special_tokens=True)
-        if found.tokenizer.encode(line).ids != ids:
-            # SentencePiece puts a space in front of those that a text begins with, the class none.
-            assert settings == {"legacy": True}
-            assert line.startswith(" ") or any(f"{token} " in line for token in added), line
+    assert found.tokenizer.encode("<s>[a]").tokens[:2] == ["<s>", "["]
+    assert "tokenizer_config.json does not say add_bos_token: transformers 5" in str(found.notes)
 
 
-def test_llama_that_says_little_is_read_as_when_nothing_could_be_said(
-    llama: Path, tmp_path: Path
-) -> None:
+def test_pieces_that_no_class_reads_are_told(llama: Path, tmp_path: Path) -> None:
     shutil.copy(llama, tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"})
 
-    found = read(tmp_path, "gpt", model_type="llama")
+    found = read(tmp_path, "gpt", model_type="mistral")
 
-    assert found.tokenizer.encode("<s>[a]").tokens[:3] == ["<s>", "<s>", "▁["]
-    assert "tokenizer.model: tokenizer_config.json does not say add_bos_token, legacy" in str(
-        found.notes
-    )
+    assert "transformers 5 has no class for its SentencePiece model" in str(found.notes)
+    original = AutoTokenizer.from_pretrained(tmp_path)
+    assert found.tokenizer.encode("a b").ids == original("a b").input_ids
 
 
 @LINES
@@ -297,68 +271,3 @@ def test_byt5_has_three_more_than_a_byte(num_lines: int, tmp_path: Path) -> None
     assert [tokenizer.decode(tokenizer.encode(line).ids) for line in lines] == lines
     marked = "a <extra_id_0> b"
     assert tokenizer.encode(marked).ids == original(marked).input_ids
-
-
-@pytest.mark.parametrize("lowers", [True, pytest.param(False, marks=pytest.mark.long)])
-@LINES
-def test_bert_has_the_words_of_its_file(num_lines: int, lowers: bool, tmp_path: Path) -> None:
-    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trained.train_from_iterator(
-        [line.lower() if lowers else line for line in TRAINING],
-        trainers.WordPieceTrainer(vocab_size=4000, special_tokens=special, show_progress=False),
-    )
-    ids = sorted(trained.get_vocab().items(), key=lambda item: item[1])
-    words = [word for word, _ in ids if "\n" not in word and "\r" not in word]
-    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", newline="\n")
-    write_json(tmp_path / "tokenizer_config.json", {"do_lower_case": lowers})
-    original = BertTokenizerLegacy(str(tmp_path / "vocab.txt"), do_lower_case=lowers)
-
-    tokenizer = read(tmp_path, "bert", model_type="bert").tokenizer
-
-    # The library keeps a noncharacter, which the class drops, has one small sigma for a capital,
-    # and composes no marks where it keeps case: BERT's own code did not, the class does.
-    lines = [
-        unicodedata.normalize("NFC", line).replace("\ufffe", "").replace("Σ", "σ")
-        for line in difficult_lines(num_lines, seed=7)
-    ]
-    assert not list(differences(tokenizer, lambda line: original(line).input_ids, lines))
-    pair = tokenizer.encode("a b", "c")
-    assert (pair.ids, pair.type_ids) == tuple(
-        original("a b", "c", return_token_type_ids=True)[name]
-        for name in ("input_ids", "token_type_ids")
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "original_class"),
-    [
-        ("gpt2", GPT2Tokenizer),
-        ("roberta", RobertaTokenizer),
-        ("qwen2", Qwen2Tokenizer),
-        pytest.param("bart", RobertaTokenizer, marks=pytest.mark.long),
-    ],
-)
-@LINES
-def test_vocabulary_and_merges_become_a_tokenizer(
-    num_lines: int, kind: str, original_class: Any, tmp_path: Path
-) -> None:
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>", "<mask>"]
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    trained.train_from_iterator(TRAINING, trainer)
-    trained.model.save(str(tmp_path))
-    original = original_class.from_pretrained(tmp_path)
-
-    tokenizer = read(tmp_path, "gpt", model_type=kind).tokenizer
-
-    lines = difficult_lines(num_lines, seed=8)
-    assert not list(differences(tokenizer, lambda line: original(line).input_ids, lines))
-    for line in lines:
-        ids = original(line).input_ids
-        assert tokenizer.decode(ids) == original.decode(ids, skip_special_tokens=True)

@@ -64,12 +64,14 @@ def save_with_sentencepiece(path: Path, name: str, head: str, kind: type[Any]) -
     """Save a model with the SentencePiece file that it is published with; return its twins."""
     path.mkdir()
     train_spm(path / "sentencepiece.bpe.model", SENTENCES, vocab_size=60)
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind.__name__}))
+    named = json.dumps({"tokenizer_class": kind.__name__})
+    (path / "tokenizer_config.json").write_text(named)
     tokenizer = kind.from_pretrained(path)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 18, "num_hidden_layers": 1}
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     model = save_encoder(path, name, head, **sizes, **ids)
     (path / "tokenizer.json").unlink()
+    (path / "tokenizer_config.json").write_text(named)
     return model, tokenizer
 
 

@@ -30,7 +30,10 @@ def translating(directory: Path, kind: str) -> Tokenizer:
     """Return the tokenizer of a translation model, which says nothing of a source's language."""
     algorithm = {"model_type": "bpe" if kind == "NllbTokenizer" else "unigram"}
     train_spm(directory / "sentencepiece.bpe.model", [TEXT] * 9, vocab_size=20, **algorithm)
-    write_json(directory / "tokenizer_config.json", {"tokenizer_class": kind})
+    codes = ("eng_Latn", "fra_Latn", "<mask>")
+    listed = {19 + i: {"content": code, "special": True} for i, code in enumerate(codes)}
+    more = {"added_tokens_decoder": listed} if kind == "NllbTokenizer" else {}
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": kind, **more})
     made = read(directory).tokenizer
     assert made is not None
     language = {"NllbTokenizer": "eng_Latn", "MBartTokenizer": "en_XX"}[kind]
@@ -169,16 +172,6 @@ def test_a_text_begins_with_a_space_where_the_settings_say_so(
     assert found.encode(TEXT).ids == RobertaTokenizer.from_pretrained(tmp_path)(TEXT).input_ids
 
 
-def test_a_file_counts_where_the_settings_are_silent(tmp_path: Path) -> None:
-    made = byte_level(adds_space=True)
-    save(tmp_path, made, tokenizer_class="RobertaTokenizer")
-
-    found = read(tmp_path, "bert", model_type="roberta").tokenizer
-
-    assert found is not None
-    assert found.encode(TEXT).ids == made.encode(TEXT).ids
-
-
 CALL = "<tool_call>"
 
 
@@ -250,23 +243,26 @@ def test_added_tokens_are_those_of_all_files(
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "kept", "lost"),
     [
-        {"added_tokens_decoder": {"259": listed(CALL), "264": listed("<x>")}},
-        {"added_tokens_decoder": {"264": listed("<x>")}, "pad_token": "<x>", "cls_token": CALL},
-        {"pad_token": CALL, "cls_token": "<x>"},
-        {"additional_special_tokens": [CALL, "<x>"]},
+        ({"added_tokens_decoder": {"259": listed(CALL), "264": listed("<x>")}}, CALL, "<x>"),
+        (
+            {"added_tokens_decoder": {"264": listed("<x>")}, "pad_token": "<x>", "cls_token": CALL},
+            "<x>",
+            CALL,
+        ),
+        ({"pad_token": CALL, "cls_token": "<x>"}, CALL, "<x>"),
+        ({"additional_special_tokens": [CALL, "<x>"]}, CALL, "<x>"),
     ],
 )
 def test_added_tokens_that_a_model_has_no_room_for_are_left_out_and_named(
-    said: dict[str, Any], tmp_path: Path
+    said: dict[str, Any], kept: str, lost: str, tmp_path: Path
 ) -> None:
     save(tmp_path, byte_level(adds_space=False), tokenizer_class="LlamaTokenizer", **said)
 
     found = read(tmp_path, "gpt", vocab_size=262, model_type="llama")
 
     assert found.tokenizer is not None
-    assert found.tokenizer.token_to_id(CALL) == 261
-    assert found.tokenizer.token_to_id("<x>") is None
-    (note,) = found.notes
-    assert note == "tokenizer_config.json: tokens above the vocabulary are left out: '<x>'"
+    assert found.tokenizer.token_to_id(kept) == 261
+    assert found.tokenizer.token_to_id(lost) is None
+    assert found.notes == (f"tokens above the vocabulary are left out: {lost!r}",)

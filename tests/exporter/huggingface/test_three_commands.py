@@ -73,7 +73,8 @@ def opus_mt(path: Path) -> Downloaded:
     size = lay_out_marian(path, LINES, vocab_size=120)
     ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0}
     twin = save_marian(path, vocab_size=size, num_beams=4, max_position_embeddings=64, **ids)
-    (path / "tokenizer.json").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink()
     return Downloaded(twin, MarianTokenizer.from_pretrained(path))
 
 

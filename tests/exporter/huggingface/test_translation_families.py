@@ -147,7 +147,8 @@ def test_an_mbart_that_does_not_say_what_outputs_begin_behind_is_imported(tmp_pa
 def test_a_byt5_may_name_its_tokenizer_in_config_json_alone(tmp_path: Path) -> None:
     save("t5", tmp_path / "source", vocab_size=384)
     edit_json(tmp_path / "source" / "config.json", tokenizer_class="ByT5Tokenizer")
-    (tmp_path / "source" / "tokenizer.json").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "source" / name).unlink()
 
     import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
 

@@ -15,7 +15,13 @@ from transformers.models.mt5 import MT5Config, MT5ForConditionalGeneration
 from transformers.models.pegasus import PegasusConfig, PegasusForConditionalGeneration
 from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
-from tests.exporter.huggingface.sources import EOS, MARIAN_OPTIONS, VOCAB_SIZE, tokenizer
+from tests.exporter.huggingface.sources import (
+    EOS,
+    MARIAN_OPTIONS,
+    VOCAB_SIZE,
+    save_tokenizer,
+    tokenizer,
+)
 
 _NO_MARKS = {"forced_bos_token_id": None, "forced_eos_token_id": None}
 _BART: dict[str, Any] = {
@@ -64,7 +70,7 @@ def save(family: str, path: Path, *, own_output: bool = False, **options: Any) -
         model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     draw_weights(model)
     model.eval().save_pretrained(path)
-    tokenizer(ends=True).save(str(path / "tokenizer.json"))
+    save_tokenizer(path, tokenizer(ends=True))
     return model
 
 

@@ -116,7 +116,9 @@ def test_an_imported_model_goes_on_to_learn_with_its_own_tokenizer(
     assert max(len(example.source) for example in task.held_out) == 20  # all of its positions
     assert task.recipe.peak_learning_rate == pytest.approx(2e-4)
     second = load_checkpoint(tmp_path / "second")
-    assert second.tokenizer is not None and second.tokenizer.to_str() == words.to_str()
+    assert start.tokenizer is not None and second.tokenizer is not None
+    assert second.tokenizer.to_str() == start.tokenizer.to_str()
+    assert second.tokenizer.get_vocab() == words.get_vocab()
     for name, weight in second.model.named_parameters():
         assert torch.allclose(weight, start.model.get_parameter(name), atol=2e-3)
     assert "perplexity per byte" in report.summary
