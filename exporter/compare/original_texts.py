@@ -186,10 +186,10 @@ def _readings(
         if config.num_token_types > 1 and "token_type_ids" in found:
             yield _Reading(f"types of {named}", pair.token_types, found["token_type_ids"])
     if (most := config.cut_at) is not None:
-        long = " ".join(_TEXTS) * (1 + most // 64)
+        long = " ".join(texts) * (1 + most // 256)
         cut = ours.cutting(most, "left" if config.cuts_left else "right")
         found = theirs(long, truncation=True, max_length=most)["input_ids"]
-        yield _Reading(f"{long[:_SHOWN]}... cut to {most} tokens", cut.encode(long), found)
+        yield _Reading(f"a long text, cut to {most} tokens", cut.encode(long), found)
     if (path := checkpoint / TARGET_TOKENIZER_NAME).is_file():
         target = Tokenizer(path)
         for text in texts:
