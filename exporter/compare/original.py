@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import CertificateError, CheckpointError
+from engine.machine import free_memory
 from engine.package.manifest import EncodingContract, GenerationContract, ImageContract
-from engine.wording import shortened
-from exporter.checkpoint import load_checkpoint, read_config
+from engine.wording import shortened, size_of
+from exporter.checkpoint import WEIGHTS_NAME, load_checkpoint, read_config
 from exporter.compare.original_answers import Search
 from exporter.compare.original_texts import compare_texts
 from exporter.graphs.contracts import contract_of
@@ -97,6 +98,10 @@ def compare_with_original(
     described = read_config(checkpoint)
     config = described.model
     texts = compare_texts(directory, checkpoint, languages)
+    needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**30
+    if needed > (free := free_memory()):
+        missing = f"it takes about {size_of(needed)} of memory, and {size_of(free)} are free"
+        return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
     search = Search.of(described, languages)
     passes = list(_passes(config))
     progress(0, len(passes), _WHAT)

@@ -17,6 +17,7 @@ from engine.errors import CheckpointError
 from engine.package.package import load_package
 from exporter import imports
 from exporter.checkpoint import WEIGHTS_NAME, read_config
+from exporter.compare import original
 from exporter.compare.original import NOT_COMPARED, compare_with_original
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
@@ -220,6 +221,20 @@ def test_an_original_that_transformers_does_not_load_is_said_not_to_be_compared(
     assert compare_with_original(original, tmp_path / "checkpoint").said.startswith(NOT_COMPARED)
 
 
+def test_whatever_transformers_says_has_room_in_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*given: Any) -> None:
+        raise ValueError("many words " * 99)
+
+    save_gpt2(tmp_path / "original")
+    monkeypatch.setattr(original, "_load_original", load)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert read_config(tmp_path / "checkpoint").original == said
+
+
 def test_without_transformers_the_line_to_type_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,3 +244,15 @@ def test_without_transformers_the_line_to_type_is_told(
     _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
 
     assert said.startswith(NOT_COMPARED) and "pip install 'tokenweir[import]'" in said
+
+
+def test_a_model_that_has_no_room_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_gpt2(tmp_path / "original")
+    monkeypatch.setattr(original, "free_memory", lambda: 10**9)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    needed = "it takes about 1.1 GB of memory, and 1.0 GB are free"
+    assert said == f"{NOT_COMPARED}: {needed}"
