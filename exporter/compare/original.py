@@ -95,6 +95,10 @@ def compare_with_original(
     CheckpointError where texts are read in another way, where a position of ours loses more than
     the judge allows, with the first layer that differs, or where other tokens are written.
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     described = read_config(checkpoint)
     config = described.model
     texts = compare_texts(directory, checkpoint, languages)
@@ -174,8 +178,6 @@ def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     """Load the original in float32; no code of the directory is run, and nothing is fetched."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
     has_head = config.num_decoder_layers or config.labels
     kind = getattr(transformers, _CLASSES[config.family] if has_head else "AutoModel")
     model, about = kind.from_pretrained(

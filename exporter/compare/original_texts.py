@@ -1,13 +1,14 @@
 """Compares how a checkpoint reads texts and conversations with how its original's tokenizer does.
 
-A difference is refused where tokenizer.json, and the class that transformers reads it with, settle
-how texts are read. Elsewhere an import follows older libraries, and a difference is told.
+A difference is refused, but where the original has no tokenizer.json, so that ours is a conversion
+that follows older libraries, or where ours reads that file as it is and transformers does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from engine.errors import CheckpointError
 from engine.json_file import parse_object
 from engine.requests.request import Chat, ChatMessage
+from engine.requests.text import Side
 from engine.text.chat_format import CHAT_NAME, read_chat_format
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -23,6 +25,7 @@ from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NAME, read_config
 from exporter.huggingface.sentence_texts import read_sentence_texts
 from exporter.huggingface.tokenizers import Languages
+from exporter.models import TransformerConfig
 from exporter.samples import SEED, Deck
 
 _SETTINGS_NAME = "tokenizer_config.json"
@@ -91,35 +94,43 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     """
     if not (checkpoint / TOKENIZER_NAME).is_file():
         return Said()
+    config, ours = read_config(checkpoint).model, Tokenizer(checkpoint / TOKENIZER_NAME)
     try:
         original = _load(directory, languages)
         chats = list(_renderings(checkpoint, original))
-        texts = list(_readings(directory, checkpoint, original, [one.theirs for one in chats]))
+        texts = _Texts.of(directory, config, ours, original, chats)
+        found = [*texts.read(ours), *texts.cut(ours), *_targets(checkpoint, original, texts)]
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a library says, its panics too
         reason = shortened(str(error).strip().partition("\n")[0] or type(error).__name__)
         return Said((), (f"the tokenizer is not compared with its original: {reason}",))
     whose = f"{type(original).__name__} of transformers"
-    for said, ours, theirs in chats:
-        if ours != theirs:
+    for said, one, other in chats:
+        if one != other:
             raise _refused(
                 directory,
                 f"the chat template is not that of {whose}: of {said} it makes "
-                f"{around(ours or '', theirs or '')}",
+                f"{around(one or '', other or '')}",
             )
-    wrong = [one for one in texts if list(one.ours) != list(one.theirs)]
-    count = f"{len(texts) - len(wrong)} of {len(texts)}" if wrong else f"{len(texts)}"
-    words = [f"{count} texts", *([f"{len(chats)} conversations"] if chats else [])]
+    wrong = [i for i, one in enumerate(found) if list(one.ours) != list(one.theirs)]
+    count = f"{len(found) - len(wrong)} of {len(found)}" if wrong else f"{len(found)}"
+    words = (f"{count} texts", *([f"{len(chats)} conversations"] if chats else []))
     if not wrong:
-        return Said(tuple(words))
-    differs = (
-        f"{len(wrong)} of {len(texts)} texts have other ids than those of {whose}: of "
-        f"{shortened(repr(wrong[0].text))} it makes {around(wrong[0].ours, wrong[0].theirs)}"
-    )
-    if original.is_fast and _is_settled(directory):
-        raise _refused(directory, differs)
-    return Said(tuple(words), (f"{differs}; exporter/README.md says what differs, and why",))
+        return Said(words)
+
+    def differs(i: int) -> str:
+        return (
+            f"{len(wrong)} of {len(found)} texts have other ids than those of {whose}: of "
+            f"{shortened(repr(found[i].text))} it makes {around(found[i].ours, found[i].theirs)}"
+        )
+
+    if (path := directory / TOKENIZER_NAME).is_file():
+        in_file = list(texts.read(Tokenizer(path)))
+        for i in wrong:
+            if i >= len(in_file) or list(found[i].ours) != list(in_file[i].ours):
+                raise _refused(directory, differs(i))
+    return Said(words, (f"{differs(wrong[0])}; exporter/README.md says what differs, and why",))
 
 
 def _refused(directory: Path, differs: str) -> CheckpointError:
@@ -150,49 +161,68 @@ def _load(directory: Path, languages: Languages) -> Any:
     return original
 
 
-def _is_settled(directory: Path) -> bool:
-    """Say whether transformers reads tokenizer.json, and as which class is told."""
-    settings = directory / _SETTINGS_NAME
-    if not (settings.is_file() and (directory / TOKENIZER_NAME).is_file()):
-        return False
-    return bool(parse_object(settings.read_bytes()).get("tokenizer_class"))
+@dataclass(frozen=True)
+class _Texts:
+    """Texts that both sides read."""
+
+    config: TransformerConfig
+    whole: Sequence[str]
+    parts: Sequence[str]  # without tokens around them
+    lowers: bool  # letters, before transformers sees them
+    original: Any
+
+    @classmethod
+    def of(
+        cls,
+        directory: Path,
+        config: TransformerConfig,
+        ours: Tokenizer,
+        original: Any,
+        chats: Sequence[_Rendering],
+    ) -> _Texts:
+        """Return texts of many kinds, of the tokens of the vocabulary, and with each added one."""
+        said = read_sentence_texts(directory, parse_object((directory / CONFIG_NAME).read_bytes()))
+        lowers, size = bool(said and said.lowers), config.source_vocab_size or config.vocab_size
+        deck = Deck(np.random.default_rng(SEED), size)
+        whole = [*_TEXTS, *(ours.decode(deck.deal(_DEALT)) for _ in range(_NUM_DEALT))]
+        added = sorted(original.get_added_vocab().items(), key=lambda one: one[1])
+        known = [token for token, i in added if i < size and not lowers]
+        for first in range(0, len(known), _DEALT):
+            whole.append("".join(f"x {one} y{one}z" for one in known[first : first + _DEALT]))
+        parts = [*_TEXTS, *(one.theirs for one in chats if one.theirs)]
+        return cls(config, whole, parts, lowers, original)
+
+    def read(self, ours: Tokenizer) -> Iterator[_Reading]:
+        """Yield what a tokenizer and the original make of each."""
+        for text in self.whole:
+            yield _Reading(text, ours.encode(text), self._theirs(text)["input_ids"])
+        for text in self.parts:
+            found = self._theirs(text, add_special_tokens=False)["input_ids"]
+            yield _Reading(text, ours.encode_part(text), found)
+        if self.config.family == "bert":
+            pair, found, named = ours.encode_with_offsets(*_PAIR), self._theirs(*_PAIR), str(_PAIR)
+            yield _Reading(named, pair.ids, found["input_ids"])
+            if self.config.num_token_types > 1 and "token_type_ids" in found:
+                yield _Reading(f"types of {named}", pair.token_types, found["token_type_ids"])
+
+    def cut(self, ours: Tokenizer) -> Iterator[_Reading]:
+        """Yield a long text, of a model that cuts it: plain words, all of which are read alike."""
+        if (most := self.config.cut_at) is not None:
+            side: Side = "left" if self.config.cuts_left else "right"
+            text = _TEXTS[3] * (1 + most // 8)
+            found = self._theirs(text, truncation=True, max_length=most)["input_ids"]
+            reading = ours.cutting(most, side).encode(text)
+            yield _Reading(f"a long text, cut to {most} tokens", reading, found)
+
+    def _theirs(self, *texts: str, **options: Any) -> Any:
+        return self.original(*(one.lower() if self.lowers else one for one in texts), **options)
 
 
-def _readings(
-    directory: Path, checkpoint: Path, original: Any, chats: Sequence[str | None]
-) -> Iterator[_Reading]:
-    config, ours = read_config(checkpoint).model, Tokenizer(checkpoint / TOKENIZER_NAME)
-    around = read_sentence_texts(directory, parse_object((directory / CONFIG_NAME).read_bytes()))
-    lowers = around is not None and around.lowers
-
-    def theirs(*texts: str, **options: Any) -> Any:
-        return original(*(text.lower() if lowers else text for text in texts), **options)
-
-    rng = np.random.default_rng(SEED)
-    deck = Deck(rng, config.source_vocab_size or config.vocab_size)
-    texts = [*_TEXTS, *(ours.decode(deck.deal(_DEALT)) for _ in range(_NUM_DEALT))]
-    added = [] if lowers else sorted(original.get_added_vocab().items(), key=lambda one: one[1])
-    known = [token for token, i in added if i < (config.source_vocab_size or config.vocab_size)]
-    for first in range(0, len(known), _DEALT):
-        texts.append("".join(f"x {token} y{token}z" for token in known[first : first + _DEALT]))
-    for text in texts:
-        yield _Reading(text, ours.encode(text), theirs(text)["input_ids"])
-    for text in [*_TEXTS, *filter(None, chats)]:
-        found = theirs(text, add_special_tokens=False)["input_ids"]
-        yield _Reading(text, ours.encode_part(text), found)
-    if config.family == "bert":
-        pair, found, named = ours.encode_with_offsets(*_PAIR), theirs(*_PAIR), " | ".join(_PAIR)
-        yield _Reading(named, pair.ids, found["input_ids"])
-        if config.num_token_types > 1 and "token_type_ids" in found:
-            yield _Reading(f"types of {named}", pair.token_types, found["token_type_ids"])
-    if (most := config.cut_at) is not None:
-        long = " ".join(texts) * (1 + most // 256)
-        cut = ours.cutting(most, "left" if config.cuts_left else "right")
-        found = theirs(long, truncation=True, max_length=most)["input_ids"]
-        yield _Reading(f"a long text, cut to {most} tokens", cut.encode(long), found)
+def _targets(checkpoint: Path, original: Any, texts: _Texts) -> Iterator[_Reading]:
+    """Yield texts to be written, of a model that has a tokenizer of its own for them."""
     if (path := checkpoint / TARGET_TOKENIZER_NAME).is_file():
         target = Tokenizer(path)
-        for text in texts:
+        for text in texts.whole:
             found = original(text_target=text, add_special_tokens=False)["input_ids"]
             yield _Reading(f"target {text}", target.encode_part(text), found)
 

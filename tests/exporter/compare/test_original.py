@@ -67,6 +67,8 @@ def test_a_model_of_every_family_is_compared_with_its_own_class(
     assert read_config(tmp_path / "checkpoint").original == said
     assert read_config(tmp_path / "checkpoint").task == "checkpoint"
     assert float(re.search(r"within (\S+) of float64", said)[1]) < 1e-4
+    writes = family in translation_sources.MODELS or family in DECODERS
+    assert said.endswith("8 of 8 prompts greedy, 8 of 8 prompts by 2 beams") is writes
 
 
 # Wrong imports
