@@ -20,7 +20,6 @@ from engine.errors import CertificateError
 from engine.factory import core_on_slots
 from engine.package.manifest import GenerationContract
 from engine.requests.defaults import sampling_params
-from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
 from engine.scheduling.output import HypothesisOutput, TokensOutput
@@ -155,32 +154,24 @@ class Search(NamedTuple):
         if width > 1:
             asked["strategy"] = "beam"
             asked |= {} if defaults.beam else {"beam_width": width}
-        runner = _EagerRunner(model, self.contract, NUM_PROMPTS * width)
+        params = sampling_params(asked, defaults)
+        rows = len(prompts) * params.num_sequences
+        config = EngineConfig(
+            max_num_seqs=rows, max_num_batched_tokens=rows + _CHUNK, reuse_prefixes=False
+        )
+        runner = _EagerRunner(model, self.contract, rows)
         runner.guess(prompts, guess)
-        return _decoded(runner, self.contract, prompts, sampling_params(asked, defaults))
-
-
-def _decoded(
-    runner: _EagerRunner,
-    contract: GenerationContract,
-    prompts: Sequence[Tokens],
-    params: SamplingParams,
-) -> list[Tokens]:
-    rows = len(prompts) * params.num_sequences
-    config = EngineConfig(
-        max_num_seqs=rows, max_num_batched_tokens=rows + _CHUNK, reuse_prefixes=False
-    )
-    core = core_on_slots(config, contract, runner)
-    for key, prompt in enumerate(prompts):
-        core.scheduler.add(TokenRequest(key, "", prompt, params, 0, 0.0))
-    found: dict[int, Tokens] = dict.fromkeys(range(len(prompts)), ())
-    while core.has_requests:
-        for output in core.step():
-            if isinstance(output, TokensOutput):
-                found[output.key] += tuple(output.token_ids)
-            elif isinstance(output, HypothesisOutput) and output.index == 0:
-                found[output.key] = output.hypothesis.token_ids
-    return list(found.values())
+        core = core_on_slots(config, self.contract, runner)
+        for key, prompt in enumerate(prompts):
+            core.scheduler.add(TokenRequest(key, "", prompt, params, 0, 0.0))
+        found: dict[int, Tokens] = dict.fromkeys(range(len(prompts)), ())
+        while core.has_requests:
+            for output in core.step():
+                if isinstance(output, TokensOutput):
+                    found[output.key] += tuple(output.token_ids)
+                elif isinstance(output, HypothesisOutput) and output.index == 0:
+                    found[output.key] = output.hypothesis.token_ids
+        return list(found.values())
 
 
 class _EagerRunner:

@@ -17,7 +17,6 @@ import numpy as np
 from engine.errors import CheckpointError
 from engine.json_file import parse_object
 from engine.requests.request import Chat, ChatMessage
-from engine.requests.text import Side
 from engine.text.chat_format import CHAT_NAME, read_chat_format
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -72,19 +71,19 @@ class Said(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """Ids of a text on both sides, or of its beginning or end."""
+    """What both sides make of a text: ids; or of a conversation: a text."""
 
-    text: str
-    ours: Sequence[int]
-    theirs: Sequence[int]
+    of: str
+    ours: Sequence[object]
+    theirs: Sequence[object]
 
+    @property
+    def differs(self) -> bool:
+        """Whether they make two things of it."""
+        return [*self.ours] != [*self.theirs]
 
-class _Rendering(NamedTuple):
-    """A conversation as both sides write it; None: not at all."""
-
-    said: object
-    ours: str | None
-    theirs: str | None
+    def __str__(self) -> str:
+        return f"of {shortened(repr(self.of))} it makes {around(self.ours, self.theirs)}"
 
 
 def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Said:
@@ -97,40 +96,30 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     config, ours = read_config(checkpoint).model, Tokenizer(checkpoint / TOKENIZER_NAME)
     try:
         original = _load(directory, languages)
-        chats = list(_renderings(checkpoint, original))
+        chats = list(_conversations(checkpoint, original))
         texts = _Texts.of(directory, config, ours, original, chats)
-        found = [*texts.read(ours), *texts.cut(ours), *_targets(checkpoint, original, texts)]
+        found = [*texts.read(ours), *texts.read_besides(ours, checkpoint)]
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a library says, its panics too
         reason = shortened(str(error).strip().partition("\n")[0] or type(error).__name__)
         return Said((), (f"the tokenizer is not compared with its original: {reason}",))
     whose = f"{type(original).__name__} of transformers"
-    for said, one, other in chats:
-        if one != other:
-            raise _refused(
-                directory,
-                f"the chat template is not that of {whose}: of {said} it makes "
-                f"{around(one or '', other or '')}",
-            )
-    wrong = [i for i, one in enumerate(found) if list(one.ours) != list(one.theirs)]
+    for one in filter(lambda one: one.differs, chats):
+        raise _refused(directory, f"the chat template is not that of {whose}: {one}")
+    wrong = [i for i, one in enumerate(found) if one.differs]
     count = f"{len(found) - len(wrong)} of {len(found)}" if wrong else f"{len(found)}"
     words = (f"{count} texts", *([f"{len(chats)} conversations"] if chats else []))
     if not wrong:
         return Said(words)
-
-    def differs(i: int) -> str:
-        return (
-            f"{len(wrong)} of {len(found)} texts have other ids than those of {whose}: of "
-            f"{shortened(repr(found[i].text))} it makes {around(found[i].ours, found[i].theirs)}"
-        )
-
+    differ = f"{len(wrong)} of {len(found)} texts have other ids than those of {whose}"
     if (path := directory / TOKENIZER_NAME).is_file():
         in_file = list(texts.read(Tokenizer(path)))
         for i in wrong:
-            if i >= len(in_file) or list(found[i].ours) != list(in_file[i].ours):
-                raise _refused(directory, differs(i))
-    return Said(words, (f"{differs(wrong[0])}; exporter/README.md says what differs, and why",))
+            if i >= len(in_file) or found[i].ours != in_file[i].ours:
+                raise _refused(directory, f"{differ}: {found[i]}")
+    why = "exporter/README.md says what differs, and why"
+    return Said(words, (f"{differ}: {found[wrong[0]]}; {why}",))
 
 
 def _refused(directory: Path, differs: str) -> CheckpointError:
@@ -178,7 +167,7 @@ class _Texts:
         config: TransformerConfig,
         ours: Tokenizer,
         original: Any,
-        chats: Sequence[_Rendering],
+        chats: Sequence[_Reading],
     ) -> _Texts:
         """Return texts of many kinds, of the tokens of the vocabulary, and with each added one."""
         said = read_sentence_texts(directory, parse_object((directory / CONFIG_NAME).read_bytes()))
@@ -189,7 +178,7 @@ class _Texts:
         known = [token for token, i in added if i < size and not lowers]
         for first in range(0, len(known), _DEALT):
             whole.append("".join(f"x {one} y{one}z" for one in known[first : first + _DEALT]))
-        parts = [*_TEXTS, *(one.theirs for one in chats if one.theirs)]
+        parts = [*_TEXTS, *("".join(map(str, one.theirs)) for one in chats)]
         return cls(config, whole, parts, lowers, original)
 
     def read(self, ours: Tokenizer) -> Iterator[_Reading]:
@@ -205,43 +194,33 @@ class _Texts:
             if self.config.num_token_types > 1 and "token_type_ids" in found:
                 yield _Reading(f"types of {named}", pair.token_types, found["token_type_ids"])
 
-    def cut(self, ours: Tokenizer) -> Iterator[_Reading]:
-        """Yield a long text, of a model that cuts it: plain words, all of which are read alike."""
+    def read_besides(self, ours: Tokenizer, checkpoint: Path) -> Iterator[_Reading]:
+        """Yield a long text that is cut, of plain words; and texts with a tokenizer for targets."""
         if (most := self.config.cut_at) is not None:
-            side: Side = "left" if self.config.cuts_left else "right"
+            cutting = ours.cutting(most, "left" if self.config.cuts_left else "right")
             text = _TEXTS[3] * (1 + most // 8)
             found = self._theirs(text, truncation=True, max_length=most)["input_ids"]
-            reading = ours.cutting(most, side).encode(text)
-            yield _Reading(f"a long text, cut to {most} tokens", reading, found)
+            yield _Reading(f"a long text, cut to {most} tokens", cutting.encode(text), found)
+        if (path := checkpoint / TARGET_TOKENIZER_NAME).is_file():
+            target = Tokenizer(path)
+            for text in self.whole:
+                found = self.original(text_target=text, add_special_tokens=False)["input_ids"]
+                yield _Reading(f"target {text}", target.encode_part(text), found)
 
     def _theirs(self, *texts: str, **options: Any) -> Any:
         return self.original(*(one.lower() if self.lowers else one for one in texts), **options)
 
 
-def _targets(checkpoint: Path, original: Any, texts: _Texts) -> Iterator[_Reading]:
-    """Yield texts to be written, of a model that has a tokenizer of its own for them."""
-    if (path := checkpoint / TARGET_TOKENIZER_NAME).is_file():
-        target = Tokenizer(path)
-        for text in texts.whole:
-            found = original(text_target=text, add_special_tokens=False)["input_ids"]
-            yield _Reading(f"target {text}", target.encode_part(text), found)
-
-
-def _renderings(checkpoint: Path, original: Any) -> Iterator[_Rendering]:
-    """Yield the conversations that both sides render."""
+def _conversations(checkpoint: Path, original: Any) -> Iterator[_Reading]:
+    """Yield what both sides write of conversations, without those that one refuses."""
     path, has_other = checkpoint / CHAT_NAME, bool(original.chat_template)
     if path.is_file() != has_other:
-        told = "a template" if path.is_file() else None, "a template" if has_other else None
-        yield _Rendering("a conversation", *told)
-        return
-    if not has_other:
-        return
-    template = ChatTemplate(read_chat_format(path))
-    for turns in _CONVERSATIONS:
-        said = [{"role": role, "content": content} for role, content in turns]
-        with suppress(Exception):  # some refuse a role, and that is theirs to say
-            yield _Rendering(
-                said,
-                template.render(Chat(tuple(ChatMessage(*turn) for turn in turns))),
-                original.apply_chat_template(said, tokenize=False, add_generation_prompt=True),
-            )
+        yield _Reading("any conversation", *("no text", "a text")[:: 1 if has_other else -1])
+    elif has_other:
+        template = ChatTemplate(read_chat_format(path))
+        for turns in _CONVERSATIONS:
+            said = [{"role": role, "content": content} for role, content in turns]
+            with suppress(Exception):  # which are a template's own
+                ours = template.render(Chat(tuple(ChatMessage(*turn) for turn in turns)))
+                options = {"tokenize": False, "add_generation_prompt": True}
+                yield _Reading(str(said), ours, original.apply_chat_template(said, **options))
