@@ -1,4 +1,4 @@
-"""What the machine is: its processor, its second-level cache, the instructions that kernels use."""
+"""What the machine is: its processor, the instructions that kernels use, its cache and memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 _ROOT = Path("/")
 _CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # By which onnxruntime chooses its kernels, as Linux calls them.
 _INSTRUCTION_SETS = (
@@ -68,6 +69,14 @@ def l2_bytes() -> int | None:
     except OSError:
         pass
     return None
+
+
+def free_memory() -> int:
+    """Return how many bytes may still be taken."""
+    for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else ():
+        if line.startswith("MemAvailable:"):  # what the system would give up counts, too
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def instruction_sets() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import CertificateError, ConfigError, PackageError
+from engine.machine import free_memory
 from engine.package.files import hash_file
 from engine.package.manifest import (
     FORMAT_VERSION,
@@ -44,8 +45,6 @@ from exporter.prover.progress import Progress, no_progress
 from exporter.toolchain import read_toolchain
 
 MIN_TOKENS = 256  # that scales are fixed on
-
-_MEMINFO = Path("/proc/meminfo")
 
 _log = logging.getLogger(__name__)
 
@@ -131,11 +130,7 @@ def _check_memory(checkpoint: Path) -> None:
     if not weights.is_file():
         return  # which is told when it is read
     needed = 3 * weights.stat().st_size + 2**30  # graphs, model, and what is computed with
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else ():
-        if line.startswith("MemAvailable:"):  # what the system would give up counts, too
-            free = int(line.split()[1]) * 1024
-    if needed > free:
+    if needed > (free := free_memory()):
         raise ConfigError(
             f"{checkpoint}: an export needs about {needed / 2**30:.1f} GiB of memory and "
             f"{free / 2**30:.1f} are free, {(needed - free) / 2**30:.1f} are missing; end what "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from exporter.checkpoint import (
     read_config,
     remove_other_files,
 )
-from exporter.compare.original import NOT_COMPARED, compare_with_original
+from exporter.compare.original import NOT_COMPARED, Compared, compare_with_original
 from exporter.files import replace_file, stage
 from exporter.huggingface import Imported, Languages, import_checkpoint
 from exporter.prover.progress import Progress, no_progress
@@ -52,12 +52,14 @@ def import_model(
             imported = import_toolkit_checkpoint(
                 path, made, tell, max_len=options.max_len, codes=options.codes
             )
-            said = NOT_COMPARED
+            compared = Compared(NOT_COMPARED)
         else:
             imported = import_checkpoint(
                 path, made, tell, languages=options.languages, max_len=options.max_len
             )
-            said = _compared(path, made, options, progress)
+            compared = _compared(path, made, options, progress)
+        imported = replace(imported, notes=(*imported.notes, *compared.notes))
+        said = compared.said
         named = {"task": out.resolve().name, "original": said}
         config = read_config(made).model_copy(update=named)
         replace_file(made / CONFIG_NAME, (config.model_dump_json(indent=2) + "\n").encode())
@@ -71,9 +73,10 @@ def import_model(
     return imported, said
 
 
-def _compared(path: Path, made: Path, options: Options, progress: Progress) -> str:
+def _compared(path: Path, made: Path, options: Options, progress: Progress) -> Compared:
     if not options.compares:
-        return NOT_COMPARED
+        return Compared(NOT_COMPARED)
     if find_spec("transformers") is None:
-        return f"{NOT_COMPARED}, for which transformers is missing: pip install 'tokenweir[import]'"
-    return compare_with_original(path, made, progress)
+        missing = "for which transformers is missing: pip install 'tokenweir[import]'"
+        return Compared(f"{NOT_COMPARED}, {missing}")
+    return compare_with_original(path, made, options.languages, progress)

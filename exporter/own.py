@@ -74,7 +74,9 @@ def _as_checkpoint(
         (path / CONFIG_NAME).write_text(json.dumps(described, indent=2) + "\n")
         if tokenizer is not None:
             (path / TOKENIZER_NAME).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        kept, dressed = CheckpointConfig(task=name, model=config), dress(model, config)
+        said = f"compared with {shortened(name)} itself"
+        kept = CheckpointConfig(task=name, model=config, original=said)
+        dressed = dress(model, config)
         try_own(model, config, tokenizer)
         with _traced(name):
             yield Checkpoint(path, kept, dressed, tokenizer, tuple(samples))

@@ -56,7 +56,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Amount = Annotated[float, Field(ge=0)]
 Points = Annotated[float, Field(ge=0, le=100.001)]  # float arithmetic may pass 100
 MAX_BUCKETS = 64
-MAX_ORIGINAL = 200  # characters that tell of a comparison
+MAX_ORIGINAL = 400  # characters that tell of a comparison
 NEAR_OVERFLOW = 65_504 / 2  # the largest number of float16, by two
 # How often a quantile of what graphs lose may be that of the eager model itself, and of how many
 # positions at least it means something.

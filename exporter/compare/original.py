@@ -22,10 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import CertificateError, CheckpointError
+from engine.machine import free_memory
 from engine.package.manifest import EncodingContract, GenerationContract, ImageContract
-from engine.wording import shortened
-from exporter.checkpoint import load_checkpoint, read_config
+from engine.wording import shortened, size_of
+from exporter.checkpoint import WEIGHTS_NAME, load_checkpoint, read_config
+from exporter.compare.original_answers import Search
+from exporter.compare.original_texts import compare_texts
 from exporter.graphs.contracts import contract_of
+from exporter.huggingface.tokenizers import Languages
 from exporter.models.config import Family, TransformerConfig
 from exporter.prover.cases import first_lengths
 from exporter.prover.eager import (
@@ -72,17 +76,37 @@ class Pass(NamedTuple):
     first: Sequence[int]  # position of each whose numbers are compared
 
 
+class Compared(NamedTuple):
+    """What an import tells of a comparison."""
+
+    said: str
+    notes: tuple[str, ...] = ()
+
+
 def compare_with_original(
-    directory: Path, checkpoint: Path, progress: Progress = no_progress
-) -> str:
+    directory: Path,
+    checkpoint: Path,
+    languages: Languages = Languages(),
+    progress: Progress = no_progress,
+) -> Compared:
     """Hold a checkpoint against the model in `directory` that it was imported from.
 
-    Returns in a line what was compared, or why transformers does not run the original. Raises
-    CheckpointError where a position of ours loses more than the judge allows, with the first layer
-    that differs.
+    Returns what was compared, or why transformers does not run the original. Raises
+    CheckpointError where texts are read in another way, where a position of ours loses more than
+    the judge allows, with the first layer that differs, or where other tokens are written.
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     described = read_config(checkpoint)
     config = described.model
+    texts = compare_texts(directory, checkpoint, languages)
+    needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**30
+    if needed > (free := free_memory()):
+        missing = f"it takes about {size_of(needed)} of memory, and {size_of(free)} are free"
+        return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
+    search = Search.of(described, languages)
     passes = list(_passes(config))
     progress(0, len(passes), _WHAT)
     original = cache(lambda: _load_original(directory, config))
@@ -102,8 +126,11 @@ def compare_with_original(
                 ]
             )
             progress(i + 1, len(passes), _WHAT)
+        answers = search and search.theirs(original())
     except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
-        return f"{NOT_COMPARED}: {shortened(str(error).strip().partition(chr(10))[0])}"
+        reason = shortened(str(error).strip().partition("\n")[0])
+        return Compared(f"{NOT_COMPARED}: {reason}", texts.notes)
+    of_what = "float64" if eager.has_float64 else "the mean of its runs in float32"
     name = type(original()).__name__
     del eager
     original.cache_clear()
@@ -132,18 +159,25 @@ def compare_with_original(
             f"{directory}: the imported model is not {name} of transformers: {said}; {layer}; "
             "please report it with config.json, or import with --no-comparison"
         ) from error
+    words = list(texts.words)
+    if search and answers:
+        try:
+            words += search.compare(model, answers, original)
+        except CertificateError as error:
+            raise CheckpointError(
+                f"{directory}: the imported model is not {name} of transformers: {error}; please "
+                "report it with generation_config.json, or import with --no-comparison"
+            ) from error
     largest = max(one.exported.largest for one in judge.judged)
-    return (
-        f"compared with {name} of transformers {version('transformers')}: {num_inputs} inputs, "
-        f"within {largest:.1e}"
-    )
+    first = f"{num_inputs} inputs within {largest:.1e} of {of_what}"
+    said = f"compared with {name} of transformers {version('transformers')}: "
+    return Compared(said + ", ".join([first, *words]), texts.notes)
 
 
 def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     """Load the original in float32; no code of the directory is run, and nothing is fetched."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
     has_head = config.num_decoder_layers or config.labels
     kind = getattr(transformers, _CLASSES[config.family] if has_head else "AutoModel")
     model, about = kind.from_pretrained(

@@ -23,7 +23,7 @@ _BEAM_ENDS: Mapping[bool | str, BeamEnd] = {
 }
 # A model that was trained to need them would need requests that ask for them; these values change
 # nothing.
-_NEUTRAL: Mapping[str, object] = {
+NEUTRAL: Mapping[str, object] = {
     "num_return_sequences": 1,
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
@@ -122,7 +122,7 @@ class GenerationOptions(BaseModel):
         given: dict[str, Any] = self.model_extra or {}
         found = [
             f"{name} {shortened(given[name])}"
-            for name, neutral in _NEUTRAL.items()
+            for name, neutral in NEUTRAL.items()
             if given.get(name) not in (None, neutral)
         ]
         if config.num_decoder_layers and not config.num_encoder_layers:

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from engine import machine
-from engine.machine import instruction_sets, l2_bytes, machine_name, num_cores, quota_notice
+from engine.machine import (
+    free_memory,
+    instruction_sets,
+    l2_bytes,
+    machine_name,
+    num_cores,
+    quota_notice,
+)
 
 X86 = """processor\t: 0
 model name\t: Some Processor 9000
@@ -23,6 +30,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(machine, "_CACHES", tmp_path)
     return tmp_path
 
@@ -31,6 +39,14 @@ def _write_cache(system: Path, index: int, level: str, size: str) -> None:
     (system / f"index{index}").mkdir()
     (system / f"index{index}" / "level").write_text(f"{level}\n")
     (system / f"index{index}" / "size").write_text(f"{size}\n")
+
+
+def test_memory_that_the_system_would_give_up_is_free(system: Path) -> None:
+    assert free_memory() > 2**20  # where the system tells of none to be given up
+
+    (system / "meminfo").write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable: 3 kB\n")
+
+    assert free_memory() == 3 * 1024
 
 
 def test_instruction_sets_and_name_are_those_of_the_first_core(system: Path) -> None:

@@ -68,7 +68,9 @@ def test_model_with_a_forward_alone_is_certified_verified_and_asked(tmp_path: Pa
     model = Classes()
     model.output.eval()
 
-    export_own(model, READER, tmp_path / "own", tokenizer=tokenizer(), samples=["w3 w4"])
+    made = export_own(model, READER, tmp_path / "own", tokenizer=tokenizer(), samples=["w3 w4"])
+
+    assert made.certificate.original == "compared with Classes itself"
 
     assert model.training and not model.output.training, "as it was"
     verify_own(tmp_path / "own", model, READER, tokenizer=tokenizer(), samples=["w3 w4"])

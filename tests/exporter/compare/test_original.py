@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from engine.errors import CheckpointError
 from engine.package.package import load_package
 from exporter import imports
 from exporter.checkpoint import WEIGHTS_NAME, read_config
+from exporter.compare import original
 from exporter.compare.original import NOT_COMPARED, compare_with_original
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
@@ -64,7 +66,9 @@ def test_a_model_of_every_family_is_compared_with_its_own_class(
     assert said.startswith("compared with ") and " of transformers 5" in said
     assert read_config(tmp_path / "checkpoint").original == said
     assert read_config(tmp_path / "checkpoint").task == "checkpoint"
-    assert float(said.rpartition(" ")[2]) < 1e-4
+    assert float(re.search(r"within (\S+) of float64", said)[1]) < 1e-4
+    writes = family in translation_sources.MODELS or family in DECODERS
+    assert said.endswith("8 of 8 prompts greedy, 8 of 8 prompts by 2 beams") is writes
 
 
 # Wrong imports
@@ -171,7 +175,9 @@ def test_the_command_tells_it_and_an_export_keeps_it(
     said = "compared with GPT2LMHeadModel of transformers 5"
     assert f"original       {said}" in told
     kept = load_package(tmp_path / "package").manifest.certificate.original
-    assert kept.startswith(said) and "inputs, " in kept
+    assert kept.startswith(said) and kept.endswith(
+        "8 of 8 prompts greedy, 8 of 8 prompts by 2 beams"
+    )
     assert read_config(tmp_path / "checkpoint").original == NOT_COMPARED
     assert run(["verify", str(tmp_path / "package"), str(tmp_path / "checkpoint")]) == 1
     assert "config.json is not that of" in capsys.readouterr().err
@@ -214,7 +220,21 @@ def test_an_original_that_transformers_does_not_load_is_said_not_to_be_compared(
 
     assert said.startswith(f"{NOT_COMPARED}: transformers finds no ")
     assert read_config(tmp_path / "checkpoint").original == said
-    assert compare_with_original(original, tmp_path / "checkpoint").startswith(NOT_COMPARED)
+    assert compare_with_original(original, tmp_path / "checkpoint").said.startswith(NOT_COMPARED)
+
+
+def test_whatever_transformers_says_has_room_in_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*given: Any) -> None:
+        raise ValueError("many words " * 99)
+
+    save_gpt2(tmp_path / "original")
+    monkeypatch.setattr(original, "_load_original", load)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert read_config(tmp_path / "checkpoint").original == said
 
 
 def test_without_transformers_the_line_to_type_is_told(
@@ -226,3 +246,15 @@ def test_without_transformers_the_line_to_type_is_told(
     _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
 
     assert said.startswith(NOT_COMPARED) and "pip install 'tokenweir[import]'" in said
+
+
+def test_a_model_that_has_no_room_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_gpt2(tmp_path / "original")
+    monkeypatch.setattr(original, "free_memory", lambda: 10**9)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    needed = "it takes about 1.1 GB of memory, and 1.0 GB are free"
+    assert said == f"{NOT_COMPARED}: {needed}"

@@ -1,0 +1,101 @@
+"""An imported model writes what its original does with its own options, greedily and by beams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from engine.errors import CertificateError, CheckpointError
+from exporter.checkpoint import load_checkpoint, read_config
+from exporter.compare.original import compare_with_original
+from exporter.compare.original_answers import NUM_PROMPTS, Answers, Search
+from exporter.huggingface import import_checkpoint
+from exporter.huggingface.tokenizers import Languages
+from tests.exporter.huggingface import translation_sources
+from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_marian
+
+SAVE: dict[str, Callable[..., Any]] = {
+    "gpt2": save_gpt2,
+    "marian": save_marian,
+    "bart": lambda path, **options: translation_sources.save("bart", path, **options),
+}
+
+
+def save_with(family: str, path: Path, **generation: Any) -> None:
+    """Save a model with these options of generation."""
+    SAVE[family](path)
+    edit_json(path / "generation_config.json", **generation)
+
+
+OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "repetition penalty": ("gpt2", {"repetition_penalty": 3.0}, {"repetition_penalty": None}),
+    "n-grams that come twice": ("bart", {"no_repeat_ngram_size": 2}, {"no_repeat_ngram": None}),
+    "a token never written": ("marian", {}, {"banned_tokens": ()}),
+    "the first token": ("bart", {"forced_bos_token_id": 7}, {"forced_begin": ()}),
+    "the fewest tokens": ("marian", {"min_new_tokens": 15}, {"min_new_tokens": None}),
+    "number of beams": ("marian", {"num_beams": 3}, {"beam": 2}),
+    "length of beams": ("marian", {"length_penalty": -2.0}, {"length_power": 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_of_generation_that_is_lost_is_found(name: str, tmp_path: Path) -> None:
+    family, given, changed = OPTIONS[name]
+    save_with(family, tmp_path / "original", **given)
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+    described = read_config(tmp_path / "checkpoint")
+    lost = described.model_copy(
+        update={"generation": described.generation.model_copy(update=changed)}
+    )
+    kind = AutoModelForCausalLM if family == "gpt2" else AutoModelForSeq2SeqLM
+    original = kind.from_pretrained(tmp_path / "original").eval()
+    model = load_checkpoint(tmp_path / "checkpoint").model
+
+    right, wrong = (Search.of(one, Languages()) for one in (described, lost))
+    assert right is not None and wrong is not None
+    theirs = right.theirs(original)
+
+    beams = f"8 of 8 prompts by {given.get('num_beams', 2)} beams"
+    assert right.compare(model, theirs, lambda: original) == ["8 of 8 prompts greedy", beams]
+    with pytest.raises(
+        CertificateError, match=r"it writes other tokens than `generate`, .*, there"
+    ):
+        wrong.compare(model, theirs, lambda: original)
+
+
+def test_an_import_that_writes_other_tokens_is_refused(tmp_path: Path) -> None:
+    original, checkpoint = tmp_path / "original", tmp_path / "checkpoint"
+    save_with("gpt2", original, repetition_penalty=3.0)
+    import_checkpoint(original, checkpoint)
+    edit_json(checkpoint / "config.json", generation={})
+
+    with pytest.raises(CheckpointError, match="report it with generation_config.json, or import"):
+        compare_with_original(original, checkpoint)
+
+
+def test_a_prompt_does_not_count_whose_tokens_the_original_itself_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_gpt2(tmp_path / "original")
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+    search = Search.of(read_config(tmp_path / "checkpoint"), Languages())
+    model = load_checkpoint(tmp_path / "checkpoint").model
+    assert search is not None
+    prompts = [(i, 5, 9, 2) for i in range(NUM_PROMPTS)]
+    right = search._ours(model, prompts, [(1,)] * NUM_PROMPTS, 1)
+    turned = count()
+    monkeypatch.setattr(Search, "_generated", lambda *given: [(next(turned),)])
+
+    def compare(num_others: int) -> list[str]:
+        theirs = [(0, 0)] * num_others + right[num_others:]
+        return search.compare(model, Answers(prompts, {1: theirs}), lambda: None)
+
+    assert compare(0) == ["8 of 8 prompts greedy"]
+    assert compare(4) == ["4 of 8 prompts greedy"]
+    with pytest.raises(CertificateError, match="3 of 8 prompts are equal, greedy, and no order"):
+        compare(5)
