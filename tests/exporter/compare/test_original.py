@@ -215,14 +215,3 @@ def test_an_original_that_transformers_does_not_load_is_said_not_to_be_compared(
     assert said.startswith(f"{NOT_COMPARED}: transformers finds no ")
     assert read_config(tmp_path / "checkpoint").original == said
     assert compare_with_original(original, tmp_path / "checkpoint").startswith(NOT_COMPARED)
-
-
-def test_without_transformers_the_line_to_type_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_gpt2(tmp_path / "original")
-    monkeypatch.setattr(imports, "find_spec", lambda name: None)
-
-    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
-
-    assert said.startswith(NOT_COMPARED) and "pip install 'tokenweir[import]'" in said
