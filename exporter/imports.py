@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from engine.errors import CheckpointError
@@ -37,9 +36,9 @@ def import_model(
 ) -> tuple[Imported, str]:
     """Write the model at `path` to `out` as a checkpoint, which says what it was compared with.
 
-    Models of Hugging Face are held against their own class of transformers, where that is
-    installed. Returns what was imported, and that line. Raises CheckpointError, and then writes
-    nothing, if the model cannot be imported, or differs from its original.
+    Models of Hugging Face are held against their own class of transformers. Returns what was
+    imported, and that line. Raises CheckpointError, and then writes nothing, if the model cannot
+    be imported, or differs from its original.
     """
 
     def tell(done: int, total: int) -> None:
@@ -76,7 +75,4 @@ def import_model(
 def _compared(path: Path, made: Path, options: Options, progress: Progress) -> Compared:
     if not options.compares:
         return Compared(NOT_COMPARED)
-    if find_spec("transformers") is None:
-        missing = "for which transformers is missing: pip install 'tokenweir[import]'"
-        return Compared(f"{NOT_COMPARED}, {missing}")
     return compare_with_original(path, made, options.languages, progress)

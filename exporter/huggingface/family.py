@@ -1,26 +1,26 @@
-"""What a family of models is: a declaration of its options and of where its weights are."""
+"""What a family of models is: a table of its options and of where its weights are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import NameTable
+from exporter.huggingface.sentence_texts import SentenceTexts
+from exporter.huggingface.sentences import SentenceModules
 from exporter.models.config import TransformerConfig
 
 Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
+Options = Mapping[str, Any]
 
 WRITES: tuple[Ability, ...] = ("generate", "beam", "score")
 READS: tuple[Ability, ...] = ("classify", "label", "embed")
 
 # Names of Hugging Face, and ours.
-Activation = Literal["relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu", "swish"]
-ACTIVATIONS: Mapping[Activation, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {
+ACTIVATIONS: Mapping[str, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -29,65 +29,6 @@ ACTIVATIONS: Mapping[Activation, Literal["relu", "gelu", "gelu_tanh", "silu"]] =
     "silu": "silu",
     "swish": "silu",
 }
-
-
-class OriginalConfig(BaseModel):
-    """`config.json` of an original, as far as any family has it; a family adds its own fields.
-
-    A field of one allowed value is an option that must not be set otherwise. Fields that are not
-    named do not change what the model computes.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    second_names: ClassVar[Mapping[str, str]] = {}  # of fields of config.json, which have either
-    weak_names: ClassVar[frozenset[str]] = frozenset()  # of these, what counts if it stands alone
-
-    quantization_config: None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _under_one_name(cls, given: dict[str, Any]) -> dict[str, Any]:
-        for second, name in cls.second_names.items():
-            if second not in given or (second in cls.weak_names and name in given):
-                continue
-            if given.get(name, given[second]) != given[second]:
-                said = f"{name} is {shortened(str(given[name]))} and {second} "
-                said += shortened(str(given[second]))
-                raise ValueError(f"{said}; they are two names of one option: give one of them")
-            given = {**given, name: given[second]}
-        return given
-
-    def notes(self) -> list[str]:
-        """Say what a person should know of what is not taken over."""
-        return []
-
-
-_WRITERS = ("ForCausalLM", "ForConditionalGeneration", "Model")  # how their classes end
-
-
-class WriterConfig(OriginalConfig):
-    """`config.json` of a model that writes, whose head is that of a vocabulary."""
-
-    architectures: tuple[str, ...] | None = None
-
-    @field_validator("architectures")
-    @classmethod
-    def _writes(cls, given: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if given and not given[0].endswith(_WRITERS):
-            raise ValueError(
-                f"architectures is {shortened(given[0])}; supported: classes that end in "
-                f"{', '.join(_WRITERS)}"
-            )
-        if given and given[0].endswith("EncoderModel"):
-            raise ValueError(
-                f"architectures is {shortened(given[0])}, an encoder without the decoder that "
-                "writes; supported: models with both"
-            )
-        return given
-
-
-Fields = TypeVar("Fields", bound=OriginalConfig)
 
 
 @dataclass(frozen=True)
@@ -100,26 +41,96 @@ class SpecialTokens:
 
 
 @dataclass(frozen=True)
-class Family(Generic[Fields]):
+class Original:
+    """What an original says of its model, and who imports it."""
+
+    config: Any  # of transformers, which has defaults and one name for each option
+    tokens: SpecialTokens
+    said: Options = field(default_factory=dict)  # config.json as it is
+    asked_len: int | None = None  # by who imports it
+    modules: SentenceModules | None = None
+    texts: SentenceTexts | None = None
+    pictures: Any = None  # the image processor of transformers
+
+    @property
+    def architecture(self) -> str | None:
+        """The name of the class that saved it."""
+        named = self.config.architectures
+        return str(named[0]) if isinstance(named, list) and named else None
+
+
+def no_options(original: Original) -> Options:
+    """Return nothing besides what the table of a family says."""
+    return {}
+
+
+def no_notes(original: Original) -> list[str]:
+    """Return nothing."""
+    return []
+
+
+@dataclass(frozen=True)
+class Family:
     """A family: its options in our terms, its weights by our names, and what it can do."""
 
     title: str  # for a person
     model_types: tuple[str, ...]  # of config.json
-    fields: type[Fields]  # the fields of config.json that are read
-    to_config: Callable[[Fields, SpecialTokens], TransformerConfig]
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
+    fixed: Options = field(default_factory=dict)  # of ours, in all models of the family
+    options: Mapping[str, str] = field(default_factory=dict)  # ours, and theirs that say the same
+    computed: Callable[[Original], Options] = no_options  # the others; they count before
+    # Values that an option of theirs may have, where it changes what is computed.
+    supported: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    notes: Callable[[Original], list[str]] = no_notes  # what a person should know of them
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
-    files: tuple[str, ...] = ()  # more JSON files: fields of the original, named for their stems
+    sees: bool = False  # pictures, which an image processor makes ready
     options_name: str = CONFIG_NAME  # what says the options in an original
 
-    def read_config(
-        self, raw: Mapping[str, Any], tokens: SpecialTokens
-    ) -> tuple[TransformerConfig, list[str]]:
-        """Return the options in our terms, and what a person should know of them.
+    def read_config(self, original: Original) -> TransformerConfig:
+        """Return the options in our terms.
 
-        ValidationError names those that we do not have.
+        ValueError names those that we do not have; pydantic's has our names of options.
         """
-        given = self.fields.model_validate(raw)
-        return self.to_config(given, tokens), given.notes()
+        supported = dict(self.supported)
+        if "activation" in self.options:
+            supported[self.options["activation"]] = tuple(ACTIVATIONS)
+        wrong = [
+            refused(name, value, values)
+            for name, values in supported.items()
+            if (value := getattr(original.config, name, values[0])) not in values
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        found = {ours: getattr(original.config, theirs) for ours, theirs in self.options.items()}
+        if "activation" in found:
+            found["activation"] = ACTIVATIONS[found["activation"]]
+        try:
+            found = {**self.fixed, **found, **self.computed(original)}
+            return TransformerConfig.model_validate(found)
+        except ArithmeticError as error:
+            raise ValueError(f"its numbers cannot be: {error}") from error
+
+
+def refused(name: str, value: object, supported: tuple[object, ...]) -> str:
+    """Say that an option has a value that is not supported, and which are."""
+    return f"{name} is {shortened(repr(value))}; supported: {', '.join(map(repr, supported))}"
+
+
+_WRITERS = ("ForCausalLM", "ForConditionalGeneration", "Model")  # how their classes end
+
+
+def check_writes(original: Original) -> None:
+    """Raise ValueError for a class whose head is not that of a vocabulary."""
+    named = original.architecture or ""
+    if named and not named.endswith(_WRITERS):
+        raise ValueError(
+            f"architectures is {shortened(named)}; supported: classes that end in "
+            f"{', '.join(_WRITERS)}"
+        )
+    if named.endswith("EncoderModel"):
+        raise ValueError(
+            f"architectures is {shortened(named)}, an encoder without the decoder that writes; "
+            "supported: models with both"
+        )

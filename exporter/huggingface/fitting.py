@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ def num_positions(config: TransformerConfig) -> dict[str, int]:
 
 def find_weights(
     stored: StoredWeights,
-    family: Family[Any],
+    family: Family,
     config: TransformerConfig,
     directory: Path,
     num_stored: Mapping[str, int],
@@ -79,7 +79,7 @@ def find_weights(
 
 
 def without_wrappers(
-    stored: StoredWeights, table: NameTable, family: Family[Any]
+    stored: StoredWeights, table: NameTable, family: Family
 ) -> tuple[StoredWeights, list[str]]:
     """Return the weights by the names that they had before a trainer wrapped the model, and a note.
 
@@ -114,7 +114,7 @@ def _shared_prefix(names: Sequence[str], is_known: Callable[[str], bool]) -> str
 
 
 def untied_as_stored(
-    stored: StoredWeights, family: Family[Any], config: TransformerConfig
+    stored: StoredWeights, family: Family, config: TransformerConfig
 ) -> TransformerConfig:
     """Return the options with tables of their own where some are stored that differ.
 
@@ -152,7 +152,7 @@ def _differ(stored: StoredWeights, one: Sequence[str], other: Sequence[str]) -> 
     return not torch.equal(stored.read(one[0]), stored.read(other[0]))
 
 
-def _there(names: Sequence[str], stored: StoredWeights, family: Family[Any]) -> list[str]:
+def _there(names: Sequence[str], stored: StoredWeights, family: Family) -> list[str]:
     """Return the names that are stored, those that a file of the body alone has among them."""
     every = [form for name in names for form in (name, name.removeprefix(family.body))]
     return [name for name in dict.fromkeys(every) if name in stored]
@@ -181,7 +181,7 @@ def _first_rows(
 class _Search:
     """Looks for weights one by one, and keeps what is wrong."""
 
-    def __init__(self, stored: StoredWeights, family: Family[Any]) -> None:
+    def __init__(self, stored: StoredWeights, family: Family) -> None:
         self._stored = stored
         self._family = family
         self._used: set[str] = set()

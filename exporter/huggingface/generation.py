@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -11,6 +12,7 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import BeamEnd
 from engine.wording import listed, shortened
 from exporter.huggingface.family import SpecialTokens
+from exporter.huggingface.reading import reading_by_transformers
 from exporter.models import TransformerConfig
 
 Ids = int | list[int] | None
@@ -171,18 +173,21 @@ class GenerationOptions(BaseModel):
         return {"max_new_tokens": most, "min_new_tokens": least or None}
 
 
-def merge_options(config: dict[str, Any], generation: dict[str, Any] | None) -> GenerationOptions:
+def read_options(
+    config: Mapping[str, Any], generation: dict[str, Any] | None, path: Path
+) -> GenerationOptions:
     """Return the options of `generation_config.json`, or of `config.json` where it is absent.
 
-    Special tokens that the former does not name come from the latter.
+    Special tokens that the former, which is at `path`, does not name come from the latter.
     """
-    options = config if generation is None else generation
-    fallback = {
-        name: config[name]
-        for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")
-        if options.get(name) is None and name in config
-    }
-    return GenerationOptions.model_validate({**options, **fallback})
+    with reading_by_transformers(path) as transformers:
+        kind = transformers.GenerationConfig
+        read = kind.from_model_config(dict(config)) if generation is None else kind(**generation)
+        found = {**read.to_dict(), **(generation or {})}  # in which nothing has become an object
+    for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        if found.get(name) is None:
+            found[name] = config.get(name)
+    return GenerationOptions.model_validate(found)
 
 
 def about_tasks(*options: Mapping[str, Any] | None) -> list[str]:

@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.json_file import parse_object, read_bounded
 from engine.package.recognised import recognise
 from engine.requests.generation_defaults import GenerationDefaults
-from engine.wording import listed, shortened
+from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
-from exporter.huggingface.families import FAMILIES, LACKING
-from exporter.huggingface.family import Family
+from exporter.huggingface.family import Original
 from exporter.huggingface.fitting import without_wrappers
-from exporter.huggingface.generation import about_tasks, merge_options
+from exporter.huggingface.generation import about_tasks, read_options
+from exporter.huggingface.reading import family_of, read_config, read_json, read_processor
 from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
 from exporter.huggingface.sentences import SentenceModules, read_modules
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
-from exporter.huggingface.tokenizers.original import need_transformers
 from exporter.huggingface.understood import understood
 from exporter.huggingface.writing import (
     Imported,
@@ -35,7 +33,6 @@ from exporter.huggingface.writing import (
 from exporter.models import TransformerConfig
 
 GENERATION_NAME = "generation_config.json"
-_MAX_JSON_BYTES = 2**24
 
 
 def import_checkpoint(
@@ -54,31 +51,43 @@ def import_checkpoint(
     and then writes nothing, if the directory is incomplete, or the model has options that the
     shared blocks do not have.
     """
-    need_transformers()
     directory, out = Path(directory), Path(out)
     check_replaceable(out)
-    raw, family = _read_original(directory)
-    texts: SentenceTexts | None = raw["texts"]
-    generation_config = _read_optional_json(directory / GENERATION_NAME)
-    with naming(directory / GENERATION_NAME):
-        options = merge_options(raw, generation_config)
-    with naming(directory / CONFIG_NAME):
-        config, said = family.read_config({**raw, "asked_len": max_len}, options.special_tokens())
-        whole = _with_ends(config, options.eos_token_ids)
-        config = _with_limit(whole, texts, max_len)
-    text = _read_text(directory, raw, config, languages)
+    if problem := recognise(directory).problem("original"):
+        raise CheckpointError(problem)
+    said = read_json(directory / CONFIG_NAME)
+    family = family_of(said, directory)
+    generation_path = directory / GENERATION_NAME
+    generation_config = read_json(generation_path) if generation_path.exists() else None
+    with naming(generation_path):
+        options = read_options(said, generation_config, generation_path)
+    with naming(directory / CONFIG_NAME, family.options):
+        original = Original(
+            config=read_config(said, directory / CONFIG_NAME),
+            tokens=options.special_tokens(),
+            said=said,
+            asked_len=max_len,
+            modules=read_modules(directory),
+            texts=read_sentence_texts(directory, said),
+            pictures=read_processor(directory, str(said["model_type"])) if family.sees else None,
+        )
+        whole = _with_ends(family.read_config(original), options.eos_token_ids)
+        config = _with_limit(whole, original.texts, max_len)
+        family_notes = family.notes(original)
+    text = _read_text(directory, original, config, languages)
     config = _as_read(config, text)
-    with naming(directory / GENERATION_NAME):
+    with naming(generation_path):
         generation = _in_language(options.defaults(config), text)
     _check_ids(config, generation, directory)
     model = ReadModel(directory, family, config, whole, text, generation)
-    with open_weights(directory, *_beside(directory, raw["modules"])) as stored:
+    with open_weights(directory, *_beside(directory, original.modules)) as stored:
         stored, unwrapped = without_wrappers(stored, family.weights(config), family)
         num_parameters = write_model(model, stored, out, progress)
-    notes = [*options.notes(config), *about_tasks(raw, generation_config), *said]
+    notes = ["code beside the model (auto_map) is not run"] if said.get("auto_map") else []
+    notes += [*options.notes(config), *about_tasks(said, generation_config), *family_notes]
     notes += [*length_notes(config, max_len), *text.notes, *unwrapped]
-    notes += texts.notes if texts else []
-    return Imported(str(raw["model_type"]), num_parameters, tuple(notes), understood(model))
+    notes += original.texts.notes if original.texts else []
+    return Imported(str(said["model_type"]), num_parameters, tuple(notes), understood(model))
 
 
 def _with_limit(
@@ -92,14 +101,13 @@ def _with_limit(
 
 
 def _read_text(
-    directory: Path, raw: dict[str, Any], config: TransformerConfig, languages: Languages
+    directory: Path, original: Original, config: TransformerConfig, languages: Languages
 ) -> ImportedTokenizer:
     """Return the tokenizer of a model; none of one that sees pictures."""
     if not config.vocab_size:
         return ImportedTokenizer()
     text = read_tokenizer(directory, config, languages)
-    texts: SentenceTexts | None = raw["texts"]
-    if texts is not None and texts.lowers:
+    if original.texts is not None and original.texts.lowers:
         text.lower()
     return text
 
@@ -128,52 +136,6 @@ def _in_language(defaults: GenerationDefaults, text: ImportedTokenizer) -> Gener
 def _beside(directory: Path, modules: SentenceModules | None) -> list[Path]:
     """Return the directories that have weights besides the original itself."""
     return [directory / modules.dense_path] if modules and modules.dense_path else []
-
-
-def _read_original(directory: Path) -> tuple[dict[str, Any], Family[Any]]:
-    """Return `config.json` with the other files that the family reads, and the family."""
-    if problem := recognise(directory).problem("original"):
-        raise CheckpointError(problem)
-    raw = _read_json(directory / CONFIG_NAME)
-    family = _family_of(raw, directory)
-    for name in family.files:
-        raw[Path(name).stem] = _read_optional_json(directory / name)
-    raw["modules"] = read_modules(directory)
-    with naming(directory / CONFIG_NAME):
-        raw["texts"] = read_sentence_texts(directory, raw)
-    return raw, family
-
-
-def _family_of(raw: dict[str, Any], directory: Path) -> Family[Any]:
-    given = raw.get("model_type")
-    known = {name: family for family in FAMILIES for name in family.model_types}
-    if given is None:
-        raise CheckpointError(
-            f"{directory / CONFIG_NAME} has no model_type, as files of early BERTs have none; "
-            f"add the one that it is: {', '.join(known)}"
-        )
-    if not isinstance(given, str) or given not in known:
-        lacking = LACKING.get(str(given))
-        why = f"what is not supported: {lacking}; " if lacking else ""
-        raise CheckpointError(
-            f"{directory / CONFIG_NAME}: model_type is {shortened(str(given))}; {why}"
-            f"supported: {', '.join(known)}; any other model can be built from the blocks of "
-            "exporter/models, or exported as a class of your own: exporter/README.md says how"
-        )
-    return known[given]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return parse_object(read_bounded(path, _MAX_JSON_BYTES))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a JSON object: {error}; save the model again"
-        ) from error
-
-
-def _read_optional_json(path: Path) -> dict[str, Any] | None:
-    return _read_json(path) if path.exists() else None
 
 
 def _with_ends(config: TransformerConfig, ends: Sequence[int]) -> TransformerConfig:

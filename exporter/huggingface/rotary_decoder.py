@@ -4,139 +4,140 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
-
-from pydantic import Field, model_validator
 
 from exporter.huggingface.conversion import HeadOrder, NameTable, layers, modules
-from exporter.huggingface.decoder import DecoderConfig, decoder_config
-from exporter.huggingface.family import Activation, SpecialTokens
-from exporter.huggingface.layered import sliding
-from exporter.huggingface.rope import LayerType, RopeParameters, check_one_of
-from exporter.models.config import PositiveInt, Probability, TransformerConfig
+from exporter.huggingface.decoder import DECODER, FIXED, decoder
+from exporter.huggingface.family import Options, Original, refused
+from exporter.huggingface.rope import Rope
+from exporter.models.config import TransformerConfig
 
 LAYER = ("decoder.layers.{i}", "model.layers.{i}")  # ours, theirs
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ROTARY = {
+    **DECODER,
+    "d_ff": "intermediate_size",
+    "activation": "hidden_act",
+    "norm_eps": "rms_norm_eps",
+    "attention_dropout": "attention_dropout",
+}
+ROTARY_FIXED = {
+    **FIXED,
+    "attention_bias": False,
+    "gated_feed_forward": True,
+    "feed_forward_bias": False,
+    "norm": "rms",
+    "positions": "rotary",
+}
 
 
-class RotaryDecoderConfig(DecoderConfig):
-    """`config.json` of such a decoder; older files have `rope_theta` and `rope_scaling` apart."""
+def rotary(original: Original, rope: Rope | None = None, *, turns_parts: bool = False) -> Options:
+    """Return the sizes of heads, how positions turn, and how long a text may be.
 
-    turns_parts: ClassVar[bool] = False  # a part of a head may turn, the rest stay as it is
-
-    hidden_size: PositiveInt = 4096
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt = 32
-    num_attention_heads: PositiveInt = 32
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    hidden_act: Activation = "silu"
-    norm_eps: float = Field(1e-6, alias="rms_norm_eps")
-    tie_word_embeddings: bool = False
-    attention_probs_dropout_prob: Probability = Field(0.0, alias="attention_dropout")
-    rope_theta: float = 10000.0
-    rope_scaling: RopeParameters | None = None
-    rope_parameters: RopeParameters | None = None
-    partial_rotary_factor: float = 1.0
-    original_max_position_embeddings: PositiveInt | None = None
-    asked_len: PositiveInt | None = None  # by who imports it; not of the file
-
-    @model_validator(mode="after")
-    def _check_rotary(self) -> Self:
-        check_one_of(self.rope_scaling, self.rope_parameters)
-        if self.turned_share != 1 and not (self.turns_parts and 0 < self.turned_share < 1):
-            supported = "above 0, up to 1" if self.turns_parts else "1"
-            raise ValueError(
-                f"partial_rotary_factor is {self.turned_share}; supported: {supported}"
-            )
-        return self
-
-    @property
-    def rope(self) -> RopeParameters:
-        """Return how positions turn, wherever it is written."""
-        return self.rope_parameters or self.rope_scaling or RopeParameters()
-
-    @property
-    def turned_share(self) -> float:
-        """Return which share of a head's numbers turns."""
-        share = self.rope.partial_rotary_factor
-        return self.partial_rotary_factor if share is None else share
-
-    @property
-    def original_len(self) -> int:
-        """Return up to which length the places of a text turn as the model first learned them."""
-        if self.rope.rope_type != "longrope":
-            return self.max_position_embeddings
-        original = (
-            self.original_max_position_embeddings or self.rope.original_max_position_embeddings
-        )
-        return min(self.max_position_embeddings, original or self.max_position_embeddings)
-
-    @property
-    def is_long(self) -> bool:
-        """Whether all texts turn as those do that longrope finds long."""
-        return self.asked_len is not None and self.asked_len > self.original_len
-
-    @property
-    def max_len(self) -> int:
-        """Return how long a text may be."""
-        return self.max_position_embeddings if self.is_long else self.original_len
-
-    def notes(self) -> list[str]:
-        """Say where texts are shorter than the original allows, or turn otherwise."""
-        if self.original_len == self.max_position_embeddings:
-            return []
-        if self.is_long:
-            return [
-                "all texts turn by the long_factor of rope_type longrope, where transformers takes "
-                f"it for those of more than {self.original_len} tokens; import without --max-len, "
-                "or with a smaller one, for its answers to shorter ones"
-            ]
-        return [
-            f"texts may have {self.original_len} tokens, not {self.max_position_embeddings}: "
-            "rope_type longrope turns all positions otherwise as soon as a text is longer; "
-            f"--max-len above {self.original_len} imports it for long texts"
-        ]
-
-
-def rotary_decoder_config(
-    given: RotaryDecoderConfig, tokens: SpecialTokens, **differences: Any
-) -> TransformerConfig:
-    """Return the options of such a decoder, those in `differences` instead of the usual ones."""
-    width = given.head_dim or given.hidden_size // given.num_attention_heads
-    turned = int(width * given.turned_share)
-    usual = {
-        "num_kv_heads": given.num_key_value_heads,
-        "key_dim": given.head_dim,
-        "value_dim": given.head_dim,
-        "attention_bias": False,
-        "gated_feed_forward": True,
-        "feed_forward_bias": False,
-        "norm": "rms",
-        "positions": "rotary",
-        "rotary_base": given.rope.rope_theta or given.rope_theta,
-        "rotary_scaling": given.rope.scaling(
-            given.max_position_embeddings,
-            given.original_max_position_embeddings,
-            is_long=given.is_long,
-        ),
+    A part of a head may turn where it `turns_parts`, and the rest stays as it is.
+    """
+    config, rope = original.config, rope or rope_of(original)
+    share = rope.partial_rotary_factor
+    if share != 1 and not (turns_parts and 0 < share < 1):
+        supported = "above 0, up to 1" if turns_parts else "1"
+        raise ValueError(f"partial_rotary_factor is {share}; supported: {supported}")
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    turned = int(width * share)
+    head_dim = _unless_filled(original, "head_dim")
+    longest, first_len = config.max_position_embeddings, _first_len(original, rope)
+    is_long = _is_long(original, first_len)
+    return {
+        **decoder(original),
+        "num_kv_heads": _unless_filled(original, "num_key_value_heads"),
+        "key_dim": head_dim,
+        "value_dim": head_dim,
+        "max_target_len": longest if is_long else first_len,
+        "rotary_base": rope.rope_theta,
+        "rotary_scaling": rope.scaling(longest, is_long=is_long),
         "rotary_dim": None if turned == width else turned,
     }
-    return decoder_config(given, tokens, **{**usual, **differences})
 
 
-def window_options(
-    given: RotaryDecoderConfig, window: int | None, layer_types: Sequence[LayerType] | None = None
-) -> dict[str, Any]:
-    """Return the options of layers that see `window` positions; without types, all do.
+def windowed(original: Original, *, turns_parts: bool = False) -> Options:
+    """Return likewise the options of a model that has a window, in the layers that it says.
 
     A window that no text outgrows is none.
     """
-    if window is None or window >= given.max_len:
-        return {}
-    if layer_types is None:
-        return {"window": window}
-    layers = sliding(layer_types)
-    return {"window": window, "windowed_layers": layers} if layers else {}
+    found = rotary(original, turns_parts=turns_parts)
+    window, types = original.config.sliding_window, getattr(original.config, "layer_types", None)
+    if window is None or window >= found["max_target_len"]:
+        return found
+    if types is None:
+        return {**found, "window": window}
+    layers = sliding(types)
+    return {**found, "window": window, "windowed_layers": layers} if layers else found
+
+
+def _unless_filled(original: Original, name: str) -> int | None:
+    """Return an option, None where transformers has filled in what follows from others."""
+    value: int | None = getattr(original.config, name, None)
+    usual = getattr(type(original.config), name, None)
+    return usual if original.said.get(name) is None else value
+
+
+def rope_of(original: Original) -> Rope:
+    """Return how the positions of all layers turn."""
+    return Rope.model_validate(original.config.rope_parameters)
+
+
+def _first_len(original: Original, rope: Rope) -> int:
+    """Return up to which length the places of a text turn as the model first learned them."""
+    longest: int = original.config.max_position_embeddings
+    if rope.rope_type != "longrope":
+        return longest
+    return min(longest, rope.original_max_position_embeddings or longest)
+
+
+def _is_long(original: Original, first_len: int) -> bool:
+    """Say whether all texts turn as those do that longrope finds long."""
+    return original.asked_len is not None and original.asked_len > first_len
+
+
+def length_notes(original: Original) -> list[str]:
+    """Say where texts are shorter than the original allows, or turn otherwise."""
+    first_len = _first_len(original, rope_of(original))
+    longest = original.config.max_position_embeddings
+    if first_len == longest:
+        return []
+    if _is_long(original, first_len):
+        return [
+            "all texts turn by the long_factor of rope_type longrope, where transformers takes "
+            f"it for those of more than {first_len} tokens; import without --max-len, or with a "
+            "smaller one, for its answers to shorter ones"
+        ]
+    return [
+        f"texts may have {first_len} tokens, not {longest}: rope_type longrope turns all "
+        f"positions otherwise as soon as a text is longer; --max-len above {first_len} imports it "
+        "for long texts"
+    ]
+
+
+def local_options(original: Original, window: int) -> tuple[Rope, Options]:
+    """Return how positions turn in layers that see all tokens, and the options of the others.
+
+    Those see `window` tokens, and their positions turn in another way: nothing is stretched.
+    """
+    whole, local = (
+        Rope.model_validate(original.config.rope_parameters[kind]) for kind in LAYER_TYPES
+    )
+    if local.rope_type != "default":
+        name = "rope_parameters.sliding_attention.rope_type"
+        raise ValueError(refused(name, local.rope_type, ("default",)))
+    layers = sliding(original.config.layer_types)
+    options = {"window": window, "windowed_layers": layers, "local_rotary_base": local.rope_theta}
+    return whole, options if layers else {}
+
+
+def sliding(layer_types: Sequence[str]) -> tuple[int, ...]:
+    """Return which layers have a window."""
+    for i, kind in enumerate(layer_types):
+        if kind not in LAYER_TYPES:
+            raise ValueError(refused(f"layer_types.{i}", kind, LAYER_TYPES))
+    return tuple(i for i, kind in enumerate(layer_types) if kind == "sliding_attention")
 
 
 def rotary_decoder_weights(config: TransformerConfig) -> NameTable:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -55,7 +54,7 @@ class ReadModel:
     """All that an original says of a model but its weights."""
 
     original: Path
-    family: Family[Any]
+    family: Family
     config: TransformerConfig
     whole: TransformerConfig  # with all the positions that the original has
     text: ImportedTokenizer
@@ -107,12 +106,17 @@ def length_notes(config: TransformerConfig, asked: int | None) -> list[str]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn what pydantic finds wrong into a CheckpointError that names the file."""
+def naming(path: Path, theirs: Mapping[str, str] = {}) -> Iterator[None]:
+    """Turn what is wrong with options into a CheckpointError that names the file.
+
+    `theirs` are the names that ours have in it.
+    """
     try:
         yield
     except ValidationError as error:
-        raise CheckpointError(f"{path}: {_problems(error)}") from error
+        raise CheckpointError(f"{path}: {_problems(error, theirs)}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _written(
@@ -148,11 +152,12 @@ def _is_finite(weight: Tensor) -> bool:
     return all(bound.isfinite() for bound in weight.aminmax())  # NaN anywhere is in both
 
 
-def _problems(error: ValidationError) -> str:
+def _problems(error: ValidationError, theirs: Mapping[str, str]) -> str:
     """Say of every option that is wrong what it is and what it may be."""
     problems = []
     for found in error.errors(include_url=False):
-        name, given = shortened(".".join(map(str, found["loc"]))), _beginning(found["input"])
+        loc = [theirs.get(str(part), str(part)) for part in found["loc"]]
+        name, given = shortened(".".join(loc)), _beginning(found["input"])
         if found["type"] == "literal_error":
             problems.append(f"{name} is {given}; supported: {found['ctx']['expected']}")
         elif found["type"] == "none_required":

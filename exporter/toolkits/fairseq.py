@@ -15,9 +15,9 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed, shortened
 from exporter.huggingface.bart_like import COMPUTED_POSITIONS, bart_like_weights
 from exporter.huggingface.conversion import NameTable, modules
-from exporter.huggingface.family import Family, OriginalConfig, SpecialTokens
+from exporter.huggingface.family import Family, Options, Original, SpecialTokens
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
-from exporter.toolkits.original import OPTIONS_NAME, ToolkitModel
+from exporter.toolkits.original import OPTIONS_NAME, ToolkitModel, ToolkitOptions
 from exporter.toolkits.torch_file import plain, tensors_of
 from exporter.toolkits.words import Words, read_dictionary
 
@@ -48,7 +48,7 @@ _IGNORED = (
 Off = Annotated[Literal[None, False, 0], Field(default=None)]
 
 
-class FairseqConfig(OriginalConfig):
+class FairseqConfig(ToolkitOptions):
     """The options of a model, with the defaults of the architecture `transformer`."""
 
     arch: Literal[ARCHITECTURES]  # type: ignore[valid-type]
@@ -127,35 +127,36 @@ class FairseqConfig(OriginalConfig):
         return in_encoder if in_encoder == in_decoder else None
 
 
-def _config(given: FairseqConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _computed(original: Original) -> Options:
+    given, tokens = FairseqConfig.model_validate(original.config), original.tokens
     is_other = given.source_size != given.target_size
-    return TransformerConfig(
-        family="encoder-decoder",
-        d_model=given.encoder_embed_dim,
-        num_heads=given.encoder_attention_heads,
-        d_ff=given.encoder_ffn_embed_dim,
-        num_encoder_layers=given.encoder_layers,
-        num_decoder_layers=given.decoder_layers,
-        activation=_ACTIVATIONS[given.activation_fn],
-        norm_position="first" if given.encoder_normalize_before else "last",
-        final_norm=given.final_norm,
-        embedding_norm=given.layernorm_embedding,
-        positions="learned" if given.encoder_learned_pos else "sinusoidal_tensor2tensor",
-        position_offset=0 if given.encoder_learned_pos else _OFFSET,
-        dropout=given.dropout,
-        attention_dropout=given.attention_dropout,
-        feed_forward_dropout=given.activation_dropout,
-        vocab_size=given.target_size,
-        source_vocab_size=given.source_size if is_other else None,
-        max_source_len=given.max_source_positions,
-        max_target_len=given.max_target_positions,
-        scale_embeddings=not given.no_scale_embedding,
-        share_embeddings=given.share_all_embeddings,
-        tie_output=given.share_all_embeddings or given.share_decoder_input_output_embed,
-        pad_token_id=tokens.pad or 0,
-        bos_token_id=tokens.decoder_start,
-        eos_token_id=tokens.eos,
-    )
+    return {
+        "family": "encoder-decoder",
+        "d_model": given.encoder_embed_dim,
+        "num_heads": given.encoder_attention_heads,
+        "d_ff": given.encoder_ffn_embed_dim,
+        "num_encoder_layers": given.encoder_layers,
+        "num_decoder_layers": given.decoder_layers,
+        "activation": _ACTIVATIONS[given.activation_fn],
+        "norm_position": "first" if given.encoder_normalize_before else "last",
+        "final_norm": given.final_norm,
+        "embedding_norm": given.layernorm_embedding,
+        "positions": "learned" if given.encoder_learned_pos else "sinusoidal_tensor2tensor",
+        "position_offset": 0 if given.encoder_learned_pos else _OFFSET,
+        "dropout": given.dropout,
+        "attention_dropout": given.attention_dropout,
+        "feed_forward_dropout": given.activation_dropout,
+        "vocab_size": given.target_size,
+        "source_vocab_size": given.source_size if is_other else None,
+        "max_source_len": given.max_source_positions,
+        "max_target_len": given.max_target_positions,
+        "scale_embeddings": not given.no_scale_embedding,
+        "share_embeddings": given.share_all_embeddings,
+        "tie_output": given.share_all_embeddings or given.share_decoder_input_output_embed,
+        "pad_token_id": tokens.pad or 0,
+        "bos_token_id": tokens.decoder_start,
+        "eos_token_id": tokens.eos,
+    }
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -168,8 +169,7 @@ def _weights(config: TransformerConfig) -> NameTable:
 FAIRSEQ = Family(
     title="fairseq",
     model_types=ARCHITECTURES,
-    fields=FairseqConfig,
-    to_config=_config,
+    computed=_computed,
     weights=_weights,
     abilities=("generate", "beam", "score"),
     body="model.",

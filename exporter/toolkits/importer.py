@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from engine.errors import CheckpointError
 from engine.package.recognised import recognise
 from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.conversion import MoreRows, NameTable
-from exporter.huggingface.family import Family
+from exporter.huggingface.family import Family, Original
 from exporter.huggingface.stored import StoredWeights, TensorFile, refuse_nested
 from exporter.huggingface.understood import understood
 from exporter.huggingface.writing import (
@@ -65,7 +64,8 @@ def import_toolkit_checkpoint(
     check_replaceable(out)
     found = _read(path)
     with naming(path):
-        whole, notes = found.family.read_config(found.options, found.tokens)
+        original = Original(found.options, found.tokens)
+        whole, notes = found.family.read_config(original), found.family.notes(original)
         length = max_len or found.usual_len
         config = whole if length is None else with_length(whole, length)
     cutters = find_cutters(path.parent, codes)
@@ -116,7 +116,7 @@ def _read(path: Path) -> ToolkitModel:
 
 def _with_more_words(
     config: TransformerConfig, found: ToolkitModel, cut: Cut
-) -> tuple[TransformerConfig, Family[Any]]:
+) -> tuple[TransformerConfig, Family]:
     """Return a model that reads pieces without an id as unknown words, each with a row for it."""
     if not cut.num_more:
         return config, found.family

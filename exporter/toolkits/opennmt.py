@@ -16,9 +16,9 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed
 from exporter.checkpoint import reading_weights
 from exporter.huggingface.conversion import NameTable, modules
-from exporter.huggingface.family import Family, OriginalConfig, SpecialTokens
+from exporter.huggingface.family import Family, Options, Original, SpecialTokens
 from exporter.models.config import PositiveFloat, PositiveInt, TransformerConfig
-from exporter.toolkits.original import OPTIONS_NAME, ToolkitModel
+from exporter.toolkits.original import OPTIONS_NAME, ToolkitModel, ToolkitOptions
 from exporter.toolkits.torch_file import plain, tensors_of
 from exporter.toolkits.words import Words, read_vocabulary
 
@@ -41,7 +41,7 @@ Off = Annotated[Literal[None, False, 0], Field(default=None)]
 Size = Annotated[int, Field(default=-1)]  # not above 0: another option says it
 
 
-class OpenNmtConfig(OriginalConfig):
+class OpenNmtConfig(ToolkitOptions):
     """The options of a model, `opt`, with the defaults of the toolkit."""
 
     source_size: PositiveInt
@@ -105,40 +105,42 @@ class OpenNmtConfig(OriginalConfig):
             raise ValueError("; ".join(problems))
         return self
 
-    def notes(self) -> list[str]:
-        """Say how long texts may be."""
-        return [f"texts have up to {_USUAL_LEN} tokens, or what --max-len says: up to {_MAX_LEN:,}"]
+
+def _notes(original: Original) -> list[str]:
+    """Say how long texts may be."""
+    return [f"texts have up to {_USUAL_LEN} tokens, or what --max-len says: up to {_MAX_LEN:,}"]
 
 
-def _config(given: OpenNmtConfig, tokens: SpecialTokens) -> TransformerConfig:
+def _computed(original: Original) -> Options:
+    given, tokens = OpenNmtConfig.model_validate(original.config), original.tokens
     is_other = given.source_size != given.target_size
     each = given.layers if given.layers > 0 else None
-    return TransformerConfig(
-        family="encoder-decoder",
-        d_model=given.width,
-        num_heads=given.heads,
-        d_ff=given.transformer_ff,
-        num_encoder_layers=each or given.enc_layers,
-        num_decoder_layers=each or given.dec_layers,
-        activation=_ACTIVATIONS[given.pos_ffn_activation_fn],
-        gated_feed_forward=given.pos_ffn_activation_fn in _GATED,
-        feed_forward_bias=given.add_ffnbias,
-        attention_bias=given.add_qkvbias,
-        norm="layer" if given.layer_norm == "standard" else "rms",
-        norm_position="first",
-        norm_eps=given.norm_eps,
-        positions=_POSITIONS[given.position_encoding_type],
-        vocab_size=given.target_size,
-        source_vocab_size=given.source_size if is_other else None,
-        max_source_len=_MAX_LEN,
-        max_target_len=_MAX_LEN,
-        share_embeddings=given.share_embeddings,
-        tie_output=given.share_decoder_embeddings,
-        output_bias=True,
-        pad_token_id=tokens.pad or 0,
-        bos_token_id=tokens.decoder_start,
-        eos_token_id=tokens.eos,
-    )
+    return {
+        "family": "encoder-decoder",
+        "d_model": given.width,
+        "num_heads": given.heads,
+        "d_ff": given.transformer_ff,
+        "num_encoder_layers": each or given.enc_layers,
+        "num_decoder_layers": each or given.dec_layers,
+        "activation": _ACTIVATIONS[given.pos_ffn_activation_fn],
+        "gated_feed_forward": given.pos_ffn_activation_fn in _GATED,
+        "feed_forward_bias": given.add_ffnbias,
+        "attention_bias": given.add_qkvbias,
+        "norm": "layer" if given.layer_norm == "standard" else "rms",
+        "norm_position": "first",
+        "norm_eps": given.norm_eps,
+        "positions": _POSITIONS[given.position_encoding_type],
+        "vocab_size": given.target_size,
+        "source_vocab_size": given.source_size if is_other else None,
+        "max_source_len": _MAX_LEN,
+        "max_target_len": _MAX_LEN,
+        "share_embeddings": given.share_embeddings,
+        "tie_output": given.share_decoder_embeddings,
+        "output_bias": True,
+        "pad_token_id": tokens.pad or 0,
+        "bos_token_id": tokens.decoder_start,
+        "eos_token_id": tokens.eos,
+    }
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -192,8 +194,8 @@ def _feed_forward(ours: str, theirs: str, config: TransformerConfig) -> NameTabl
 OPEN_NMT = Family(
     title="OpenNMT-py 1 to 3",
     model_types=("transformer",),
-    fields=OpenNmtConfig,
-    to_config=_config,
+    computed=_computed,
+    notes=_notes,
     weights=_weights,
     abilities=("generate", "beam", "score"),
     ignored=r".*\.make_embedding\.pe\.pe",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from engine.requests.generation_defaults import GenerationDefaults
@@ -15,11 +16,17 @@ from exporter.toolkits.words import Words
 OPTIONS_NAME = "options"  # stand in the file of the weights
 
 
+class ToolkitOptions(BaseModel):
+    """Options of a toolkit; those that are not named do not change what a model computes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
 @dataclass(frozen=True)
 class ToolkitModel:
     """A model that a toolkit saved."""
 
-    family: Family[Any]
+    family: Family
     name: str  # its architecture, as the toolkit calls it
     options: Mapping[str, Any]  # with the sizes of the vocabularies
     weights: dict[str, Tensor]

@@ -225,8 +225,9 @@ def import_(
 
     PATH is a directory that holds config.json, the files of the tokenizer and the weights, as
     `save_pretrained` of transformers writes them, or a file that OpenNMT-py or fairseq saved, or
-    its directory. Weights are safetensors or PyTorch's own files, of which nothing is run. With
-    the extra `import`, the outputs are compared with those of the original's class of transformers.
+    its directory. Weights are safetensors or PyTorch's own files, of which nothing is run. Models
+    of Hugging Face need the extra `import`: transformers reads their options, and the outputs are
+    compared with those of its class.
     exporter/README.md lists the families.
     """
     from exporter.huggingface import Languages

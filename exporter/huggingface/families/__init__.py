@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from exporter.huggingface.families.bart import BART
 from exporter.huggingface.families.bert import BERT
@@ -26,7 +25,7 @@ from exporter.huggingface.families.t5 import MT5, T5
 from exporter.huggingface.families.vit import DEIT, VIT
 from exporter.huggingface.family import Family
 
-FAMILIES: tuple[Family[Any], ...] = (
+FAMILIES: tuple[Family, ...] = (
     MARIAN,
     BART,
     MBART,

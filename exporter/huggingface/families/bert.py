@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from exporter.huggingface.conversion import NameTable, Step, layers, modules, norms
-from exporter.huggingface.encoder import EncoderConfig, encoder_config
-from exporter.huggingface.encoder_heads import pooler
-from exporter.huggingface.family import READS, Family, SpecialTokens
-from exporter.models.config import PositiveInt, TransformerConfig
-
-
-class BertConfig(EncoderConfig):
-    """`config.json` of a BERT, and of what was built like it."""
-
-    type_vocab_size: PositiveInt = 2
-    position_embedding_type: Literal["absolute"] = "absolute"
-    is_decoder: Literal[False] = False
-    add_cross_attention: Literal[False] = False
+from exporter.huggingface.encoder import ENCODER, FIXED, encoder
+from exporter.huggingface.encoder_heads import label_notes, pooler
+from exporter.huggingface.family import READS, Family
+from exporter.models.config import TransformerConfig
 
 
 def bert_weights(body: str, *of_positions: Step) -> NameTable:
@@ -52,10 +41,6 @@ def bert_weights(body: str, *of_positions: Step) -> NameTable:
     }
 
 
-def _config(given: BertConfig, tokens: SpecialTokens) -> TransformerConfig:
-    return encoder_config(given, num_token_types=given.type_vocab_size)
-
-
 def _weights(config: TransformerConfig) -> NameTable:
     head = {"classifier": "classifier", **pooler(config, "bert.pooler.dense")}
     return {**bert_weights("bert."), **modules(head)}
@@ -64,8 +49,15 @@ def _weights(config: TransformerConfig) -> NameTable:
 BERT = Family(
     title="BERT",
     model_types=("bert",),
-    fields=BertConfig,
-    to_config=_config,
+    fixed=FIXED,
+    options={**ENCODER, "num_token_types": "type_vocab_size"},
+    computed=encoder,
+    supported={
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+    },
+    notes=label_notes,
     weights=_weights,
     abilities=READS,
     body="bert.",

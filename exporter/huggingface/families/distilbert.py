@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from pydantic import Field
-
 from exporter.huggingface.conversion import NameTable, layers, modules
-from exporter.huggingface.encoder import EncoderConfig, encoder_config
-from exporter.huggingface.encoder_heads import pooler
-from exporter.huggingface.family import READS, Activation, Family, SpecialTokens
-from exporter.models.config import PositiveInt, Probability, TransformerConfig
+from exporter.huggingface.encoder import FIXED, encoder
+from exporter.huggingface.encoder_heads import head_of, label_notes, pooler
+from exporter.huggingface.family import READS, Family, Options, Original
+from exporter.models.config import TransformerConfig
 
 
-class DistilBertConfig(EncoderConfig):
-    """`config.json` of a DistilBERT.
-
-    sinusoidal_pos_embds is not here: such positions are stored like trained ones.
-    """
-
-    second_names: ClassVar[Mapping[str, str]] = {
-        "hidden_size": "dim",
-        "num_attention_heads": "n_heads",
-        "num_hidden_layers": "n_layers",
-    }
-
-    num_hidden_layers: PositiveInt = Field(6, alias="n_layers")
-    num_attention_heads: PositiveInt = Field(12, alias="n_heads")
-    hidden_size: PositiveInt = Field(768, alias="dim")
-    intermediate_size: PositiveInt = Field(3072, alias="hidden_dim")
-    hidden_dropout_prob: Probability = Field(0.1, alias="dropout")
-    attention_probs_dropout_prob: Probability = Field(0.1, alias="attention_dropout")
-    hidden_act: Activation = Field("gelu", alias="activation")
-
-
-def _config(given: DistilBertConfig, tokens: SpecialTokens) -> TransformerConfig:
-    pooled = given.head_options(pooler="relu" if given.head == "classify" else "none")
-    return encoder_config(given, norm_eps=1e-12, **pooled)  # whatever is said
+def _computed(original: Original) -> Options:
+    is_classifier = head_of(original) == "classify"
+    return encoder(original, pooler="relu" if is_classifier else "none")
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -69,8 +43,20 @@ def _weights(config: TransformerConfig) -> NameTable:
 DISTILBERT = Family(
     title="DistilBERT",
     model_types=("distilbert",),
-    fields=DistilBertConfig,
-    to_config=_config,
+    fixed={**FIXED, "norm_eps": 1e-12},  # whatever is said of the latter
+    options={
+        "d_model": "dim",
+        "num_heads": "n_heads",
+        "d_ff": "hidden_dim",
+        "num_encoder_layers": "n_layers",
+        "activation": "activation",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "vocab_size": "vocab_size",
+        "max_source_len": "max_position_embeddings",
+    },
+    computed=_computed,
+    notes=label_notes,
     weights=_weights,
     abilities=READS,
     body="distilbert.",

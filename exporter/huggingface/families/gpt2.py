@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
-
-from pydantic import Field
-
 from exporter.huggingface.conversion import NameTable, Transposed, layers, modules, packed_inputs
-from exporter.huggingface.decoder import DecoderConfig, decoder_config
-from exporter.huggingface.family import WRITES, Activation, Family
-from exporter.models.config import PositiveInt, Probability, TransformerConfig
+from exporter.huggingface.decoder import FIXED, decoder
+from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.models.config import TransformerConfig
 
 
-class GPT2Config(DecoderConfig):
-    """`config.json` of a GPT-2.
-
-    reorder_and_upcast_attn is not here: it changes nothing in float32.
-    """
-
-    second_names: ClassVar[Mapping[str, str]] = {
-        "hidden_size": "n_embd",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-        "max_position_embeddings": "n_positions",
-    }
-
-    vocab_size: PositiveInt = 50257
-    max_position_embeddings: PositiveInt = Field(1024, alias="n_positions")
-    hidden_size: PositiveInt = Field(768, alias="n_embd")
-    num_hidden_layers: PositiveInt = Field(12, alias="n_layer")
-    num_attention_heads: PositiveInt = Field(12, alias="n_head")
-    intermediate_size: PositiveInt | None = Field(None, alias="n_inner")
-    hidden_act: Activation = Field("gelu_new", alias="activation_function")
-    norm_eps: float = Field(1e-5, alias="layer_norm_epsilon")
-    hidden_dropout_prob: Probability = Field(0.1, alias="resid_pdrop")
-    attention_probs_dropout_prob: Probability = Field(0.1, alias="attn_pdrop")
-    scale_attn_weights: Literal[True] = True
-    scale_attn_by_inverse_layer_idx: Literal[False] = False
-    add_cross_attention: Literal[False] = False
+def _computed(original: Original) -> Options:
+    config = original.config
+    d_ff = 4 * config.n_embd if config.n_inner is None else config.n_inner
+    return {**decoder(original), "d_ff": d_ff}
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -62,8 +35,26 @@ def _weights(config: TransformerConfig) -> NameTable:
 GPT2 = Family(
     title="GPT-2",
     model_types=("gpt2",),
-    fields=GPT2Config,
-    to_config=decoder_config,
+    fixed=FIXED,
+    options={
+        "d_model": "n_embd",
+        "num_heads": "n_head",
+        "num_decoder_layers": "n_layer",
+        "d_ff": "n_inner",
+        "activation": "activation_function",
+        "norm_eps": "layer_norm_epsilon",
+        "dropout": "resid_pdrop",
+        "attention_dropout": "attn_pdrop",
+        "vocab_size": "vocab_size",
+        "max_target_len": "n_positions",
+        "tie_output": "tie_word_embeddings",
+    },
+    computed=_computed,
+    supported={
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
     weights=_weights,
     abilities=WRITES,
     body="transformer.",

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic import Field
+from functools import partial
 
 from exporter.huggingface.conversion import HeadParts, NameTable, layers, modules
-from exporter.huggingface.family import WRITES, Activation, Family, SpecialTokens
+from exporter.huggingface.family import WRITES, Family
 from exporter.huggingface.rotary_decoder import (
-    RotaryDecoderConfig,
-    rotary_decoder_config,
+    ROTARY,
+    ROTARY_FIXED,
+    length_notes,
+    rotary,
     turned_first,
 )
-from exporter.models.config import PositiveInt, Probability, TransformerConfig
-
-
-class GPTNeoXConfig(RotaryDecoderConfig):
-    """`config.json` of a GPT-NeoX."""
-
-    turns_parts: ClassVar[bool] = True
-
-    vocab_size: PositiveInt = 50432
-    hidden_size: PositiveInt = 6144
-    intermediate_size: PositiveInt = 24576
-    num_hidden_layers: PositiveInt = 44
-    num_attention_heads: PositiveInt = 64
-    hidden_act: Activation = "gelu"
-    hidden_dropout_prob: Probability = Field(0.0, alias="hidden_dropout")
-    max_position_embeddings: PositiveInt = 2048
-    norm_eps: float = Field(1e-5, alias="layer_norm_eps")
-    use_parallel_residual: bool = True
-    attention_bias: bool = True
-    partial_rotary_factor: float = Field(0.25, alias="rotary_pct")
-    rope_theta: float = Field(10000.0, alias="rotary_emb_base")
-
-
-def _config(given: GPTNeoXConfig, tokens: SpecialTokens) -> TransformerConfig:
-    return rotary_decoder_config(
-        given,
-        tokens,
-        attention_bias=given.attention_bias,
-        gated_feed_forward=False,
-        feed_forward_bias=True,
-        norm="layer",
-        parallel_residual=given.use_parallel_residual,
-    )
+from exporter.models.config import TransformerConfig
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -74,8 +42,21 @@ def _weights(config: TransformerConfig) -> NameTable:
 GPT_NEOX = Family(
     title="GPT-NeoX, Pythia",
     model_types=("gpt_neox",),
-    fields=GPTNeoXConfig,
-    to_config=_config,
+    fixed={
+        **ROTARY_FIXED,
+        "gated_feed_forward": False,
+        "feed_forward_bias": True,
+        "norm": "layer",
+    },
+    options={
+        **ROTARY,
+        "attention_bias": "attention_bias",
+        "dropout": "hidden_dropout",
+        "norm_eps": "layer_norm_eps",
+        "parallel_residual": "use_parallel_residual",
+    },
+    computed=partial(rotary, turns_parts=True),
+    notes=length_notes,
     weights=_weights,
     abilities=WRITES,
     body="gpt_neox.",

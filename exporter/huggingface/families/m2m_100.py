@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt
-
 from exporter.huggingface.bart_like import (
+    BART_LIKE,
     BODY,
     COMPUTED_POSITIONS,
-    BartLikeConfig,
     bart_like,
     bart_like_weights,
 )
-from exporter.huggingface.family import WRITES, Activation, Family, SpecialTokens
-from exporter.models.config import PositiveInt, Probability, TransformerConfig
+from exporter.huggingface.family import WRITES, Family, Options, Original
 
 
-class M2M100Config(BartLikeConfig):
-    """`config.json` of an M2M-100 or NLLB."""
-
-    vocab_size: PositiveInt = 128112
-    activation_function: Activation = "relu"
-    scale_embedding: bool = True
-    attention_dropout: Probability = 0.1
-    pad_token_id: NonNegativeInt = 1
-
-
-def _config(given: M2M100Config, tokens: SpecialTokens) -> TransformerConfig:
-    return bart_like(
-        given,
-        tokens,
-        norm_position="first",
-        positions="sinusoidal_tensor2tensor",
-        position_offset=given.pad_token_id + 1,  # fairseq counts from there, and no padding
-        uncounted_token_id=given.pad_token_id,
-    )
+def _computed(original: Original) -> Options:
+    padding = original.config.pad_token_id or 0
+    # fairseq counts from there, and no padding
+    places = {"position_offset": padding + 1, "uncounted_token_id": padding}
+    return {**bart_like(original), **places}
 
 
 M2M_100 = Family(
     title="M2M-100, NLLB",
     model_types=("m2m_100",),
-    fields=M2M100Config,
-    to_config=_config,
+    fixed={
+        "family": "encoder-decoder",
+        "norm_position": "first",
+        "positions": "sinusoidal_tensor2tensor",
+    },
+    options=BART_LIKE,
+    computed=_computed,
     weights=bart_like_weights,
     abilities=WRITES,
     body=BODY,

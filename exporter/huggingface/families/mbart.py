@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.bart_like import BODY, UNUSED, bart_like
-from exporter.huggingface.families.bart import BartConfig, weights
-from exporter.huggingface.family import WRITES, Family, SpecialTokens
-from exporter.models.config import TransformerConfig
+from dataclasses import replace
+
+from exporter.huggingface.bart_like import bart_like
+from exporter.huggingface.families.bart import BART
+from exporter.huggingface.family import Options, Original
 
 
-class MBartConfig(BartConfig):
-    """`config.json` of an mBART."""
-
-    decoder_start_token_id: int | None = None
-
-    def notes(self) -> list[str]:
-        """Say what outputs begin behind, where the original does not."""
-        if self.decoder_start_token_id is not None:
-            return []
-        return [
-            "config.json has no decoder_start_token_id: outputs begin behind the end token, or "
-            "behind the token of --target-lang"
-        ]
+def _computed(original: Original) -> Options:
+    return bart_like(original, start=original.tokens.eos)
 
 
-def _config(given: MBartConfig, tokens: SpecialTokens) -> TransformerConfig:
-    if tokens.decoder_start is None:
-        tokens = SpecialTokens(tokens.eos, tokens.pad, decoder_start=tokens.eos)
-    return bart_like(
-        given,
-        tokens,
-        norm_position="first",
-        embedding_norm=True,
-        positions="learned",
-        output_bias=True,
-    )
+def _notes(original: Original) -> list[str]:
+    """Say what outputs begin behind, where the original does not."""
+    if original.said.get("decoder_start_token_id") is not None:
+        return []
+    return [
+        "config.json has no decoder_start_token_id: outputs begin behind the end token, or "
+        "behind the token of --target-lang"
+    ]
 
 
-MBART = Family(
+MBART = replace(
+    BART,
     title="mBART",
     model_types=("mbart",),
-    fields=MBartConfig,
-    to_config=_config,
-    weights=weights,
-    abilities=WRITES,
-    body=BODY,
-    ignored=UNUSED,
+    fixed={**BART.fixed, "norm_position": "first"},
+    computed=_computed,
+    notes=_notes,
 )

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import Field
-
 from exporter.huggingface.bart_like import BODY, UNUSED, layer_weights
 from exporter.huggingface.conversion import NameTable, SkipRows, modules
-from exporter.huggingface.decoder import DecoderConfig, decoder_config
-from exporter.huggingface.family import WRITES, Activation, Family, SpecialTokens
-from exporter.models.config import PositiveInt, Probability, TransformerConfig
+from exporter.huggingface.decoder import DECODER, FIXED, decoder
+from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.models.config import TransformerConfig
 
 
-class OPTConfig(DecoderConfig):
-    """`config.json` of an OPT."""
-
-    vocab_size: PositiveInt = 50272
-    hidden_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 12
-    intermediate_size: PositiveInt = Field(3072, alias="ffn_dim")
-    num_attention_heads: PositiveInt = 12
-    max_position_embeddings: PositiveInt = 2048
-    do_layer_norm_before: bool = True
-    remove_final_layer_norm: bool = Field(default=False, alias="_remove_final_layer_norm")
-    word_embed_proj_dim: PositiveInt | None = None
-    hidden_dropout_prob: Probability = Field(0.1, alias="dropout")
-    attention_probs_dropout_prob: Probability = Field(0.0, alias="attention_dropout")
-    hidden_act: Activation = Field("relu", alias="activation_function")
-    enable_bias: bool = True
-    layer_norm_elementwise_affine: Literal[True] = True
-
-
-def _config(given: OPTConfig, tokens: SpecialTokens) -> TransformerConfig:
-    width = given.word_embed_proj_dim
-    return decoder_config(
-        given,
-        tokens,
-        norm_eps=1e-5,  # whatever is said
-        attention_bias=given.enable_bias,
-        feed_forward_bias=given.enable_bias,
-        norm_position="first" if given.do_layer_norm_before else "last",
-        final_norm=given.do_layer_norm_before and not given.remove_final_layer_norm,
-        token_dim=None if width == given.hidden_size else width,
-    )
+def _computed(original: Original) -> Options:
+    config = original.config
+    width, is_first = config.word_embed_proj_dim, config.do_layer_norm_before
+    return {
+        **decoder(original),
+        "norm_position": "first" if is_first else "last",
+        "final_norm": is_first and not config._remove_final_layer_norm,
+        "token_dim": None if width == config.hidden_size else width,
+    }
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -66,8 +40,18 @@ def _weights(config: TransformerConfig) -> NameTable:
 OPT = Family(
     title="OPT",
     model_types=("opt",),
-    fields=OPTConfig,
-    to_config=_config,
+    fixed={**FIXED, "norm_eps": 1e-5},  # whatever is said of the latter
+    options={
+        **DECODER,
+        "dropout": "dropout",
+        "d_ff": "ffn_dim",
+        "activation": "activation_function",
+        "attention_dropout": "attention_dropout",
+        "attention_bias": "enable_bias",
+        "feed_forward_bias": "enable_bias",
+    },
+    computed=_computed,
+    supported={"layer_norm_elementwise_affine": (True,)},
     weights=_weights,
     abilities=WRITES,
     body=BODY,

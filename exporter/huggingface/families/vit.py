@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
-
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from typing import Any
 
 from engine.wording import shortened
 from exporter.huggingface.conversion import (
@@ -15,11 +13,11 @@ from exporter.huggingface.conversion import (
     layers,
     modules,
 )
-from exporter.huggingface.encoder_heads import LabelledConfig
-from exporter.huggingface.family import Activation, Family, SpecialTokens
-from exporter.huggingface.pictures import PREPROCESSOR_NAME, Preprocessor
-from exporter.huggingface.stack import StackConfig
-from exporter.models.config import ImageConfig, PositiveInt, TransformerConfig
+from exporter.huggingface.encoder import LAYERS
+from exporter.huggingface.encoder_heads import contradicting_labels, labels_of
+from exporter.huggingface.family import Family, Options, Original, refused
+from exporter.huggingface.pictures import PREPROCESSOR_NAME, image_options
+from exporter.models.config import ImageConfig, TransformerConfig
 
 _HEADS: dict[str, dict[str, Any]] = {
     "ViTForImageClassification": {},
@@ -30,92 +28,49 @@ _HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-class ViTConfig(StackConfig, LabelledConfig):
-    """`config.json` of a ViT or DeiT."""
-
-    model_type: Literal["vit", "deit"]
-    architectures: tuple[
-        Literal[
-            "ViTForImageClassification",
-            "ViTModel",
-            "DeiTForImageClassification",
-            "DeiTForImageClassificationWithTeacher",
-            "DeiTModel",
-        ]
-    ]
-    hidden_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 12
-    num_attention_heads: PositiveInt = 12
-    intermediate_size: PositiveInt = 3072
-    hidden_act: Activation = "gelu"
-    norm_eps: float = Field(1e-12, alias="layer_norm_eps")
-    image_size: PositiveInt = 224
-    patch_size: PositiveInt = 16
-    num_channels: Literal[1, 3] = 3
-    qkv_bias: Literal[True] = True
-    preprocessor_config: Preprocessor | None = None
-
-    @field_validator("image_size", "patch_size", mode="before")
-    @classmethod
-    def _as_one_edge(cls, given: object, info: ValidationInfo) -> object:
-        """Take height and width for one number where they are equal."""
-        if not isinstance(given, list | tuple):
-            return given
-        if len(given) != 2 or given[0] != given[1]:
-            raise ValueError(
-                f"{info.field_name} is {shortened(str(given))}; supported: square pictures only, "
-                "in square patches"
-            )
-        return given[0]
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether its class has a head of labels."""
-        return "labels" not in _HEADS[self.architectures[0]]
-
-    def notes(self) -> list[str]:
-        """Say whose filters resize, and what becomes of deep pictures, besides."""
-        return [
-            *super().notes(),
-            "pictures are resized by Pillow, as transformers does it without torchvision, whose "
-            "filters differ somewhat; gray ones of 16 bits are scaled to 8, not cut at 255",
-        ]
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.preprocessor_config is None:
-            raise ValueError(
-                f"{PREPROCESSOR_NAME} is missing; write it with transformers: "
-                "`AutoImageProcessor.from_pretrained(NAME).save_pretrained(DIR)`"
-            )
-        _image(self)
-        return self
-
-
-def _image(given: ViTConfig) -> ImageConfig:
-    """Return what the model sees; ValueError if the picture's settings do not fit it."""
-    assert given.preprocessor_config is not None, "it was checked"
-    size, channels = given.image_size, given.num_channels
-    return ImageConfig(
+def _computed(original: Original) -> Options:
+    named = original.architecture
+    if named not in _HEADS:
+        raise ValueError(refused("architectures", named, tuple(_HEADS)))
+    if original.pictures is None:
+        raise ValueError(
+            f"{PREPROCESSOR_NAME} is missing; write it with transformers: "
+            "`AutoImageProcessor.from_pretrained(NAME).save_pretrained(DIR)`"
+        )
+    size, channels = _edge(original, "image_size"), original.config.num_channels
+    head = _HEADS[named]
+    image = ImageConfig(
         size=size,
-        patch_size=given.patch_size,
+        patch_size=_edge(original, "patch_size"),
         channels=channels,
-        distillation=_HEADS[given.architectures[0]].get("distillation", "none"),
-        **given.preprocessor_config.image_options(size, channels),
+        distillation=head.get("distillation", "none"),
+        **image_options(original.pictures, size, channels),
     )
+    return {
+        "labels": head["labels"] if "labels" in head else labels_of(original),
+        "image": image,
+    }
 
 
-def _config(given: ViTConfig, tokens: SpecialTokens) -> TransformerConfig:
-    head = _HEADS[given.architectures[0]]
-    return TransformerConfig(
-        family="vit",
-        **given.layer_options,
-        num_encoder_layers=given.num_hidden_layers,
-        norm_position="first",
-        positions="learned",
-        labels=head.get("labels", given.labels),
-        image=_image(given),
-    )
+def _edge(original: Original, name: str) -> int:
+    """Return height and width as one number."""
+    given = getattr(original.config, name)
+    height, width = (given, given) if isinstance(given, int) else (*given, None, None)[:2]
+    if height != width or height is None or not isinstance(height, int):
+        raise ValueError(
+            f"{name} is {shortened(str(given))}; supported: square pictures only, in square patches"
+        )
+    return height
+
+
+def _notes(original: Original) -> list[str]:
+    """Say whose filters resize, and what becomes of deep pictures, besides."""
+    has_labels = "labels" not in _HEADS[original.architecture or ""]
+    return [
+        *(contradicting_labels(original) if has_labels else []),
+        "pictures are resized by Pillow, as transformers does it without torchvision, whose "
+        "filters differ somewhat; gray ones of 16 bits are scaled to 8, not cut at 255",
+    ]
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -150,17 +105,20 @@ def _weights(config: TransformerConfig) -> NameTable:
     }
 
 
-def _family(title: str, model_type: str) -> Family[ViTConfig]:
+def _family(title: str, model_type: str) -> Family:
     return Family(
         title=title,
         model_types=(model_type,),
-        fields=ViTConfig,
-        to_config=_config,
+        fixed={"family": "vit", "norm_position": "first", "positions": "learned"},
+        options=LAYERS,
+        computed=_computed,
+        supported={"qkv_bias": (True,), "num_channels": (1, 3)},
+        notes=_notes,
         weights=_weights,
         abilities=("classify", "embed"),
         body=f"{model_type}.",
         ignored=rf"({model_type}\.)?(pooler\..*|embeddings\.mask_token)",
-        files=(PREPROCESSOR_NAME,),
+        sees=True,
     )
 
 

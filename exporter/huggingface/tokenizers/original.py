@@ -9,12 +9,10 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.text.chat_format import MAX_TEMPLATE_CHARS
 from engine.text.tokenizer_file import MAX_BYTES, MAX_TOKEN_CHARS, parse_tokenizer
@@ -45,15 +43,6 @@ class Original(NamedTuple):
     left_out: list[str]  # added tokens of tokenizer.json that the model has no room for
     algorithm: str  # that its file cuts texts by, as the library names it; "": not known
     is_old: bool  # it has no tokenizer.json
-
-
-def need_transformers() -> None:
-    """Raise CheckpointError where transformers is not installed."""
-    if find_spec("transformers") is None:
-        raise CheckpointError(
-            "models of Hugging Face are read by transformers, which is missing: "
-            "pip install 'tokenweir[import]'"
-        )
 
 
 def load_original(directory: Path, room: int) -> Original:

@@ -237,17 +237,6 @@ def test_whatever_transformers_says_has_room_in_a_checkpoint(
     assert read_config(tmp_path / "checkpoint").original == said
 
 
-def test_without_transformers_the_line_to_type_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_gpt2(tmp_path / "original")
-    monkeypatch.setattr(imports, "find_spec", lambda name: None)
-
-    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
-
-    assert said.startswith(NOT_COMPARED) and "pip install 'tokenweir[import]'" in said
-
-
 def test_a_model_that_has_no_room_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_options_are_read_from_an_old_config(tmp_path: Path) -> None:
         ({"forced_bos_token_id": 9}, "forced_bos_token_id 9"),
         ({"do_sample": True, "num_beams": 2}, "do_sample beside num_beams"),
         ({"guidance_scale": 1.5}, "guidance_scale 1.5"),
-        ({"num_return_sequences": 3}, "num_return_sequences 3"),
+        ({"num_return_sequences": 3, "do_sample": True}, "num_return_sequences 3"),
         ({"force_words_ids": [[5]]}, "force_words_ids [[5]]"),
         ({"watermarking_config": {"bias": 2.5}}, "watermarking_config {'bias': 2.5}"),
         ({"token_healing": True, "use_cache": False}, "token_healing True"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def refusal(source: Path) -> str:
             ["model_type is bloom; supported: ", "gpt2", "llama", "a class of your own"],
         ),
         ({"model_type": None}, ["has no model_type", "add the one that it is: marian, "]),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
+            ["model_type is own; code beside a model (auto_map) is never run; supported: marian"],
+        ),
         ({"model_type": "mixtral"}, ["mixtral; what is not supported: layers of experts"]),
         ({"model_type": "gemma3"}, ["pictures beside a text; supported: ", "gemma3_text"]),
         (
@@ -52,10 +57,14 @@ def refusal(source: Path) -> str:
             ],
         ),
         ({"scale_attn_weights": False}, ["scale_attn_weights is False; supported: True"]),
-        ({"quantization_config": {"bits": 4}}, ["quantization_config is not supported"]),
-        ({"n_layer": 0}, ["n_layer is 0: Input should be greater than 0"]),
+        (
+            {"quantization_config": {"bits": 4, "quant_method": "gptq"}},
+            ["quantization_config is not supported: the weights are rounded (gptq); give the mod"],
+        ),
+        ({"quantization_config": 4}, ["rounded (by a method that it does not name)"]),
+        ({"n_layer": 0}, ["n_layer is 0; supported: 1 to 1,024"]),
         ({"n_head": 3}, ["d_model (16) must be a multiple of num_heads (3)"]),
-        ({"vocab_size": "many"}, ["vocab_size is 'many'"]),
+        ({"vocab_size": "many"}, ["'vocab_size' expected int, got str (value: 'many')"]),
     ],
 )
 def test_unsupported_options_of_gpt2_are_named(
@@ -76,15 +85,15 @@ def test_unsupported_options_of_gpt2_are_named(
     [
         (
             {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
-            "rope_parameters.rope_type is 'ntk'; supported: 'default', 'linear', 'dynamic', ",
+            "rope_type is 'ntk'; supported: 'default', 'linear', 'dynamic', ",
         ),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "linear"}},
-            "rope_type linear needs factor",
+            "Missing required keys in `rope_parameters` for 'rope_type'='linear': {'factor'}",
         ),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}},
-            "rope_type llama3 needs high_freq_factor, original_max_position_embeddings",
+            "Missing required keys in `rope_parameters` for 'rope_type'='llama3': {'high_freq_",
         ),
         (
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
@@ -115,15 +124,19 @@ def test_unsupported_options_of_llama_are_named(
             "missing weights: model.decoder.project_in.weight, model.decoder.project_out.weight",
         ),
         ("opt", {"layer_norm_elementwise_affine": False}, "affine is False; supported: True"),
-        ("gpt_neox", {"hidden_size": 66}, "d_model (66) must be a multiple of num_heads (4)"),
+        ("gpt_neox", {"hidden_size": 66}, "hidden size is not divisible by the number of attenti"),
         (
             "gpt_neox",
             {"rope_parameters": {"partial_rotary_factor": 1.5}},
             "partial_rotary_factor is 1.5; supported: above 0, up to 1",
         ),
-        ("mistral", {"layer_types": ["full_attention"]}, "layer_types is not supported"),
-        ("qwen2", {"layer_types": ["chunked_attention"]}, "layer_types.0 is 'chunked_attention'"),
-        ("gemma2", {"use_bidirectional_attention": True}, "attention is True; supported: False"),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "attention']; supported: None"),
+        (
+            "gemma2",
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types.1 is 'chunked_attention'; supported: 'full_attention', 'sliding_attention",
+        ),
+        ("gemma2", {"use_bidirectional_attention": True}, "is True; supported: None, False"),
         (
             "gemma3_text",
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
@@ -132,7 +145,7 @@ def test_unsupported_options_of_llama_are_named(
         (
             "phi3",
             {"rope_parameters": {"rope_type": "su", "short_factor": [1.0]}},
-            "rope_type longrope needs long_factor",
+            "keys in `rope_parameters` for 'rope_type'='longrope'",
         ),
     ],
 )
@@ -203,7 +216,7 @@ def test_impossible_special_tokens_are_named(
         ),
         ("generation_config.json", {"suppress_tokens": ["a"] * 10_000}, "and 9,968 more"),
         ("generation_config.json", {"eos_token_id": list(range(300_000))}, "at most 64 items"),
-        ("config.json", {"activation_function": ["tanh"] * 300_000}, "activation_function is"),
+        ("config.json", {"activation_function": ["tanh"] * 300_000}, "'activation_function'"),
         ("config.json", {"model_type": "x" * 300_000}, "supported: "),
     ],
 )
@@ -218,6 +231,99 @@ def test_a_message_stays_short_whatever_a_file_holds(
 
     assert message in found
     assert len(found) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": -1}, "vocab_size is -1: Input should be greater than or equal to 0"),
+        ({"vocab_size": 0}, "gpt needs vocab_size"),
+        ({"vocab_size": True}, "'vocab_size' expected int, got bool"),
+        ({"vocab_size": float("nan")}, "'vocab_size' expected int, got float (value: nan)"),
+        ({"vocab_size": 10**18}, "vocab_size is 1000000000000000000; supported: "),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; supported: 1 to 1,024"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; supported: 1 to "),
+        ({"hidden_size": 0}, "hidden_size is 0: Input should be greater than 0"),
+        ({"hidden_size": 10**9}, "hidden_size is 1000000000: Input should be less than"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta is inf"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5"),
+        ({"architectures": [7]}, "architectures is 7; supported"),
+        ({"dtype": "wide"}, "has no attribute 'wide'"),
+        ({"to_dict": 1}, "to_dict is no option of a model"),
+        ({"attribute_map": {"hidden_size": "vocab_size"}}, "attribute_map is no option"),
+        ({"__class__": 1}, "__class__ is no option"),
+        ({"self": 1}, "transformers does not read it: "),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    edit_json(source / "config.json", **options)
+
+    found = refusal(source)
+
+    assert message in found and f"{source}" in found
+    assert "\n" not in found and len(found) < 600
+
+
+def test_values_that_are_nested_deeply_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    text = (source / "config.json").read_text().rstrip().removesuffix("}")
+    (source / "config.json").write_text(f'{text}, "deep": {"[" * 500}{"]" * 500}}}')
+
+    assert "config.json: transformers does not read it: maximum recursion" in refusal(source)
+
+
+def test_a_model_with_an_adapter_beside_it_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    (source / "adapter_config.json").write_text("{}")
+
+    assert "has an adapter (adapter_config.json), which is not applied" in refusal(source)
+
+
+def test_code_beside_a_model_is_not_run(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    edit_json(source / "config.json", auto_map={"AutoConfig": "own.Config"})
+    (source / "own.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')")
+
+    notes = import_checkpoint(source, tmp_path / "checkpoint").notes
+
+    assert "code beside the model (auto_map) is not run" in notes
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_without_transformers_the_line_to_type_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    save_gpt2(source)
+    (source / "model.safetensors").unlink()  # nothing long begins
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+    assert "not installed: pip install 'tokenweir[import]'" in refusal(source)
+
+
+def test_transformers_says_nothing_in_a_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    save_llama(source)
+    edit_json(source / "config.json", bos_token_id=10**5, rope_parameters={"unknown": 1})
+    edit_json(source / "generation_config.json", temperature=0.5, top_p=0.1, num_beams=1)
+    capfd.readouterr()
+
+    import_checkpoint(source, tmp_path / "checkpoint")
+
+    assert capfd.readouterr() == ("", "")
 
 
 def test_thousands_of_wrong_weights_are_counted(tmp_path: Path) -> None:
@@ -512,10 +618,10 @@ def test_a_wrong_index_is_refused(files: list[str] | None, message: str, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_layer": 10**7}, "num_decoder_layers is 10000000: Input should be less than"),
+        ({"n_layer": 10**7}, "n_layer is 10000000; supported: 1 to 1,024"),
         ({"n_embd": 2**40}, "n_embd is 1099511627776: Input should be less than"),
         ({"vocab_size": 2 * 10**12}, "vocab_size is 2000000000000: Input should be less than"),
-        ({"n_positions": 2**30}, "max_target_len is 1073741824: Input should be less than"),
+        ({"n_positions": 2**30}, "n_positions is 1073741824: Input should be less than"),
         ({"n_layer": 40}, "missing weights: "),
         ({"vocab_size": 2**24}, "wrong shapes: "),
         ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon is inf"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,10 @@ def test_requests_that_say_nothing_get_what_fairseq_generate_does(tmp_path: Path
     }
 
 
-def test_weights_of_opennmt_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_weights_of_opennmt_may_lie_in_a_file_of_their_own_and_transformers_may_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
     source = save_opennmt(tmp_path / "model_step_3.pt", form="safetensors")
 
     import_toolkit_checkpoint(source.path, tmp_path / "checkpoint")

@@ -1,0 +1,145 @@
+"""Reads what an original says of its model: strangers' files by us first, then by transformers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.json_file import parse_object, read_bounded
+from engine.package.manifest import MAX_HEADS, MAX_LAYERS
+from engine.wording import shortened
+from exporter.checkpoint import CONFIG_NAME
+from exporter.huggingface.families import FAMILIES, LACKING
+from exporter.huggingface.family import Family
+from exporter.huggingface.pictures import PREPROCESSOR_NAME
+
+_MAX_JSON_BYTES = 2**24
+_NUMBERS = range(-(2**53), 2**53)  # that an option may be
+_COUNTS = {  # by which transformers divides, or makes lists that are as long
+    "num_attention_heads": range(1, MAX_HEADS + 1),
+    "num_hidden_layers": range(1, MAX_LAYERS + 1),
+    "num_labels": range(2**20 + 1),
+}
+# The first says nothing beside the second: a model that was distilled may have its teacher's number
+# of layers, and labels are counted by their names.
+_BEHIND = {"num_hidden_layers": "encoder_layers", "num_labels": "id2label"}
+_ADAPTER_NAME = "adapter_config.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of a stranger; CheckpointError if it is none, or too large."""
+    try:
+        return parse_object(read_bounded(path, _MAX_JSON_BYTES))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a JSON object: {error}; save the model again"
+        ) from error
+
+
+def family_of(said: dict[str, Any], directory: Path) -> Family:
+    """Return the family of what `config.json` says.
+
+    CheckpointError if it is none of ours, or needs more than its configuration and weights.
+    """
+    path, given = directory / CONFIG_NAME, said.get("model_type")
+    known = {name: family for family in FAMILIES for name in family.model_types}
+    if given is None:
+        raise CheckpointError(
+            f"{path} has no model_type, as files of early BERTs have none; "
+            f"add the one that it is: {', '.join(known)}"
+        )
+    if not isinstance(given, str) or given not in known:
+        lacking = LACKING.get(str(given))
+        why = f"what is not supported: {lacking}; " if lacking else ""
+        why += "code beside a model (auto_map) is never run; " if said.get("auto_map") else ""
+        raise CheckpointError(
+            f"{path}: model_type is {shortened(str(given))}; {why}"
+            f"supported: {', '.join(known)}; any other model can be built from the blocks of "
+            "exporter/models, or exported as a class of your own: exporter/README.md says how"
+        )
+    if said.get("quantization_config") is not None:
+        config = said["quantization_config"]
+        method = config.get("quant_method") if isinstance(config, dict) else None
+        raise CheckpointError(
+            f"{path}: quantization_config is not supported: the weights are rounded "
+            f"({shortened(method or 'by a method that it does not name')}); give the model that "
+            "they were made of"
+        )
+    if (directory / _ADAPTER_NAME).exists():
+        raise CheckpointError(
+            f"{directory} has an adapter ({_ADAPTER_NAME}), which is not applied; give the model "
+            "with the adapter in it: `AutoPeftModel.from_pretrained(DIR).merge_and_unload()"
+            ".save_pretrained(OTHER)`"
+        )
+    return known[given]
+
+
+def read_config(said: dict[str, Any], path: Path) -> Any:
+    """Return the configuration of transformers that the options in a file are."""
+    unheard = {name for name, other in _BEHIND.items() if said.get(other) is not None}
+    said = {name: value for name, value in said.items() if name not in unheard}
+    with reading_by_transformers(path) as transformers:
+        kind = transformers.CONFIG_MAPPING[said["model_type"]]
+        for name, value in said.items():
+            of_all = next((k for k, v in kind.attribute_map.items() if v == name), name)
+            known = _COUNTS.get(of_all, _NUMBERS)
+            if isinstance(value, int) and value not in known:
+                supported = f"supported: {known[0]:,} to {known[-1]:,}"
+                raise CheckpointError(f"{path}: {name} is {shortened(value)}; {supported}")
+            if callable(getattr(kind, name, None)) or name == "attribute_map":
+                raise CheckpointError(f"{path}: {shortened(name)} is no option of a model")
+        for second, name in kind.attribute_map.items():
+            if name in said and second in said and said[name] != said[second]:
+                raise CheckpointError(
+                    f"{path}: {name} is {shortened(said[name])} and {second} "
+                    f"{shortened(said[second])}; they are two names of one option: give one of them"
+                )
+        config = transformers.AutoConfig.for_model(**deepcopy(said))
+        if hasattr(config, "rope_parameters"):
+            config.standardize_rope_params()  # once more, as a model does
+        return config
+
+
+def read_processor(directory: Path, model_type: str) -> Any:
+    """Return the image processor of transformers that a directory has; None if it has none."""
+    path = directory / PREPROCESSOR_NAME
+    if not path.exists():
+        return None
+    said = read_json(path)
+    kind = said.get("image_processor_type", said.get("feature_extractor_type", model_type))
+    with reading_by_transformers(path) as transformers:
+        is_deit = str(kind).lower().startswith("deit")
+        name = "DeiTImageProcessorPil" if is_deit else "ViTImageProcessorPil"
+        return getattr(transformers, name).from_dict(said)
+
+
+@contextmanager
+def reading_by_transformers(path: Path) -> Iterator[Any]:
+    """Give transformers, silent; what it raises of the file at `path` is told in one line."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise CheckpointError(
+            "a model of Hugging Face is imported with transformers, which is not installed: "
+            "pip install 'tokenweir[import]'"
+        ) from error
+    logging = transformers.utils.logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield transformers
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = error.__cause__ or error
+        said = shortened(" ".join(str(reason.args[0] if reason.args else reason).split()))
+        raise CheckpointError(f"{path}: transformers does not read it: {said}") from error
+    finally:
+        logging.set_verbosity(verbosity)
