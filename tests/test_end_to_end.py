@@ -41,7 +41,7 @@ from server.identity.config import DoorsConfig
 from server.identity.peers import peers_of
 from server.ray.serving import serving
 from tests.server.calls import until
-from tests.traces import traced_once  # noqa: F401 - a fixture
+from tests.traces import traced  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

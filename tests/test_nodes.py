@@ -34,7 +34,7 @@ from tests.test_end_to_end import (  # noqa: F401 - fixtures
     eager,
     packages,
 )
-from tests.traces import traced_once  # noqa: F401 - a fixture
+from tests.traces import traced  # noqa: F401 - a fixture
 
 pytestmark = [
     pytest.mark.ray,

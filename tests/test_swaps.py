@@ -17,7 +17,7 @@ from exporter.export import export_package
 from loadtest.studies.served import Served, served
 from loadtest.studies.swaps import SETTINGS, measure, under_version
 from tests.test_end_to_end import CONFIGS, TRANSLATE, _save_random
-from tests.traces import traced_once  # noqa: F401 - a fixture
+from tests.traces import traced  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(400)]
 

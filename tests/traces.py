@@ -6,7 +6,7 @@ import copy
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,16 @@ from exporter.models.gpt import GPT
 from exporter.models.labeller import Labeller
 from exporter.models.transformer import EncoderDecoder
 from exporter.models.vit import ViT
+from exporter.operators.domain import Functions
+
+Trace = Callable[..., Graphs]
 
 _OURS = (Bert, EncoderDecoder, GPT, Labeller, ViT)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let exports have the graphs that an equal model of ours had before.
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
+    """Build graphs, or give those that an equal model of ours had before; exports do so as well.
 
     The table of operators, which torch.onnx.export makes at each call in a second, is made once.
     """
@@ -47,11 +50,15 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         return registry
 
     def graphs_of(
-        model: nn.Module, *, target: Target, precision: Precision, functions: object
+        model: nn.Module,
+        *,
+        target: Target = CPU,
+        precision: Precision = "fp32",
+        functions: Functions | None = None,
     ) -> Graphs:
         options: Any = {"target": target, "precision": precision, "functions": functions}
-        is_usual = target in TARGETS.values() and functions is target.functions[precision]
-        if type(model) not in _OURS or not is_usual:
+        is_usual = functions in (None, target.functions[precision])
+        if type(model) not in _OURS or target not in TARGETS.values() or not is_usual:
             return build_graphs(model, **options)
         place = folder / _key(model, f"{target.name} {precision}")
         if not place.exists():
@@ -66,15 +73,7 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(operators))
         patch.setattr(package_graphs, "build_graphs", graphs_of)
-        yield
-
-
-def traced(model: nn.Module, target: Target = CPU, precision: Precision = "fp32") -> Graphs:
-    """Return the graphs of a model, as `build_graphs` does."""
-    functions = target.functions[precision]
-    return package_graphs.build_graphs(
-        model, target=target, precision=precision, functions=functions
-    )
+        yield graphs_of
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from exporter.graphs.torch_export import Graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.layers import OUTPUT_BIAS
 from exporter.prover import cases, generation_cases, item_cases, plays
-from tests.traces import traced, traced_anew, traced_once  # noqa: F401 - fixtures
+from tests.traces import Trace, traced, traced_anew  # noqa: F401 - fixtures
 
 VOCAB_SIZE = 31
 TEXT = {"d_model": 16, "num_heads": 2, "d_ff": 24, "vocab_size": VOCAB_SIZE, "norm_eps": 1e-2}
@@ -131,7 +131,10 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_graphs(make_checkpoint: MakeCheckpoint) -> TinyGraphs:
+def tiny_graphs(
+    make_checkpoint: MakeCheckpoint,
+    traced: Trace,  # noqa: F811 - the fixture
+) -> TinyGraphs:
     """Give the tiny checkpoint of a family and its graphs, to be changed at will."""
 
     @functools.cache

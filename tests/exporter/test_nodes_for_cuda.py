@@ -24,7 +24,7 @@ from exporter.graphs.torch_export import Graphs
 from exporter.models import TransformerConfig, build_model
 from tests.emulated.models import MODELS
 from tests.exporter.conftest import MakeCheckpoint
-from tests.traces import traced
+from tests.traces import Trace
 
 LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 PLAIN_NORMS = ("LayerNormalization", "RMSNormalization")
@@ -82,13 +82,13 @@ class Exported(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def exported(request: pytest.FixtureRequest) -> Exported:
+def exported(request: pytest.FixtureRequest, traced: Trace) -> Exported:
     name, precision = request.param
     given = MODELS[name]
     fewer = {option: 1 for option in LAYERS if option in given}
     torch.manual_seed(0)
     model = build_model(TransformerConfig.model_validate({**given, **fewer})).eval()
-    return Exported(name, precision, model, traced(model, CUDA, precision))
+    return Exported(name, precision, model, traced(model, target=CUDA, precision=precision))
 
 
 def nodes(graph: ir.Model) -> Iterator[ir.Node]:
@@ -145,11 +145,11 @@ def expected(exported: Exported) -> dict[str, Left]:
 
 
 def test_a_twin_in_float32_has_the_attention_of_the_package(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path
+    make_checkpoint: MakeCheckpoint, traced: Trace, tmp_path: Path
 ) -> None:
     """What is proven in float32 is proven of these nodes; a package in float32 has others."""
     checkpoint, numbers = load_checkpoint(make_checkpoint("gpt")), PackageFormat.of("cuda", "fp32")
-    write_graphs(traced(checkpoint.model, CUDA), tmp_path)
+    write_graphs(traced(checkpoint.model, target=CUDA), tmp_path)
 
     num_attentions = {}
     for precision in ("fp16", "bf16", "fp32"):

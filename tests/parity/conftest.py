@@ -23,7 +23,7 @@ from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from tests import fake_gpu
 from tests.stand_in_certificate import export_with_stand_in
-from tests.traces import traced_once  # noqa: F401 - a fixture
+from tests.traces import traced  # noqa: F401 - a fixture
 
 VOCAB_SIZE = 61
 BOS, EOS = 1, 2

@@ -28,7 +28,7 @@ from loadtest.studies import trees
 from server.cli.app import run
 from tests import fake_gpu
 from tests.stand_in_certificate import export_with_stand_in, shown_on_device
-from tests.traces import traced_once  # noqa: F401 - a fixture
+from tests.traces import traced  # noqa: F401 - a fixture
 
 CONFIG = TransformerConfig(
     family="gpt",

@@ -24,7 +24,7 @@ from exporter.prover.progress import Meter, no_progress
 from exporter.prover.rows import play_row_counts
 from exporter.prover.sources import group_sizes, play_sources
 from tests.exporter.conftest import MakeCheckpoint
-from tests.traces import traced
+from tests.traces import Trace
 
 WRONG_ROWS, WRONG_BY = 13, 40.0
 SOURCES = [(3, 1, 4), (1, 5, 9)]
@@ -47,7 +47,9 @@ Loaded = tuple[Subject, Players, RowsDiffer]
 
 
 @pytest.fixture
-def load_tiny(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> Callable[[str], Loaded]:
+def load_tiny(
+    make_checkpoint: MakeCheckpoint, traced: Trace, tmp_path: Path
+) -> Callable[[str], Loaded]:
     def make(family: str) -> Loaded:
         checkpoint, judge = load_checkpoint(make_checkpoint(family)), RowsDiffer()
         write_graphs(traced(checkpoint.model), tmp_path)

@@ -19,7 +19,7 @@ from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import Subject, load
 from exporter.prover.rows import play_threads, thread_counts
 from tests.exporter.conftest import MakeCheckpoint
-from tests.traces import traced
+from tests.traces import Trace
 
 MakePair = Callable[[Judge], GeneratingPair]
 
@@ -30,7 +30,7 @@ WIDE = {"d_model": 256, "num_heads": 1, "num_decoder_layers": 1, "max_target_len
 
 @pytest.fixture(scope="module")
 def make_pair(
-    make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory
+    make_checkpoint: MakeCheckpoint, traced: Trace, tmp_path_factory: pytest.TempPathFactory
 ) -> MakePair:
     checkpoint = load_checkpoint(make_checkpoint("gpt", **WIDE))
     directory = tmp_path_factory.mktemp("wide")
