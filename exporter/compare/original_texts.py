@@ -102,8 +102,8 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a library says, its panics too
-        reason = shortened(str(error).strip().partition("\n")[0] or type(error).__name__)
-        return Said((), (f"the tokenizer is not compared with its original: {reason}",))
+        reason = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
+        return Said((), (f"the tokenizer is not compared with its original, for {reason}",))
     whose = f"{type(original).__name__} of transformers"
     for one in filter(lambda one: one.differs, chats):
         raise _refused(directory, f"the chat template is not that of {whose}: {one}")

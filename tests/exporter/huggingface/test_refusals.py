@@ -695,7 +695,7 @@ def test_the_command_says_what_it_imported(
     edit_json(source / "generation_config.json", num_beams=6, guidance_scale=2.0)
     capsys.readouterr()
 
-    assert run(["import", str(source), "--out", str(out)]) == 0
+    assert run(["import", str(source), "--out", str(out), "--no-comparison"]) == 0
 
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("marian, ") and printed[0].endswith(" parameters")
