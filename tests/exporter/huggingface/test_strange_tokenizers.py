@@ -11,7 +11,6 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from engine.errors import CheckpointError
-from exporter.huggingface import import_checkpoint
 from exporter.huggingface.tokenizers import original
 from tests.exporter.huggingface.sources import save_gpt2
 from tests.exporter.huggingface.test_original_tokenizers import read, train_spm, write_json
@@ -132,16 +131,6 @@ def test_nothing_is_fetched_told_or_read_elsewhere(
     assert found.tokenizer is not None
     assert found.tokenizer.encode("abc").tokens == ["ab", "c"]
     assert capfd.readouterr() == ("", "")
-
-
-def test_an_import_without_transformers_says_what_to_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_gpt2(tmp_path / "source")
-    monkeypatch.setattr(original, "find_spec", lambda name: None)
-
-    with pytest.raises(CheckpointError, match=r"missing: pip install 'tokenweir\[import\]'"):
-        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
 
 
 def test_a_file_that_its_class_reads_otherwise_is_told(tmp_path: Path) -> None:
