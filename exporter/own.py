@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from engine.errors import ConfigError
 from engine.package.manifest import Manifest
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, CheckpointConfig
@@ -23,8 +19,6 @@ from exporter.files import scratch_directory
 from exporter.models.own import OwnConfig, dress
 from exporter.own_trial import try_own
 from exporter.verification import Verification, verify_package
-
-_TORCH = Path(torch.__file__).parent
 
 
 def export_own(
@@ -78,25 +72,7 @@ def _as_checkpoint(
         kept = CheckpointConfig(task=name, model=config, original=said)
         dressed = dress(model, config)
         try_own(model, config, tokenizer)
-        with _traced(name):
-            yield Checkpoint(path, kept, dressed, tokenizer, tuple(samples))
-
-
-@contextmanager
-def _traced(name: str) -> Iterator[None]:
-    """Say in one line where a model does what torch cannot trace."""
-    try:
-        yield
-    except torch.onnx.OnnxExporterError as error:
-        cause = error.__cause__ or error
-        frames = traceback.extract_tb(cause.__traceback__)
-        theirs = [one for one in frames if not Path(one.filename).is_relative_to(_TORCH)]
-        where = f" at {theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else ""
-        raise ConfigError(
-            f"{name} cannot be traced by torch.export{where}: "
-            f"{shortened(str(cause).partition(chr(10))[0])}; no branch and no size may depend on "
-            "what a tensor holds"
-        ) from error
+        yield Checkpoint(path, kept, dressed, tokenizer, tuple(samples))
 
 
 @contextmanager

@@ -40,6 +40,8 @@ def explain(checkpoint: Checkpoint, text: str, out: Path, *, target: str | None 
     config = checkpoint.config.model
     if target is not None and config.family != "encoder-decoder":
         raise _invalid("target", f"a {config.family} has no target; leave it out")
+    if config.code is not None:
+        raise _invalid("checkpoint", "transformers computes it, and tells no attention")
     with torch.no_grad():
         if config.family == "vit":
             caption, blocks = Path(text).name, _explain_image(checkpoint.model, config, Path(text))

@@ -19,7 +19,7 @@ from exporter.graphs.contracts import generation_contract
 from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.input_scales import Passage, fixed_scales
 from exporter.graphs.target import Target, target_of
-from exporter.graphs.torch_export import Graphs, build_graphs
+from exporter.graphs.torch_export import Graphs, build_graphs, traced
 from exporter.graphs.weights import quantize
 from exporter.models.config import TransformerConfig
 from exporter.models.protocol import generator
@@ -71,9 +71,10 @@ def build_package_graphs(
     """
     target = target_of(form)
     functions = functions or target.functions[form.precision]
-    graphs = build_graphs(
-        checkpoint.model, target=target, precision=form.precision, functions=functions
-    )
+    with traced(checkpoint.config.task):
+        graphs = build_graphs(
+            checkpoint.model, target=target, precision=form.precision, functions=functions
+        )
     contract = generation_contract(checkpoint.config.model)
     scales = fixed_scales(graphs, contract, text) if contract and form.is_fitted else {}
     for name, graph in graphs.items():

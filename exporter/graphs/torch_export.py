@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -19,8 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.errors import ConfigError
 from engine.package.graph_io import GraphShape, decoder_shape, encoder_shape, one_pass_shape
 from engine.package.manifest import PackageFormat, Precision
+from engine.wording import shortened
 from exporter.graphs.arguments import arguments_of
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.reductions import replace_reductions
@@ -37,6 +41,8 @@ from exporter.operators.cross_attention import SourceRow
 from exporter.operators.domain import OPSET, Functions
 from exporter.operators.top_k import emit_top
 from exporter.operators.write_row import emit_write_row
+
+_TORCH = Path(torch.__file__).parent
 
 Graphs = Mapping[str, ir.Model]  # by the name of the file: "decoder.onnx", ...
 
@@ -79,6 +85,23 @@ def build_graphs(
             target.fuse(graph)
         attach_bodies(graph, functions or target.functions[precision])
     return graphs
+
+
+@contextmanager
+def traced(name: str) -> Iterator[None]:
+    """Say in one line where a model does what torch cannot trace."""
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        cause = error.__cause__ or error
+        frames = traceback.extract_tb(cause.__traceback__)
+        theirs = [one for one in frames if not Path(one.filename).is_relative_to(_TORCH)]
+        where = f" at {theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else ""
+        raise ConfigError(
+            f"{name} cannot be traced by torch.export{where}: "
+            f"{shortened(str(cause).partition(chr(10))[0])}; no branch and no size may depend on "
+            "what a tensor holds"
+        ) from error
 
 
 def copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:

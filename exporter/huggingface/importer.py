@@ -11,7 +11,8 @@ from engine.errors import CheckpointError
 from engine.package.recognised import recognise
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed
-from exporter.checkpoint import CONFIG_NAME, check_replaceable
+from exporter.checkpoint import CONFIG_NAME, CheckpointConfig, check_replaceable, stream_checkpoint
+from exporter.huggingface.any_decoder import TITLE, OriginalDecoder
 from exporter.huggingface.family import Original
 from exporter.huggingface.fitting import without_wrappers
 from exporter.huggingface.generation import about_tasks, read_options
@@ -59,6 +60,8 @@ def import_checkpoint(
     family = family_of(said, directory)
     generation_path = directory / GENERATION_NAME
     generation_config = read_json(generation_path) if generation_path.exists() else None
+    if family is None:
+        return _import_by_own_code(directory, said, generation_config, out, progress, max_len)
     with naming(generation_path):
         options = read_options(said, generation_config, generation_path)
     with naming(directory / CONFIG_NAME, family.options):
@@ -87,7 +90,38 @@ def import_checkpoint(
     notes += [*options.notes(config), *about_tasks(said, generation_config), *family_notes]
     notes += [*length_notes(config, max_len), *text.notes, *unwrapped]
     notes += original.texts.notes if original.texts else []
-    return Imported(str(said["model_type"]), num_parameters, tuple(notes), understood(model))
+    told = understood(family.title, config, text)
+    return Imported(str(said["model_type"]), num_parameters, tuple(notes), told)
+
+
+def _import_by_own_code(
+    directory: Path,
+    said: dict[str, Any],
+    generation_config: dict[str, Any] | None,
+    out: Path,
+    progress: Progress,
+    max_len: int | None,
+) -> Imported:
+    """Do as `import_checkpoint` for a decoder for which no family stands."""
+    with open_weights(directory) as stored:
+        original = OriginalDecoder(directory, said, stored)
+    generation_path = directory / GENERATION_NAME
+    with naming(generation_path):
+        options = read_options(original.options, generation_config, generation_path)
+    with naming(directory / CONFIG_NAME):
+        config = original.config(options.special_tokens(), max_len)
+        config = _with_ends(config, options.eos_token_ids)
+    text = read_tokenizer(directory, config)
+    with naming(generation_path):
+        generation = options.defaults(config)
+    _check_ids(config, generation, directory)
+    described = CheckpointConfig(task=out.resolve().name, model=config, generation=generation)
+    weights = original.weights(config, progress)
+    stream_checkpoint(out, described, text.tokenizer, weights, text.files)
+    notes = [*options.notes(config), *about_tasks(said, generation_config)]
+    notes += [*length_notes(config, max_len), *text.notes, *original.notes]
+    told = understood(TITLE, config, text)
+    return Imported(str(said["model_type"]), original.num_parameters, tuple(notes), told)
 
 
 def _with_limit(

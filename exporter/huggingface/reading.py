@@ -28,6 +28,7 @@ _COUNTS = {  # by which transformers divides, or makes lists that are as long
 # The first says nothing beside the second: a model that was distilled may have its teacher's number
 # of layers, and labels are counted by their names.
 _BEHIND = {"num_hidden_layers": "encoder_layers", "num_labels": "id2label"}
+_WRITERS = ("ForCausalLM", "LMHeadModel")  # how classes end that write, and read nothing but texts
 _ADAPTER_NAME = "adapter_config.json"
 
 
@@ -41,8 +42,8 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def family_of(said: dict[str, Any], directory: Path) -> Family:
-    """Return the family of what `config.json` says.
+def family_of(said: dict[str, Any], directory: Path) -> Family | None:
+    """Return the family of what `config.json` says; None: its own code computes it.
 
     CheckpointError if it is none of ours, or needs more than its configuration and weights.
     """
@@ -53,13 +54,15 @@ def family_of(said: dict[str, Any], directory: Path) -> Family:
             f"{path} has no model_type, as files of early BERTs have none; "
             f"add the one that it is: {', '.join(known)}"
         )
-    if not isinstance(given, str) or given not in known:
-        lacking = LACKING.get(str(given))
+    lacking = LACKING.get(str(given))
+    is_known = isinstance(given, str) and given in known
+    if not is_known and (lacking or not _is_any_decoder(said, path)):
         why = f"what is not supported: {lacking}; " if lacking else ""
         why += "code beside a model (auto_map) is never run; " if said.get("auto_map") else ""
         raise CheckpointError(
             f"{path}: model_type is {shortened(str(given))}; {why}"
-            f"supported: {', '.join(known)}; any other model can be built from the blocks of "
+            f"supported: {', '.join(known)}, and causal models whose class of transformers takes "
+            "an attention function; any other model can be built from the blocks of "
             "exporter/models, or exported as a class of your own: exporter/README.md says how"
         )
     if said.get("quantization_config") is not None:
@@ -76,7 +79,25 @@ def family_of(said: dict[str, Any], directory: Path) -> Family:
             "with the adapter in it: `AutoPeftModel.from_pretrained(DIR).merge_and_unload()"
             ".save_pretrained(OTHER)`"
         )
-    return known[given]
+    return known[str(given)] if is_known else None
+
+
+def _is_any_decoder(said: dict[str, Any], path: Path) -> bool:
+    """Say whether a model is of a causal class that takes an attention function."""
+    given = said.get("model_type")
+    with reading_by_transformers(path) as transformers:
+        if said.get("auto_map") or not isinstance(given, str):
+            return False
+        if given not in transformers.CONFIG_MAPPING:
+            return False
+        kinds = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        made = kinds.get(transformers.CONFIG_MAPPING[given], None)
+        return (
+            isinstance(made, type)
+            and made.__name__.endswith(_WRITERS)
+            and said.get("architectures") in (None, [made.__name__])
+            and bool(made.is_backend_compatible())  # type: ignore[attr-defined]
+        )
 
 
 def read_config(said: dict[str, Any], path: Path) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from exporter.graphs.target import TARGETS
+from exporter.huggingface.any_decoder import TITLE
 from exporter.huggingface.families import FAMILIES
-from exporter.huggingface.family import Ability, Family
+from exporter.huggingface.family import WRITES, Ability, Family
 
 
 def family_table(
@@ -15,14 +16,18 @@ def family_table(
 ) -> str:
     """Return what every family can do and where, a line each, as Markdown."""
     heads = (*heads, *get_args(Ability), "targets")
-    rows = [heads, tuple("---" for _ in heads), *map(_row, families)]
+    rows = [heads, tuple("---" for _ in heads)]
+    rows += [
+        _row(one.title, map("`{}`".format, one.model_types), one.abilities) for one in families
+    ]
+    if families is FAMILIES:
+        rows.append(_row(TITLE, ["any other"], WRITES))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _row(family: Family) -> tuple[str, ...]:
-    types = ", ".join(f"`{name}`" for name in family.model_types)
-    abilities = ("yes" if ability in family.abilities else "" for ability in get_args(Ability))
-    return family.title, types, *abilities, ", ".join(TARGETS)  # all families go to all of them
+def _row(title: str, types: Iterable[str], found: Sequence[Ability]) -> tuple[str, ...]:
+    abilities = ("yes" if ability in found else "" for ability in get_args(Ability))
+    return title, ", ".join(types), *abilities, ", ".join(TARGETS)  # all families go to all of them
 
 
 if __name__ == "__main__":

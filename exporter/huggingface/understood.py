@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from tokenizers import Tokenizer
 
 from engine.wording import listed
-from exporter.huggingface.writing import ReadModel
+from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.models import TransformerConfig
 
 _POOLINGS = {"first": "that of the first token", "mean": "mean of all tokens", "max": "maximum"}
 _MOST_LABELS = 6  # that are named
 
 
-def understood(model: ReadModel) -> dict[str, str]:
+def understood(family: str, config: TransformerConfig, text: ImportedTokenizer) -> dict[str, str]:
     """Return what is told, by what it is of."""
-    config, text = model.config, model.text
-    found = {"family": model.family.title, "longest input": _longest(config)}
+    found = {"family": family, "longest input": _longest(config)}
     if text.tokenizer is not None:
         found["tokenizer"] = _of_tokenizer(text.tokenizer)
     if config.family == "gpt":

@@ -1,4 +1,4 @@
-"""The eager models: five families on one set of blocks."""
+"""The eager models: five families on one set of blocks, and decoders by their own code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from exporter.models.gpt import GPT
 from exporter.models.labeller import Labeller
 from exporter.models.layers import EncoderOutput
 from exporter.models.transformer import EncoderDecoder
+from exporter.models.transformers_model import TransformersModel
 from exporter.models.vit import ViT
 
 __all__ = [
@@ -32,7 +33,7 @@ def build_model(config: TransformerConfig) -> nn.Module:
         case "encoder-decoder":
             return EncoderDecoder(config)
         case "gpt":
-            return GPT(config)
+            return GPT(config) if config.code is None else TransformersModel(config)
         case "bert":
             return Bert(config)
         case "labeller":

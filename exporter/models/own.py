@@ -221,7 +221,7 @@ class _CachedAttention:
 class OwnDecoder(nn.Module):
     """The decoder of an `OwnWriter`, with the methods that ours has."""
 
-    def __init__(self, model: nn.Module, config: OwnConfig) -> None:
+    def __init__(self, model: nn.Module, config: TransformerConfig) -> None:
         super().__init__()
         self.model = model
         self.config = config

@@ -76,7 +76,12 @@ def import_toolkit_checkpoint(
     stored = StoredWeights([TensorFile(found.weights)])
     num_parameters = write_model(model, stored, out, progress)
     notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
-    return Imported(found.name, num_parameters, tuple(notes), understood(model))
+    return Imported(
+        found.name,
+        num_parameters,
+        tuple(notes),
+        understood(model.family.title, model.config, model.text),
+    )
 
 
 def _file_of(path: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exporter.models.config.image import ImageConfig
-from exporter.models.config.model import TransformerConfig
+from exporter.models.config.model import OriginalCode, TransformerConfig
 from exporter.models.config.rotary_scaling import (
     AnyScaling,
     LinearScaling,
@@ -24,6 +24,7 @@ __all__ = [
     "ImageConfig",
     "LinearScaling",
     "LongScaling",
+    "OriginalCode",
     "PositiveFloat",
     "PositiveInt",
     "Probability",

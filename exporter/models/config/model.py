@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from engine.package.manifest import MAX_LAYERS
+from engine.wording import shortened
 from exporter.models.config.attention import AttentionOptions
 from exporter.models.config.checked import Checks
 from exporter.models.config.dropout import DropoutOptions
@@ -26,6 +28,29 @@ from exporter.models.config.sizes import (
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "uncounted_token_id")
+
+_NOT_PLAIN = ("quantization_config", "auto_map")  # rounded weights, and code of strangers
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+class OriginalCode(BaseModel):
+    """From what a model is built whose blocks are those of transformers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+")]  # of transformers
+    config: dict[str, Any]  # `config.json` of the original
+
+    @field_validator("config")
+    @classmethod
+    def _is_plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if refused := [name for name in _NOT_PLAIN if given.get(name)]:
+            raise ValueError(f"{' and '.join(refused)} is not supported")
+        for name in _LAYER_COUNTS:  # transformers makes lists as long
+            if name in given and given[name] not in range(1, MAX_LAYERS + 1):
+                said = f"{name} is {shortened(given[name])}"
+                raise ValueError(f"{said}; supported: 1 to {MAX_LAYERS:,}")
+        return given
 
 
 class TransformerConfig(
@@ -63,6 +88,9 @@ class TransformerConfig(
     # Heads of one-pass families
     labels: tuple[str, ...] = ()  # none: a bert or vit that gives vectors only
     image: ImageConfig | None = None
+
+    # Of gpt: what computes it, in place of our blocks; the other options say how its layers attend
+    code: Annotated[OriginalCode | None, unless(None)] = None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.exporter.huggingface.sources import VOCAB_SIZE, save_model, tokenizer
 
 MAX_LEN = 24
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 40,
@@ -22,7 +22,7 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 36,
 }
 _ROTARY: dict[str, Any] = {
-    **_SIZES,
+    **SIZES,
     "num_key_value_heads": 2,
     "head_dim": 16,
     "rms_norm_eps": 1e-3,
@@ -55,15 +55,15 @@ LONG = {
 }
 OPT_350M = {"do_layer_norm_before": False, "word_embed_proj_dim": 12}
 DECODERS: dict[str, dict[str, Any]] = {
-    "gpt2": {"layer_norm_epsilon": 1e-3, **_SIZES},
+    "gpt2": {"layer_norm_epsilon": 1e-3, **SIZES},
     "gpt_neox": {
-        **_SIZES,
+        **SIZES,
         "hidden_size": 64,
         "layer_norm_eps": 1e-3,
         "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.25},
     },
     "opt": {
-        **{k: v for k, v in _SIZES.items() if k != "intermediate_size"},
+        **{k: v for k, v in SIZES.items() if k != "intermediate_size"},
         "ffn_dim": 40,
         "word_embed_proj_dim": 32,
     },

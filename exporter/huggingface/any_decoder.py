@@ -1,0 +1,111 @@
+"""Imports a decoder of transformers for which no family stands: its own code computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError
+from engine.wording import listed
+from exporter.checkpoint import CONFIG_NAME, model_weights
+from exporter.huggingface.family import SpecialTokens
+from exporter.huggingface.reading import read_config, reading_by_transformers
+from exporter.huggingface.stored import StoredWeights
+from exporter.huggingface.writing import Progress, naming
+from exporter.models.config import OriginalCode, TransformerConfig
+from exporter.models.transformers_model import (
+    TransformersModel,
+    attention_options,
+    build_original,
+)
+
+TITLE = "any other decoder of transformers, by its own code"
+
+
+class OriginalDecoder:
+    """A model of transformers with its weights, in the type that they are stored in."""
+
+    def __init__(self, directory: Path, raw: dict[str, Any], stored: StoredWeights) -> None:
+        """Load it; CheckpointError says what is not taken over, before memory is taken for it."""
+        self.path = directory / CONFIG_NAME
+        read_config(raw, self.path)
+        with naming(self.path), reading_by_transformers(self.path):
+            self._code = OriginalCode(version=version("transformers"), config=raw)
+            with torch.device("meta"):
+                empty = build_original(self._code)
+            if problem := _problem(empty, stored):
+                raise CheckpointError(f"{self.path}: {problem}")
+            self._model, about = type(empty).from_pretrained(
+                directory,
+                config=empty.config,
+                dtype="auto",
+                attn_implementation="eager",
+                local_files_only=True,
+                output_loading_info=True,
+            )
+            if lacking := sorted(about["missing_keys"]):
+                raise CheckpointError(f"{directory}: weights are missing: {listed(lacking)}")
+            unread = listed(sorted(about["unexpected_keys"]))
+            self.notes = [f"{type(empty).__name__} does not read {unread}"] if unread else []
+            try:
+                self._attention = attention_options(self._model)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{self.path}: the engine's attention does not compute it: {error}"
+                ) from error
+            head, table = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        tied = {"tie_word_embeddings": head is not None and head.weight is table.weight}
+        self._code = self._code.model_copy(update={"config": {**raw, **tied}})
+        self.options: dict[str, Any] = self._model.config.to_dict()
+        self.num_parameters = sum(weight.numel() for weight in self._model.parameters())
+
+    def config(self, tokens: SpecialTokens, max_len: int | None) -> TransformerConfig:
+        """Return what the engine has to know; ValidationError for what it does not have."""
+        most = getattr(self._model.config, "max_position_embeddings", None) or max_len
+        if most is None:
+            raise CheckpointError(f"{self.path} says no longest text; give --max-len")
+        return TransformerConfig(
+            family="gpt",
+            d_ff=1,
+            vocab_size=self._model.config.vocab_size,
+            max_target_len=min(most, max_len or most),
+            positions="learned",
+            eos_token_id=tokens.eos,
+            code=self._code,
+            **self._attention,
+        )
+
+    def weights(self, config: TransformerConfig, progress: Progress) -> Iterator[Tensor]:
+        """Yield the weights of a checkpoint, each made float32 when it is asked for.
+
+        Behind the last one CheckpointError names all that are not finite.
+        """
+        model = TransformersModel(config, self._model)
+        with reading_by_transformers(self.path), torch.no_grad():
+            model(torch.zeros(1, 2, dtype=torch.long))
+        state = model.state_dict()
+        wanted, wrong = model_weights(config), []
+        for i, weight in enumerate(wanted):
+            tensor = state[weight.name].float()
+            if not tensor.isfinite().all():
+                wrong.append(weight.name.removeprefix("decoder.model.").replace(".body.", "."))
+            yield tensor
+            progress(i + 1, len(wanted))
+        if wrong:
+            raise CheckpointError(f"{self.path.parent}: not finite numbers: {listed(wrong)}")
+
+
+def _problem(empty: Any, stored: StoredWeights) -> str | None:
+    """Say why a model without weights is not loaded: memory is taken for it then."""
+    asked = sum(weight.numel() for weight in empty.parameters())
+    given = sum(prod(stored.shape(name)) for name in stored)
+    if asked > 2 * given:  # which are missing is told by name, if they are few
+        return f"it asks for {asked:,} parameters, and the weights are {given:,}"
+    has_experts = set(empty.get_experts_implementation().values()) != {"eager"}
+    return "layers of experts are not supported" if has_experts else None
