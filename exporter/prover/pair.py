@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
 
@@ -46,6 +47,7 @@ ALIGNMENT = "alignment"
 _LEFT_BEHIND = 12  # tokens of a sequence that the first rows held before: some stay in memory
 _NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
 _EDGE, _LAST_PLACE = 1, 5  # of KINDS
+_NUM_KEPT = 16  # results of the eager model: rows of a batch are copies of fewer cases
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,16 @@ class GeneratingPair:
         self._directory = directory
         self._tops = cycle(NUM_TOPS)
         self._numbers: dict[Case, int] = {}
+
+        def one(forward: Forward) -> Eager:
+            return (eager.run if judge.needs_own else eager.exactly)(forward)[0]
+
+        self.eager_of_one = lru_cache(_NUM_KEPT)(
+            lambda case, tokens: one(logits_of([case], [tokens]))
+        )
+        self._attended = lru_cache(_NUM_KEPT)(
+            lambda case, tokens, width: one(alignment_of(case, tokens, width))
+        )
         with exported_graphs():
             self.batch, self.alone = execution.load_runners(contract, directory)
         self.num_rows = self.batch.num_slots
@@ -145,8 +157,7 @@ class GeneratingPair:
         """Judge the attention to the source behind positions of which it was asked."""
         assert seen.alignment is not None, "it was asked for"
         asked = (~np.isnan(seen.alignment[:, 0])).nonzero()[0]
-        forward = alignment_of(alone.case, alone.tokens, seen.alignment.shape[1])
-        (eager,) = self._run(forward)
+        eager = self._attended(alone.case, alone.tokens, seen.alignment.shape[1])
         at = self.at(alone.case, how, first, len(seen.alignment)).part(asked)
         self.judge.numbers(play, ALIGNMENT, seen.alignment[asked], eager.part(first + asked), at)
 

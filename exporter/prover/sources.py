@@ -60,8 +60,7 @@ def _hold(
     case = _case(pair, source)
     if not pair.judge.step_bits(found, alone, pair.at(case, how).place):
         tokens = (int(found.top_ids[0, 0]),)
-        (eager,) = pair.eager_of([case], [tokens])
-        one = Alone(case, tokens, alone, eager)
+        one = Alone(case, tokens, alone, pair.eager_of_one(case, tokens))
         pair.take("sources in groups", found, one, how, counts=False)  # a source comes in many
 
 
