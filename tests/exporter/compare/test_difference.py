@@ -77,7 +77,7 @@ def test_lines_of_all_lengths_are_answered_up_to_the_limit_of_the_model(
     assert found.tokens == found.tokens_equal > 6
 
 
-@pytest.mark.parametrize("longest_first", [True, False])
+@pytest.mark.parametrize("longest_first", [pytest.param(True, marks=pytest.mark.long), False])
 def test_two_lengths_of_a_model_are_compared_as_far_as_both_go(
     longest_first: bool, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

@@ -185,7 +185,7 @@ FLAN = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "own_ou
     ("family", "options"),
     [
         ("bart", {**OWN, "forced_bos_token_id": 7, "forced_eos_token_id": EOS}),
-        ("m2m_100", OWN),
+        pytest.param("m2m_100", OWN, marks=pytest.mark.long),
         ("t5", {**SHORT, **FLAN}),
     ],
 )
