@@ -102,7 +102,7 @@ def compare_with_original(
     described = read_config(checkpoint)
     config = described.model
     texts = compare_texts(directory, checkpoint, languages)
-    needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**30
+    needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**31  # of 4 bytes each
     if needed > (free := free_memory()):
         missing = f"it takes about {size_of(needed)} of memory, and {size_of(free)} are free"
         return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
@@ -159,6 +159,7 @@ def compare_with_original(
             f"{directory}: the imported model is not {name} of transformers: {said}; {layer}; "
             "please report it with config.json, or import with --no-comparison"
         ) from error
+    kept.clear()  # a large vocabulary's numbers, before others come
     words = list(texts.words)
     if search and answers:
         try:
