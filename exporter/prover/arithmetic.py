@@ -99,11 +99,8 @@ class _Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _widened(func(*args, **(kwargs or {})))
         if func is aten.mm.default:
             return _product(*args)  # type: ignore[arg-type]
-        wide_args, wide_kwargs = tree_map(_widened, (args, kwargs or {}))
-        if kind == "in place":
-            for i in written:
-                wide_args = (*wide_args[:i], args[i], *wide_args[i + 1 :])
-        return func(*wide_args, **wide_kwargs)
+        given = [arg if i in written else _widened(arg) for i, arg in enumerate(args)]
+        return func(*given, **{name: _widened(arg) for name, arg in (kwargs or {}).items()})
 
 
 class _Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -173,6 +170,8 @@ def _kind(func: Any) -> tuple[Literal["view", "in place", "plain"], tuple[int, .
 
 def _product(one: Tensor, other: Tensor) -> Tensor:
     """Return a product in float64, of which a part at a time is widened: a head is large."""
+    if other.numel() <= _MOST_WIDENED:
+        return one.double() @ other.double()
     columns = max(1, _MOST_WIDENED // max(1, other.shape[0]))
     parts = [one.double() @ part.double() for part in torch.split(other, columns, dim=1)]
     return torch.cat(parts, dim=1)
@@ -181,4 +180,6 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
 def _widened(value: object) -> object:
     if isinstance(value, Tensor):
         return value.double() if value.dtype in _FLOATS else value
-    return torch.float64 if value in _FLOATS else value
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in _FLOATS else value
+    return tree_map(_widened, value) if isinstance(value, list | tuple) else value

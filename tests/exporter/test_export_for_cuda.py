@@ -56,7 +56,7 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
 @pytest.mark.parametrize(
     ("family", "precision", "options"),
     [
-        ("encoder-decoder", "fp16", {}),
+        pytest.param("encoder-decoder", "fp16", {}, marks=pytest.mark.long),
         ("encoder-decoder", "fp32", T5),
         ("encoder-decoder", "fp16", T5),
         pytest.param("encoder-decoder", "bf16", T5, marks=pytest.mark.long),

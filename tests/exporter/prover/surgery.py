@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,6 +37,15 @@ class Mutants(dict[tuple[str, str], tuple[str, Mutation]]):
             return mutation
 
         return add
+
+    @property
+    def cases(self) -> list[Any]:
+        """Families and names; a fault of several families has the long tests for all but one."""
+        last = {name: family for family, name in self}
+        return [
+            pytest.param(*key, marks=() if last[key[1]] == key[0] else pytest.mark.long)
+            for key in self
+        ]
 
 
 def spoiled(graphs: Graphs, file: str, mutate: Mutation) -> Graphs:

@@ -94,7 +94,7 @@ def shown(
     ("family", "precision", "weights", "options"),
     [
         ("gpt", "fp32", None, SHORT_LLAMA),
-        ("encoder-decoder", "fp16", None, SHORT),
+        pytest.param("encoder-decoder", "fp16", None, SHORT, marks=pytest.mark.long),
         ("bert", "fp16", None, {}),
         pytest.param("gpt", "fp16", "int8-blocks", {}, marks=pytest.mark.long),
         pytest.param("encoder-decoder", "fp32", "int4", {}, marks=pytest.mark.long),

@@ -135,7 +135,7 @@ def alignment_of_the_first_position_only(surgery: Surgery) -> None:
     node.input[3] = surgery.compute_before(node, "Mul", "alignment_idx", np.int64(0).reshape(1))
 
 
-@pytest.mark.parametrize(("family", "name"), MUTANTS)
+@pytest.mark.parametrize(("family", "name"), MUTANTS.cases)
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str, name: str, spoil: Spoil, tmp_path: Path
 ) -> None:

@@ -199,7 +199,7 @@ def top_in_any_order(surgery: Surgery) -> None:
     surgery.set_attribute(surgery.nodes("TopK")[0], "sorted", 0)
 
 
-@pytest.mark.parametrize(("family", "name"), MUTANTS)
+@pytest.mark.parametrize(("family", "name"), MUTANTS.cases)
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str, name: str, spoil: Spoil, tmp_path: Path
 ) -> None:

@@ -117,7 +117,7 @@ def embedding_of_five_tokens_wrong(surgery: Surgery) -> None:
     surgery.spoil_output("embedding", 5, of="input_ids", axis=1)
 
 
-@pytest.mark.parametrize(("family", "name"), MUTANTS)
+@pytest.mark.parametrize(("family", "name"), MUTANTS.cases)
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str, name: str, spoil: Spoil, tmp_path: Path
 ) -> None:

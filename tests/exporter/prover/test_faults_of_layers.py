@@ -207,7 +207,7 @@ def rows_see_each_other(surgery: Surgery) -> None:
     node.input[0] = surgery.compute_before(node, "Add", node.input[0], trace)
 
 
-@pytest.mark.parametrize(("family", "name"), MUTANTS)
+@pytest.mark.parametrize(("family", "name"), MUTANTS.cases)
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str, name: str, spoil: Spoil, tmp_path: Path
 ) -> None:

@@ -361,7 +361,7 @@ def first_rows_aligned_whichever_are_asked(surgery: Surgery) -> None:
     node.input[3] = surgery.compute_before(node, "Cast", from_0, to=onnx.TensorProto.INT64)
 
 
-@pytest.mark.parametrize(("family", "name"), MUTANTS)
+@pytest.mark.parametrize(("family", "name"), MUTANTS.cases)
 def test_a_faulty_graph_is_refused_and_leaves_nothing(
     family: str, name: str, spoil: Spoil, tmp_path: Path
 ) -> None:
