@@ -61,7 +61,7 @@ T5: dict[str, Any] = {
     "scale_embeddings": False,
     "output_bias": False,
 }
-OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
+OTHER_OPTIONS: list[Any] = [  # than the tiny models have
     (
         "encoder-decoder",
         {
@@ -112,9 +112,13 @@ OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [  # than the tiny models have
         },
     ),
     ("labeller", {"num_heads": 1}),  # and additive scores
-    ("encoder-decoder", T5),
+    pytest.param("encoder-decoder", T5, marks=pytest.mark.long),
     ("gpt", LLAMA),
-    ("gpt", {**LLAMA, "num_kv_heads": 2, "activation": "gelu", "attention_bias": True}),
+    pytest.param(
+        "gpt",
+        {**LLAMA, "num_kv_heads": 2, "activation": "gelu", "attention_bias": True},
+        marks=pytest.mark.long,
+    ),
     (
         "labeller",
         {
@@ -276,7 +280,9 @@ def test_many_small_numbers_beside_a_likely_token_are_summed_exactly(
     np.testing.assert_allclose(found["top_logprobs"], expected, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("target", "factor"), [(CPU, 1.0), (CUDA, 8**-0.5)])
+@pytest.mark.parametrize(
+    ("target", "factor"), [(CPU, 1.0), pytest.param(CUDA, 8**-0.5, marks=pytest.mark.long)]
+)
 def test_where_it_is_faster_weights_of_queries_carry_the_factor_of_scores(
     target: Target, factor: float, make_checkpoint: MakeCheckpoint
 ) -> None:

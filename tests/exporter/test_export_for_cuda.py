@@ -57,7 +57,7 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
     ("family", "precision", "options"),
     [
         pytest.param("encoder-decoder", "fp16", {}, marks=pytest.mark.long),
-        ("encoder-decoder", "fp32", T5),
+        pytest.param("encoder-decoder", "fp32", T5, marks=pytest.mark.long),
         ("encoder-decoder", "fp16", T5),
         pytest.param("encoder-decoder", "bf16", T5, marks=pytest.mark.long),
         ("gpt", "fp32", LLAMA),
@@ -65,7 +65,12 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
         pytest.param("gpt", "fp32", {"window": 4}, marks=pytest.mark.long),
         ("gpt", "bf16", LLAMA),
         ("bert", "fp16", {}),
-        ("bert", "fp16", {"pooling": "max", "pooler": "none", "normalize": True}),
+        pytest.param(
+            "bert",
+            "fp16",
+            {"pooling": "max", "pooler": "none", "normalize": True},
+            marks=pytest.mark.long,
+        ),
         ("vit", "fp16", {}),
     ],
 )
@@ -96,6 +101,7 @@ def test_a_package_for_cuda_has_the_certificate_of_its_graphs(
             assert largest.dtype == IR_DTYPES[precision]
 
 
+@pytest.mark.long
 def test_a_model_of_one_label_goes_to_a_gpu_in_float16(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

@@ -191,7 +191,7 @@ def test_a_graph_is_not_changed_by_being_watched(tiny_graphs: TinyGraphs) -> Non
     assert ir.to_proto(graphs["decoder.onnx"]).SerializeToString() == before
 
 
-@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+@pytest.mark.parametrize("family", ["gpt", pytest.param("encoder-decoder", marks=pytest.mark.long)])
 def test_a_package_says_what_it_is_and_is_verified(
     family: str, text: Path, export_fixed: ExportFixed, tiny_graphs: TinyGraphs, tmp_path: Path
 ) -> None:

@@ -492,7 +492,7 @@ def test_no_alignment_is_computed_if_none_is_wanted(
     assert alignment.size == 0
 
 
-@pytest.mark.parametrize("family", ["encoder-decoder", "gpt"])
+@pytest.mark.parametrize("family", [pytest.param("encoder-decoder", marks=pytest.mark.long), "gpt"])
 def test_a_model_of_standard_operators_gets_the_certificate_too(
     family: str, tiny_graphs: TinyGraphs, tmp_path: Path
 ) -> None:

@@ -25,7 +25,8 @@ READER = OwnConfig.reader(vocab_size=9, max_len=6, labels=("good", "bad"))
 
 
 @pytest.mark.parametrize(
-    ("example", "answer"), [(own_class, "9 0 1 2"), (torch_transformer, "def")]
+    ("example", "answer"),
+    [(own_class, "9 0 1 2"), pytest.param(torch_transformer, "def", marks=pytest.mark.long)],
 )
 def test_example_trains_exports_and_answers(
     example: ModuleType, answer: str, tmp_path: Path

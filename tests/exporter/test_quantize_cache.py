@@ -45,7 +45,7 @@ LLAMA = {
 }
 
 
-@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+@pytest.mark.parametrize("family", ["gpt", pytest.param("encoder-decoder", marks=pytest.mark.long)])
 def test_a_cache_in_8_bits_is_near_the_eager_model(
     family: str, tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -155,7 +155,11 @@ def test_weights_that_are_rounded_alone_where_the_cache_would_lose_too_much(
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("gpt", LLAMA), ("encoder-decoder", {"positions": "relative"})]
+    ("family", "options"),
+    [
+        ("gpt", LLAMA),
+        pytest.param("encoder-decoder", {"positions": "relative"}, marks=pytest.mark.long),
+    ],
 )
 def test_positions_that_attention_knows_and_shared_heads_are_kept_in_8_bits(
     family: str, options: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path

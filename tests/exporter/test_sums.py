@@ -105,7 +105,9 @@ class Normed(Counter):
 READER = OwnConfig.reader(vocab_size=10, max_len=12, labels=("good", "bad"))
 
 
-@pytest.mark.parametrize(("kind", "config"), [(Classes, READER), (Normed, CONFIG)])
+@pytest.mark.parametrize(
+    ("kind", "config"), [pytest.param(Classes, READER, marks=pytest.mark.long), (Normed, CONFIG)]
+)
 def test_usual_means_and_norms_of_own_classes_are_certified(
     kind: type[nn.Module], config: OwnConfig, tmp_path: Path
 ) -> None:

@@ -41,7 +41,10 @@ AS_SHOWN = EngineConfig(max_num_seqs=0)
 
 @pytest.mark.parametrize(
     ("family", "precision", "options"),
-    [("gpt", "fp16", SHORT_LLAMA), ("encoder-decoder", "fp32", SHORT)],
+    [
+        ("gpt", "fp16", SHORT_LLAMA),
+        pytest.param("encoder-decoder", "fp32", SHORT, marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize(
     "buckets",

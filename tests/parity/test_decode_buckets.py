@@ -35,7 +35,10 @@ NOTHING = ScheduledBatch()
 Bits = tuple[bytes, ...]
 
 
-@pytest.mark.parametrize("name", MODELS)
+LONG = pytest.param("t5", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", [*(name for name in MODELS if name != "t5"), LONG])
 def test_a_row_has_the_same_bits_however_many_decode(name: str, tmp_path: Path) -> None:
     runner = _load({**SMALL, **MODELS[name]}, tmp_path)
 
@@ -45,7 +48,7 @@ def test_a_row_has_the_same_bits_however_many_decode(name: str, tmp_path: Path) 
         assert _decoded(runner, num_decoding, num_held) == alone, (num_decoding, num_held)
 
 
-@pytest.mark.parametrize("name", ["encoder-decoder", "t5"])
+@pytest.mark.parametrize("name", ["encoder-decoder", LONG])
 def test_a_row_has_the_same_bits_however_many_sequences_a_source_has(
     name: str, tmp_path: Path
 ) -> None:

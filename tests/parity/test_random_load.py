@@ -415,7 +415,7 @@ def cases() -> list[Any]:
         pytest.param(name, setup, kind, count, id=f"{name}-{how}", marks=marks)
         for setups, kind, count, marks in (
             (QUICK, RandomRequests, NUM_REQUESTS, ()),
-            (QUICK_FOR_CUDA, RandomRequests, NUM_REQUESTS_LONG, ()),
+            (QUICK_FOR_CUDA, RandomRequests, NUM_REQUESTS, ()),
             (LONG, RandomRequests, NUM_REQUESTS_LONG, (*LONG_MARKS, pytest.mark.timeout(900))),
             (ON_FAKE, RandomRequests, NUM_REQUESTS, LONG_MARKS),
             (fed, FedRequests, NUM_REQUESTS_LONG, LONG_MARKS),

@@ -45,7 +45,10 @@ def lines(tmp_path: Path) -> Path:
     return tmp_path / "lines.txt"
 
 
-@pytest.mark.parametrize(("family", "text"), [("gpt", LINES), ("encoder-decoder", PAIRS)])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [("gpt", LINES), pytest.param("encoder-decoder", PAIRS, marks=pytest.mark.long)],
+)
 def test_a_package_writes_what_its_checkpoint_does(
     family: str, text: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
@@ -190,7 +193,7 @@ def test_answers_begin_with_what_the_model_must_write_first(
     assert found.one.chrf == found.other.chrf == pytest.approx(100)
 
 
-@pytest.mark.parametrize("family", ["encoder-decoder", "gpt"])
+@pytest.mark.parametrize("family", [pytest.param("encoder-decoder", marks=pytest.mark.long), "gpt"])
 def test_no_answer_has_a_token_that_is_banned(
     family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

@@ -49,7 +49,9 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-@pytest.mark.parametrize("family", ["bert", "labeller", "vit"])
+@pytest.mark.parametrize(
+    "family", ["bert", pytest.param("labeller", marks=pytest.mark.long), "vit"]
+)
 def test_a_package_answers_as_its_checkpoint_does(
     family: str, exported: Callable[..., Exported], pictures: Path, tmp_path: Path
 ) -> None:

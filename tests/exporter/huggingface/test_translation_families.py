@@ -184,7 +184,11 @@ FLAN = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "own_ou
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("bart", {**OWN, "forced_bos_token_id": 7, "forced_eos_token_id": EOS}),
+        pytest.param(
+            "bart",
+            {**OWN, "forced_bos_token_id": 7, "forced_eos_token_id": EOS},
+            marks=pytest.mark.long,
+        ),
         pytest.param("m2m_100", OWN, marks=pytest.mark.long),
         ("t5", {**SHORT, **FLAN}),
     ],

@@ -118,14 +118,26 @@ def _alignment_of_the_first_token(surgery: Surgery) -> None:
             _alignment_of_the_first_token,
             "share of the attention",
         ),
-        ("encoder-decoder", "decoder.onnx", rows.thirteen_rows_aligned_wrongly, "add up to"),
+        pytest.param(
+            "encoder-decoder",
+            "decoder.onnx",
+            rows.thirteen_rows_aligned_wrongly,
+            "add up to",
+            marks=pytest.mark.long,
+        ),
         (
             "encoder-decoder",
             "encoder.onnx",
             rows.sources_of_groups_of_seven_zeroed,
             "difference is",
         ),
-        ("encoder-decoder", "encoder.onnx", rows.thirteen_sources_wrong, "difference is"),
+        pytest.param(
+            "encoder-decoder",
+            "encoder.onnx",
+            rows.thirteen_sources_wrong,
+            "difference is",
+            marks=pytest.mark.long,
+        ),
         ("encoder-decoder", "decoder.onnx", rows.logits_of_thirteen_rows_wrong, "difference is"),
     ],
 )

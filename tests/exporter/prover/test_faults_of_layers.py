@@ -262,7 +262,7 @@ def test_a_fault_of_the_exporter_is_refused_and_leaves_nothing(
     ("family", "file", "options"),
     [
         ("gpt", "decoder.onnx", {"vocab_size": 5000, "tie_output": False}),
-        ("bert", "model.onnx", {"vocab_size": 5000}),
+        pytest.param("bert", "model.onnx", {"vocab_size": 5000}, marks=pytest.mark.long),
     ],
 )
 def test_a_large_vocabulary_that_was_cut_is_refused(

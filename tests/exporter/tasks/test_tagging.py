@@ -44,6 +44,7 @@ def test_a_sentence_has_one_label_a_token() -> None:
         assert example.source.shape == example.target.shape
 
 
+@pytest.mark.long
 def test_training_reaches_its_target_and_tells_a_saw_from_seeing(tmp_path: Path) -> None:
     report = train("tagging", tmp_path / "run", progress=False)
 
