@@ -160,8 +160,12 @@ def test_what_our_attention_lacks_is_said_before_anything_is_written(
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; supported: 1 to"),
         ({"hidden_size": 2**16}, "parameters, and the weights are"),
-        ({"num_hidden_layers": 1, "hidden_act": "none"}, "transformers does not"),
-        ({"architectures": ["Olmo2ForSequenceClassification"]}, "model_type is olmo2; supported"),
+        ({"num_hidden_layers": 1, "hidden_act": "none"}, "config.json: transformers does not"),
+        ({"rms_norm_eps": float("nan")}, "numbers that are not finite (NaN, Infinity)"),
+        (
+            {"architectures": ["Olmo2ForSequenceClassification"]},
+            "takes an attention function (here ['Olmo2ForSequenceClassification']); any",
+        ),
     ],
 )
 def test_files_of_strangers_are_refused_in_a_line(
@@ -173,7 +177,7 @@ def test_files_of_strangers_are_refused_in_a_line(
     assert message in refusal(tmp_path / "source")
 
 
-def test_weights_that_are_missing_or_not_finite_are_named_and_those_not_read_are_noted(
+def test_weights_that_are_missing_or_wrong_are_named_and_those_not_read_are_noted(
     tmp_path: Path,
 ) -> None:
     save(tmp_path / "source", "olmo2")
@@ -186,6 +190,11 @@ def test_weights_that_are_missing_or_not_finite_are_named_and_those_not_read_are
         return refusal(tmp_path / "source")
 
     assert f"weights are missing: {name}" in refused({k: weights[k] for k in weights if k != name})
+    rounded, shape = refused({**weights, name: weights[name].char()}), [*weights[name].shape]
+    assert f"wrong types: {name} is of I8; supported: float64" in rounded
+    cut = refused({**weights, name: weights[name][1:].clone()})
+    asked = f"the configuration asks for {shape}"
+    assert f"wrong shapes: {name} is [{shape[0] - 1}], {asked}; give the weights" in cut
     assert f"not finite numbers: {name}" in refused({**weights, name: weights[name] / 0})
     safetensors.torch.save_file({**weights, "more": torch.ones(2)}, path, {"format": "pt"})
     notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
