@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -31,7 +32,7 @@ _AGAIN = "copy or save the model again"
 
 
 class OriginalDecoder:
-    """A model of transformers with its weights, in the type that they are stored in."""
+    """A model of transformers with its weights, in the widest type that they are stored in."""
 
     def __init__(self, directory: Path, raw: dict[str, Any], stored: StoredWeights) -> None:
         """Load it; CheckpointError says what is not taken over, before memory is taken for it."""
@@ -49,7 +50,7 @@ class OriginalDecoder:
             self._model, about = type(empty).from_pretrained(
                 directory,
                 config=empty.config,
-                dtype="auto",
+                dtype=_widest(stored),
                 attn_implementation="eager",
                 local_files_only=True,
                 output_loading_info=True,
@@ -61,11 +62,12 @@ class OriginalDecoder:
                     for name, there, asked in others
                 ]
                 raise CheckpointError(f"{directory}: wrong shapes: {listed(wrong)}; {_OTHERS}")
-            if lacking := sorted(about["missing_keys"]):
-                raise CheckpointError(
-                    f"{directory}: weights are missing: {listed(lacking)}; {_OTHERS}"
-                )
             unread = listed(sorted(about["unexpected_keys"]))
+            if lacking := sorted(about["missing_keys"]):
+                instead = f"; it has {unread}" if unread else ""
+                raise CheckpointError(
+                    f"{directory}: weights are missing: {listed(lacking)}{instead}; {_OTHERS}"
+                )
             self.notes = [f"{type(empty).__name__} does not read {unread}"] if unread else []
             try:
                 self._attention = attention_options(self._model)
@@ -115,6 +117,12 @@ class OriginalDecoder:
             raise CheckpointError(
                 f"{self.path.parent}: not finite numbers: {listed(wrong)}; {_AGAIN}"
             )
+
+
+def _widest(stored: StoredWeights) -> torch.dtype:
+    """Return the type that all weights fit in: not what `config.json` says of them."""
+    kinds = {stored.dtype(name) for name in stored}.intersection(FLOATS)
+    return reduce(torch.promote_types, (getattr(torch, kind) for kind in sorted(kinds)))
 
 
 def _problem(empty: Any, stored: StoredWeights) -> str | None:

@@ -153,7 +153,9 @@ def reading_by_transformers(path: Path) -> Iterator[Any]:
         ) from error
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
+    shows_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -166,3 +168,5 @@ def reading_by_transformers(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path}: transformers does not read it: {said}") from error
     finally:
         logging.set_verbosity(verbosity)
+        if shows_bars:
+            logging.enable_progress_bar()
