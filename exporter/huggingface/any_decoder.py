@@ -121,8 +121,9 @@ class OriginalDecoder:
 
 def _widest(stored: StoredWeights) -> torch.dtype:
     """Return the type that all weights fit in: not what `config.json` says of them."""
-    kinds = {stored.dtype(name) for name in stored}.intersection(FLOATS)
-    return reduce(torch.promote_types, (getattr(torch, kind) for kind in sorted(kinds)))
+    kinds = {stored.dtype(name) for name in stored}.intersection(FLOATS) or {"float32"}
+    widest: torch.dtype = reduce(torch.promote_types, (getattr(torch, kind) for kind in kinds))
+    return widest
 
 
 def _problem(empty: Any, stored: StoredWeights) -> str | None:
