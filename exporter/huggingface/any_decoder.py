@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -16,7 +17,7 @@ from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, model_weights
 from exporter.huggingface.family import SpecialTokens
 from exporter.huggingface.reading import read_config, reading_by_transformers
-from exporter.huggingface.stored import StoredWeights
+from exporter.huggingface.stored import FLOATS, StoredWeights
 from exporter.huggingface.writing import Progress, naming
 from exporter.models.config import OriginalCode, TransformerConfig
 from exporter.models.transformers_model import (
@@ -26,10 +27,12 @@ from exporter.models.transformers_model import (
 )
 
 TITLE = "any other decoder of transformers, by its own code"
+_OTHERS = "give the weights that were saved with this configuration"
+_AGAIN = "copy or save the model again"
 
 
 class OriginalDecoder:
-    """A model of transformers with its weights, in the type that they are stored in."""
+    """A model of transformers with its weights, in the widest type that they are stored in."""
 
     def __init__(self, directory: Path, raw: dict[str, Any], stored: StoredWeights) -> None:
         """Load it; CheckpointError says what is not taken over, before memory is taken for it."""
@@ -37,21 +40,34 @@ class OriginalDecoder:
         read_config(raw, self.path)
         with naming(self.path), reading_by_transformers(self.path):
             self._code = OriginalCode(version=version("transformers"), config=raw)
-            with torch.device("meta"):
-                empty = build_original(self._code)
+            try:
+                with torch.device("meta"):
+                    empty = build_original(self._code)
+            except CheckpointError as error:
+                raise CheckpointError(f"{self.path}: {error}") from error
             if problem := _problem(empty, stored):
                 raise CheckpointError(f"{self.path}: {problem}")
             self._model, about = type(empty).from_pretrained(
                 directory,
                 config=empty.config,
-                dtype="auto",
+                dtype=_widest(stored),
                 attn_implementation="eager",
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below, with their shapes
             )
-            if lacking := sorted(about["missing_keys"]):
-                raise CheckpointError(f"{directory}: weights are missing: {listed(lacking)}")
+            if others := sorted(about["mismatched_keys"]):
+                wrong = [
+                    f"{name} is {[*there]}, the configuration asks for {[*asked]}"
+                    for name, there, asked in others
+                ]
+                raise CheckpointError(f"{directory}: wrong shapes: {listed(wrong)}; {_OTHERS}")
             unread = listed(sorted(about["unexpected_keys"]))
+            if lacking := sorted(about["missing_keys"]):
+                instead = f"; it has {unread}" if unread else ""
+                raise CheckpointError(
+                    f"{directory}: weights are missing: {listed(lacking)}{instead}; {_OTHERS}"
+                )
             self.notes = [f"{type(empty).__name__} does not read {unread}"] if unread else []
             try:
                 self._attention = attention_options(self._model)
@@ -98,12 +114,27 @@ class OriginalDecoder:
             yield tensor
             progress(i + 1, len(wanted))
         if wrong:
-            raise CheckpointError(f"{self.path.parent}: not finite numbers: {listed(wrong)}")
+            raise CheckpointError(
+                f"{self.path.parent}: not finite numbers: {listed(wrong)}; {_AGAIN}"
+            )
+
+
+def _widest(stored: StoredWeights) -> torch.dtype:
+    """Return the type that all weights fit in: not what `config.json` says of them."""
+    kinds = {stored.dtype(name) for name in stored}.intersection(FLOATS) or {"float32"}
+    widest: torch.dtype = reduce(torch.promote_types, (getattr(torch, kind) for kind in kinds))
+    return widest
 
 
 def _problem(empty: Any, stored: StoredWeights) -> str | None:
     """Say why a model without weights is not loaded: memory is taken for it then."""
-    asked = sum(weight.numel() for weight in empty.parameters())
+    weights = dict(empty.named_parameters())
+    body = empty.base_model_prefix
+    read = [name for name in stored if name in weights or f"{body}.{name}" in weights]
+    kinds = {name: stored.dtype(name) for name in read}
+    if others := [f"{name} is of {kind}" for name, kind in kinds.items() if kind not in FLOATS]:
+        return f"wrong types: {listed(others)}; supported: {', '.join(FLOATS)}"
+    asked = sum(weight.numel() for weight in weights.values())
     given = sum(prod(stored.shape(name)) for name in stored)
     if asked > 2 * given:  # which are missing is told by name, if they are few
         return f"it asks for {asked:,} parameters, and the weights are {given:,}"

@@ -59,10 +59,12 @@ def family_of(said: dict[str, Any], directory: Path) -> Family | None:
     if not is_known and (lacking or not _is_any_decoder(said, path)):
         why = f"what is not supported: {lacking}; " if lacking else ""
         why += "code beside a model (auto_map) is never run; " if said.get("auto_map") else ""
+        classes = said.get("architectures")
+        named = f" (here {shortened(classes)})" if classes else ""
         raise CheckpointError(
             f"{path}: model_type is {shortened(str(given))}; {why}"
             f"supported: {', '.join(known)}, and causal models whose class of transformers takes "
-            "an attention function; any other model can be built from the blocks of "
+            f"an attention function{named}; any other model can be built from the blocks of "
             "exporter/models, or exported as a class of your own: exporter/README.md says how"
         )
     if said.get("quantization_config") is not None:
@@ -95,7 +97,7 @@ def _is_any_decoder(said: dict[str, Any], path: Path) -> bool:
         return (
             isinstance(made, type)
             and made.__name__.endswith(_WRITERS)
-            and said.get("architectures") in (None, [made.__name__])
+            and said.get("architectures") in (None, [], [made.__name__])
             and bool(made.is_backend_compatible())  # type: ignore[attr-defined]
         )
 
@@ -151,7 +153,9 @@ def reading_by_transformers(path: Path) -> Iterator[Any]:
         ) from error
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
+    shows_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -164,3 +168,5 @@ def reading_by_transformers(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path}: transformers does not read it: {said}") from error
     finally:
         logging.set_verbosity(verbosity)
+        if shows_bars:
+            logging.enable_progress_bar()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
@@ -46,6 +47,12 @@ class OriginalCode(BaseModel):
     def _is_plain(cls, given: dict[str, Any]) -> dict[str, Any]:
         if refused := [name for name in _NOT_PLAIN if given.get(name)]:
             raise ValueError(f"{' and '.join(refused)} is not supported")
+        try:
+            json.dumps(given, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(
+                "numbers that are not finite (NaN, Infinity) are no options"
+            ) from error
         for name in _LAYER_COUNTS:  # transformers makes lists as long
             if name in given and given[name] not in range(1, MAX_LAYERS + 1):
                 said = f"{name} is {shortened(given[name])}"

@@ -17,6 +17,9 @@ from exporter.explain.explain import explain
 from exporter.export import export_package
 from exporter.graphs.torch_export import copy_in
 from exporter.huggingface import import_checkpoint
+from exporter.huggingface.any_decoder import OriginalDecoder
+from exporter.huggingface.reading import read_json
+from exporter.huggingface.stored import open_weights
 from exporter.imports import import_model
 from exporter.prover.loss import LossLimits
 from tests.exporter.huggingface.decoders import SIZES
@@ -160,8 +163,12 @@ def test_what_our_attention_lacks_is_said_before_anything_is_written(
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; supported: 1 to"),
         ({"hidden_size": 2**16}, "parameters, and the weights are"),
-        ({"num_hidden_layers": 1, "hidden_act": "none"}, "transformers does not"),
-        ({"architectures": ["Olmo2ForSequenceClassification"]}, "model_type is olmo2; supported"),
+        ({"num_hidden_layers": 1, "hidden_act": "none"}, "config.json: transformers does not"),
+        ({"rms_norm_eps": float("nan")}, "numbers that are not finite (NaN, Infinity)"),
+        (
+            {"architectures": ["Olmo2ForSequenceClassification"]},
+            "takes an attention function (here ['Olmo2ForSequenceClassification']); any",
+        ),
     ],
 )
 def test_files_of_strangers_are_refused_in_a_line(
@@ -173,7 +180,7 @@ def test_files_of_strangers_are_refused_in_a_line(
     assert message in refusal(tmp_path / "source")
 
 
-def test_weights_that_are_missing_or_not_finite_are_named_and_those_not_read_are_noted(
+def test_weights_that_are_missing_or_wrong_are_named_and_those_not_read_are_noted(
     tmp_path: Path,
 ) -> None:
     save(tmp_path / "source", "olmo2")
@@ -186,10 +193,39 @@ def test_weights_that_are_missing_or_not_finite_are_named_and_those_not_read_are
         return refusal(tmp_path / "source")
 
     assert f"weights are missing: {name}" in refused({k: weights[k] for k in weights if k != name})
+    assert "; it has net.lm_head.weight, net.model." in refused(
+        {f"net.{k}": weights[k] for k in weights}
+    )
+    rounded, shape = refused({**weights, name: weights[name].char()}), [*weights[name].shape]
+    assert f"wrong types: {name} is of I8; supported: float64" in rounded
+    cut = refused({**weights, name: weights[name][1:].clone()})
+    asked = f"the configuration asks for {shape}"
+    assert f"wrong shapes: {name} is [{shape[0] - 1}], {asked}; give the weights" in cut
     assert f"not finite numbers: {name}" in refused({**weights, name: weights[name] / 0})
     safetensors.torch.save_file({**weights, "more": torch.ones(2)}, path, {"format": "pt"})
     notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
     assert notes == ("Olmo2ForCausalLM does not read more",)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("widest", [torch.bfloat16, torch.float32])
+def test_weights_are_loaded_in_the_widest_type_that_is_stored_without_a_word(
+    widest: torch.dtype, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path / "source", "olmo2", dtype=torch.float16)
+    path = tmp_path / "source" / "model.safetensors"
+    weights = {k: w.bfloat16() for k, w in safetensors.torch.load_file(path).items()}
+    weights["model.norm.weight"] = torch.linspace(0.9, 1.1, 32, dtype=widest)
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+    raw = read_json(tmp_path / "source" / "config.json")
+    capfd.readouterr()
+
+    with open_weights(tmp_path / "source") as stored:
+        model = OriginalDecoder(tmp_path / "source", raw, stored)._model
+
+    assert {weight.dtype for weight in model.parameters()} == {widest}
+    assert model.model.norm.weight.equal(weights["model.norm.weight"])
+    assert capfd.readouterr() == ("", "")
 
 
 @torch.no_grad()
