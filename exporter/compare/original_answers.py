@@ -49,6 +49,7 @@ class Answers(NamedTuple):
 
     prompts: Sequence[Tokens]
     by_width: Mapping[int, Sequence[Tokens]]  # of beams; 1: greedy
+    ends: frozenset[int]  # tokens that end one
 
 
 class Search(NamedTuple):
@@ -60,9 +61,10 @@ class Search(NamedTuple):
 
     @classmethod
     def of(cls, described: CheckpointConfig, languages: Languages) -> Search | None:
-        """Return it; None: the model does not write."""
+        """Return it; None: the model does not write, or has no room to."""
         contract = generation_contract(described.model)
-        return None if contract is None else cls(described, contract, languages)
+        found = contract and cls(described, contract, languages)
+        return found if found and found.num_tokens > 0 else None
 
     @property
     def length(self) -> int:
@@ -82,7 +84,12 @@ class Search(NamedTuple):
         deck = Deck(np.random.default_rng(SEED), self.contract.prompt_vocab_size)
         prompts = [deck.deal(self.length) for _ in range(NUM_PROMPTS)]
         widths = (1, max(original.generation_config.num_beams or 1, _NUM_BEAMS))
-        return Answers(prompts, {n: self._generated(original, prompts, n) for n in widths})
+        by_width = {n: self._generated(original, prompts, n) for n in widths}
+        ends = original.generation_config.eos_token_id
+        if ends is None:
+            return Answers(prompts, by_width, frozenset(self.contract.eos_token_ids))
+        ends = frozenset(ends if isinstance(ends, list) else [ends])
+        return Answers(prompts, by_width, frozenset(end for end in ends if end >= 0))
 
     def compare(self, model: nn.Module, theirs: Answers, original: Callable[[], Any]) -> list[str]:
         """Return in words what was compared.
@@ -93,6 +100,9 @@ class Search(NamedTuple):
         fewer prompts count than are to.
         """
         words, uncounted = [], self.described.model.uncounted_token_id
+        if theirs.ends != {*self.contract.eos_token_ids}:
+            ends = [*self.contract.eos_token_ids]
+            raise CertificateError(f"its texts end with {ends}, there with {sorted(theirs.ends)}")
         for width, answers in theirs.by_width.items():
             how, count = f"by {width} beams" if width > 1 else "greedy", 0
             ours = self._ours(model, theirs.prompts, answers, width)
@@ -128,6 +138,7 @@ class Search(NamedTuple):
         """Return what the original writes, with its own options but those that imports leave."""
         options = copy.deepcopy(original.generation_config)
         options.update(**NEUTRAL, do_sample=False, max_new_tokens=self.num_tokens)
+        options.update(prompt_lookup_num_tokens=None, low_memory=None)  # other ways to the same
         options.update(num_beams=width, return_dict_in_generate=False)
         if not self.contract.cross_cache:
             options.update(forced_bos_token_id=None, min_length=0)
@@ -135,6 +146,10 @@ class Search(NamedTuple):
             forced = next(iter(self.described.generation.forced_begin), None)
             start = self.contract.decoder_start_token_id
             options.update(forced_bos_token_id=forced, decoder_start_token_id=start)
+        if options.eos_token_id in (None, []):  # imports take that of config.json
+            options.eos_token_id = list(self.contract.eos_token_ids) or None
+        original = copy.copy(original)  # of whose own options `generate` takes what is None
+        original.generation_config = options
         ids = torch.tensor(prompts)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

@@ -6,9 +6,9 @@ ours is a conversion, and where it takes special tokens in texts apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from exporter.samples import SEED, Deck
 
 _SETTINGS_NAME = "tokenizer_config.json"
 _NUM_DEALT, _DEALT = 24, 12  # texts of the vocabulary's tokens, and tokens of each
+_REFUSAL = "no text, but a refusal"
 _SHOWN = 16  # ids, or characters, around the first difference
 _TEXTS = (
     "",
@@ -209,15 +210,32 @@ class _Texts:
 
 
 def _conversations(checkpoint: Path, original: Any) -> Iterator[_Reading]:
-    """Yield what both sides write of conversations, without those that one refuses."""
+    """Yield what both sides write of conversations, without those that both refuse."""
     path, has_other = checkpoint / CHAT_NAME, bool(original.chat_template)
     if path.is_file() != has_other:
         yield _Reading("any conversation", *("no text", "a text")[:: 1 if has_other else -1])
     elif has_other:
-        template = ChatTemplate(read_chat_format(path))
+        template, theirs = ChatTemplate(read_chat_format(path)), original.chat_template
+        if isinstance(theirs, dict):
+            original.chat_template = theirs.get("default", next(iter(theirs.values())))
         for turns in _CONVERSATIONS:
+            chat = Chat(tuple(ChatMessage(*turn) for turn in turns))
+            ours = _written(partial(template.render, chat))
             said = [{"role": role, "content": content} for role, content in turns]
-            with suppress(Exception):  # which are a template's own
-                ours = template.render(Chat(tuple(ChatMessage(*turn) for turn in turns)))
-                options = {"tokenize": False, "add_generation_prompt": True}
-                yield _Reading(str(said), ours, original.apply_chat_template(said, **options))
+            parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in said]
+            options = {"tokenize": False, "add_generation_prompt": True}
+            found, of_parts = (
+                _written(partial(original.apply_chat_template, form, **options))
+                for form in (said, parts)
+            )
+            if ours == of_parts and ours != _REFUSAL:  # a template may take no plain texts
+                found = of_parts
+            if ours != _REFUSAL or any(content in found for _, content in turns):
+                yield _Reading(str(said), ours, found)
+
+
+def _written(write: Callable[[], str]) -> str:
+    try:
+        return write()
+    except Exception:  # noqa: BLE001 - which are a template's own
+        return _REFUSAL

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, normalizers
+from tokenizers import Regex, Tokenizer, models, normalizers
 
 from engine.errors import CheckpointError
 from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat
@@ -21,6 +21,9 @@ from exporter.huggingface.tokenizers.original import SETTINGS_NAME, Original, lo
 from exporter.huggingface.tokenizers.python_classes import Made, convert_python
 from exporter.models import TransformerConfig
 
+_LAST_SIGMA = (
+    r"(?<=\p{Cased}\p{Case_Ignorable}*)\x{3a3}(?!\p{Case_Ignorable}*\p{Cased})"  # of a word
+)
 _NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
 
@@ -46,7 +49,8 @@ class ImportedTokenizer:
     def lower(self) -> None:
         """Let all letters of a text become small before anything else is done to it."""
         assert self.tokenizer is not None, "a model that sees pictures has no letters"
-        steps = [normalizers.Lowercase(), self.tokenizer.normalizer]
+        end = normalizers.Replace(Regex(_LAST_SIGMA), "\u03c2")  # which Python knows of
+        steps = [end, normalizers.Lowercase(), self.tokenizer.normalizer]
         self.tokenizer.normalizer = normalizers.Sequence([step for step in steps if step])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -83,6 +84,49 @@ def test_an_import_that_writes_other_tokens_is_refused(tmp_path: Path) -> None:
         compare_with_original(original, checkpoint)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"eos_token_id": None},  # which config.json says
+        {"eos_token_id": []},
+        {"exponential_decay_length_penalty": [1, 9.0], "sequence_bias": [[[5], 30.0]]},
+        {"stop_strings": ["w1"]},
+        {"prompt_lookup_num_tokens": 3, "low_memory": True},
+    ],
+)
+def test_options_that_an_import_leaves_are_left_in_the_original(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    save_with("gpt2", tmp_path / "original", **given)
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+
+    said = compare_with_original(tmp_path / "original", tmp_path / "checkpoint").said
+
+    assert said.endswith("8 of 8 prompts greedy, 8 of 8 prompts by 2 beams")
+
+
+def test_a_model_with_no_room_to_write_is_compared_without_its_writing(tmp_path: Path) -> None:
+    save_gpt2(tmp_path / "original", n_positions=1)
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+
+    said = compare_with_original(tmp_path / "original", tmp_path / "checkpoint").said
+
+    assert "4 inputs within" in said and said.endswith("texts")
+
+
+def test_other_ends_of_texts_are_found_where_no_text_has_them(tmp_path: Path) -> None:
+    save_gpt2(tmp_path / "original")
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+    described = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    edit_json(
+        tmp_path / "checkpoint" / "config.json",
+        model={**described["model"], "other_eos_token_ids": [5]},
+    )
+
+    with pytest.raises(CheckpointError, match=r"its texts end with \[28, 5\], there with \[28\]"):
+        compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
+
+
 def test_a_prompt_does_not_count_whose_tokens_the_original_itself_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +142,11 @@ def test_a_prompt_does_not_count_whose_tokens_the_original_itself_turns(
 
     def compare(num_others: int) -> list[str]:
         theirs = [(0, 0)] * num_others + right[num_others:]
-        return search.compare(model, Answers(prompts, {1: theirs}), lambda: None)
+        return search.compare(
+            model,
+            Answers(prompts, {1: theirs}, frozenset(search.contract.eos_token_ids)),
+            lambda: None,
+        )
 
     assert compare(0) == ["8 of 8 prompts greedy"]
     assert compare(4) == ["4 of 8 prompts greedy"]

@@ -22,6 +22,11 @@ CHAT = (
     "{% if add_generation_prompt %}w9{% endif %}"
 )
 
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+PARTS = (
+    "{% for one in messages %}{% for part in one.content %}{{ part.text }}{% endfor %}{% endfor %}"
+)
+
 
 def save_talker(path: Path) -> None:
     """Save a decoder whose tokenizer transformers saved, with added tokens and a template."""
@@ -52,6 +57,29 @@ def test_texts_and_conversations_of_a_decoder_are_compared(tmp_path: Path) -> No
     assert found.words == ("73 texts", "4 conversations") and found.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("named", "count"),
+    [
+        (NO_SYSTEM + CHAT, 2),
+        (PARTS, 4),
+        ([{"name": "rag", "template": CHAT}, {"name": "tools", "template": "x"}], 4),
+        ("hello", 0),
+    ],
+    ids=["refuses a system", "takes parts alone", "names no default", "shows nothing said"],
+)
+def test_odd_templates_are_compared_as_they_are_taken(
+    named: Any, count: int, tmp_path: Path
+) -> None:
+    save_talker(tmp_path / "original")
+    (tmp_path / "original" / "chat_template.jinja").unlink()
+    edit_json(tmp_path / "original" / "tokenizer_config.json", chat_template=named)
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+
+    found = compare_texts(tmp_path / "original", tmp_path / "checkpoint", Languages())
+
+    assert found.words[1:] == ((f"{count} conversations",) if count else ())
+
+
 def test_texts_of_an_embedder_are_compared_pairs_and_cut_ones_too(tmp_path: Path) -> None:
     save_embedder(tmp_path / "original")
     import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
@@ -76,8 +104,15 @@ def cut_other_side(checkpoint: Path) -> None:
     edit_json(path, model={**json.loads(path.read_text())["model"], "cuts_left": False})
 
 
-def change_template(checkpoint: Path) -> None:
-    edit_json(checkpoint / "chat.json", template=CHAT.replace("w9", "w8"))
+def template(changed: str) -> Callable[[Path], None]:
+    """Change the template of conversations."""
+    return lambda checkpoint: edit_json(checkpoint / "chat.json", template=changed)
+
+
+def save_strict_talker(path: Path) -> None:
+    """Save a decoder that refuses what a system says."""
+    save_talker(path)
+    (path / "chat_template.jinja").write_text(NO_SYSTEM + CHAT)
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
@@ -85,7 +120,26 @@ WRONG: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
     "tokens around a text dropped": (save_embedder, tokenizer(post_processor=None), "other ids"),
     "letters left as they are": (save_embedder, tokenizer(normalizer=None), "other ids"),
     "side on which texts are cut": (save_embedder, cut_other_side, "cut to 6 tokens' it makes"),
-    "a chat template changed": (save_talker, change_template, "' w8', there ' w9'"),
+    "a chat template changed": (
+        save_talker,
+        template(CHAT.replace("w9", "w8")),
+        "' w8', there ' w9'",
+    ),
+    "a chat template that refuses": (
+        save_talker,
+        template(NO_SYSTEM + CHAT),
+        "it makes 'no text, but a r', there 'w3 system",
+    ),
+    "a chat template that cannot be read": (
+        save_talker,
+        template("{% for"),
+        "it makes 'no text, but a r', there 'w3 user",
+    ),
+    "a chat template that takes all": (
+        save_strict_talker,
+        template(CHAT),
+        "it makes 'w3 system Be bri', there 'no text",
+    ),
     "a chat template dropped": (
         save_talker,
         lambda checkpoint: (checkpoint / "chat.json").unlink(),
