@@ -68,7 +68,9 @@ class OriginalDecoder:
                 raise CheckpointError(
                     f"{directory}: weights are missing: {listed(lacking)}{instead}; {_OTHERS}"
                 )
-            self.notes = [f"{type(empty).__name__} does not read {unread}"] if unread else []
+            if unread:  # of layers that the configuration leaves out, say
+                kind = type(empty).__name__
+                raise CheckpointError(f"{directory}: {kind} does not read {unread}; {_OTHERS}")
             try:
                 self._attention = attention_options(self._model)
             except ValueError as error:

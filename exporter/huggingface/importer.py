@@ -119,7 +119,7 @@ def _import_by_own_code(
     weights = original.weights(config, progress)
     stream_checkpoint(out, described, text.tokenizer, weights, text.files)
     notes = [*options.notes(config), *about_tasks(said, generation_config)]
-    notes += [*length_notes(config, max_len), *text.notes, *original.notes]
+    notes += [*length_notes(config, max_len), *text.notes]
     told = understood(TITLE, config, text)
     return Imported(str(said["model_type"]), original.num_parameters, tuple(notes), told)
 
