@@ -29,6 +29,7 @@ from exporter.checkpoint import WEIGHTS_NAME, load_checkpoint, read_config
 from exporter.compare.original_answers import Search
 from exporter.compare.original_texts import compare_texts
 from exporter.graphs.contracts import contract_of
+from exporter.huggingface.silence import silent_transformers
 from exporter.huggingface.tokenizers import Languages
 from exporter.models.config import Family, TransformerConfig
 from exporter.prover.cases import first_lengths
@@ -95,10 +96,13 @@ def compare_with_original(
     CheckpointError where texts are read in another way, where a position of ours loses more than
     the judge allows, with the first layer that differs, or where other tokens are written.
     """
-    from transformers.utils import logging
+    with silent_transformers():
+        return _compared(directory, checkpoint, languages, progress)
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+
+def _compared(
+    directory: Path, checkpoint: Path, languages: Languages, progress: Progress
+) -> Compared:
     described = read_config(checkpoint)
     config = described.model
     texts = compare_texts(directory, checkpoint, languages)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.families import FAMILIES, LACKING
 from exporter.huggingface.family import Family
 from exporter.huggingface.pictures import PREPROCESSOR_NAME
+from exporter.huggingface.silence import silent_transformers
 
 _MAX_JSON_BYTES = 2**24
 _NUMBERS = range(-(2**53), 2**53)  # that an option may be
@@ -144,21 +145,13 @@ def read_processor(directory: Path, model_type: str) -> Any:
 @contextmanager
 def reading_by_transformers(path: Path) -> Iterator[Any]:
     """Give transformers, silent; what it raises of the file at `path` is told in one line."""
-    try:
-        import transformers
-    except ImportError as error:
+    if find_spec("transformers") is None:
         raise CheckpointError(
             "a model of Hugging Face is imported with transformers, which is not installed: "
             "pip install 'tokenweir[import]'"
-        ) from error
-    logging = transformers.utils.logging
-    verbosity = logging.get_verbosity()
-    shows_bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+        )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silent_transformers() as transformers:
             yield transformers
     except CheckpointError:
         raise
@@ -166,7 +159,3 @@ def reading_by_transformers(path: Path) -> Iterator[Any]:
         reason = error.__cause__ or error
         said = shortened(" ".join(str(reason.args[0] if reason.args else reason).split()))
         raise CheckpointError(f"{path}: transformers does not read it: {said}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if shows_bars:
-            logging.enable_progress_bar()

@@ -6,8 +6,6 @@ Transformers is shown copies of the files that it opens, each of a bounded size.
 from __future__ import annotations
 
 import json
-import logging
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +16,7 @@ from engine.text.chat_format import MAX_TEMPLATE_CHARS
 from engine.text.tokenizer_file import MAX_BYTES, MAX_TOKEN_CHARS, parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME
+from exporter.huggingface.silence import silent_transformers
 from exporter.huggingface.tokenizers.sentencepiece_model import read_sentencepiece
 
 SETTINGS_NAME = "tokenizer_config.json"
@@ -59,7 +58,10 @@ def load_original(directory: Path, room: int) -> Original:
         for name, content in ((SETTINGS_NAME, settings), (CONFIG_NAME, told)):
             (Path(staged) / name).write_text(json.dumps(content))
         try:
-            tokenizer = _load(staged)
+            with silent_transformers() as transformers:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    staged, local_files_only=True, trust_remote_code=False
+                )
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises panics, which are not Exception
@@ -71,23 +73,6 @@ def load_original(directory: Path, room: int) -> Original:
         kind = type(tokenizer).__name__
         raise ValueError(f"there is no file for its {kind}, {listed(sorted(wanted))}; {_AGAIN}")
     return Original(tokenizer, settings, left_out, algorithm, TOKENIZER_NAME not in there)
-
-
-def _load(directory: str) -> Any:
-    """Load a tokenizer; what transformers warns of does not reach the terminal."""
-    from transformers import AutoTokenizer
-    from transformers.utils import logging as said
-
-    before = said.get_verbosity()
-    said.set_verbosity(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
-    finally:
-        said.set_verbosity(before)
 
 
 def _read_settings(directory: Path, room: int) -> dict[str, Any]:
