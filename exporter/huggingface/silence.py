@@ -1,4 +1,4 @@
-"""Gives transformers without its warnings and bars, which are not for who imports a model."""
+"""Gives transformers without the warnings and progress bars that it writes to a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def silent_transformers() -> Iterator[Any]:
-    """Give transformers, which writes nothing to the terminal meanwhile."""
+    """Give transformers; its verbosity is restored behind the block."""
     import transformers
 
     logging = transformers.utils.logging
