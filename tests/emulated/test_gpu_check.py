@@ -63,6 +63,7 @@ def run(on_device: RunScript, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.mark.long
 def test_rows_fail_because_nothing_is_computed(run: Run) -> None:
     seen, parts = run(_ROWS)
 
@@ -72,6 +73,7 @@ def test_rows_fail_because_nothing_is_computed(run: Run) -> None:
     assert parts[_ROWS]["found"]["digest"] == parts[_ROWS]["found"]["digest_again"]
 
 
+@pytest.mark.long
 def test_what_computes_nothing_is_refused_of_a_format_that_may_lose_anything(run: Run) -> None:
     name = "certificate.digits.fp16.int4"
 
@@ -88,6 +90,7 @@ def test_draws_are_timed_and_fail_because_nothing_is_computed(run: Run) -> None:
     assert_draws_are_timed(parts[_DRAWS])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _MEASURED)
 def test_every_kind_of_measurement_runs_through(name: str, run: Run) -> None:
     seen, parts = run(name)

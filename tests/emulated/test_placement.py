@@ -47,7 +47,8 @@ OTHERS = tuple(name for name in MODELS if name not in FIRST)
     ("names", "precision"),
     [
         (FIRST, "fp16"),
-        (["llama"], "fp32"),  # where a product is divided into unequal parts
+        # Where a product is divided into unequal parts.
+        pytest.param(["llama"], "fp32", marks=pytest.mark.long),
         pytest.param(OTHERS, "fp16", marks=pytest.mark.long),
         pytest.param(MODELS, "fp32", marks=pytest.mark.long),
         pytest.param(MODELS, "bf16", marks=pytest.mark.long),
@@ -95,7 +96,10 @@ def test_draws_are_computed_on_the_device_in_few_launches(
     assert tuple(found[path]["launches"] for path in paths) == LAUNCHES_OF_DRAWS
 
 
-@pytest.mark.parametrize(("name", "vocab_size"), MOST_LAUNCHES)
+@pytest.mark.parametrize(
+    ("name", "vocab_size"),
+    [("gpt2", 50_257), pytest.param("llama", 128_256, marks=pytest.mark.long)],
+)
 def test_a_decode_step_has_few_launches(
     name: str, vocab_size: int, export: Export, on_device: RunScript
 ) -> None:

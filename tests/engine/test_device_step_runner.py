@@ -77,7 +77,14 @@ PENALISED = replace(GREEDY, controls=LogitControls(repetition_penalty=1.5))
     ("has_encoder", "has_draws", "count", "vocab_size"),
     [
         pytest.param(False, True, 1000, VOCAB, id="decoder-drawn", marks=pytest.mark.long),
-        pytest.param(False, True, 1000, LARGE_VOCAB, id="decoder-drawn-from-many"),
+        pytest.param(
+            False,
+            True,
+            1000,
+            LARGE_VOCAB,
+            id="decoder-drawn-from-many",
+            marks=pytest.mark.long,
+        ),
         pytest.param(False, False, 200, VOCAB, id="decoder"),
         pytest.param(True, True, 200, LARGE_VOCAB, id="encoder-decoder-drawn"),
         pytest.param(

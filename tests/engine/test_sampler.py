@@ -123,12 +123,12 @@ def test_of_equals_at_the_border_of_top_p_the_lower_ids_stay() -> None:
     "params",
     [
         {},
-        {"temperature": 0.5},
-        {"temperature": 2.0, "top_k": 5},
-        {"top_p": 0.7},
-        {"min_p": 0.1},
+        pytest.param({"temperature": 0.5}, marks=pytest.mark.long),
+        pytest.param({"temperature": 2.0, "top_k": 5}, marks=pytest.mark.long),
+        pytest.param({"top_p": 0.7}, marks=pytest.mark.long),
+        pytest.param({"min_p": 0.1}, marks=pytest.mark.long),
         {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
-        {"temperature": 0.7, "top_p": 0.8},
+        pytest.param({"temperature": 0.7, "top_p": 0.8}, marks=pytest.mark.long),
         {"typical_p": 0.6},
     ],
 )

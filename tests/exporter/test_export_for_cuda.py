@@ -61,7 +61,7 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
         ("encoder-decoder", "fp16", T5),
         pytest.param("encoder-decoder", "bf16", T5, marks=pytest.mark.long),
         ("gpt", "fp32", LLAMA),
-        ("gpt", "fp32", GEMMA),
+        pytest.param("gpt", "fp32", GEMMA, marks=pytest.mark.long),
         pytest.param("gpt", "fp32", {"window": 4}, marks=pytest.mark.long),
         ("gpt", "bf16", LLAMA),
         ("bert", "fp16", {}),
@@ -71,7 +71,7 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
             {"pooling": "max", "pooler": "none", "normalize": True},
             marks=pytest.mark.long,
         ),
-        ("vit", "fp16", {}),
+        pytest.param("vit", "fp16", {}, marks=pytest.mark.long),
     ],
 )
 def test_a_package_for_cuda_has_the_certificate_of_its_graphs(

@@ -60,7 +60,7 @@ LEFT = {
     "tagging": {"model.onnx": Left(1, 2)},
     "digits": {"model.onnx": Left(1, 2)},
 }
-FAMILIES = ("dates", "gpt2", "llama", "sentiment", "tagging", "digits")
+FAMILIES = ("dates", "gpt2", "llama", "tagging")
 CASES = [
     pytest.param(
         (name, precision),

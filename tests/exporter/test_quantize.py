@@ -135,7 +135,7 @@ def _product_of(
 
 
 @pytest.mark.parametrize("weights", FORMATS)
-@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+@pytest.mark.parametrize("family", ["gpt", pytest.param("encoder-decoder", marks=pytest.mark.long)])
 def test_the_certificate_tells_what_a_format_loses(
     family: str, weights: Weights, export_tiny: ExportTiny, tmp_path: Path
 ) -> None:

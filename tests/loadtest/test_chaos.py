@@ -347,15 +347,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "package"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("more", "harms"),
     [
-        (("--no-ray", "--only", "kill-worker", "--tokens", "50"), 3),
-        pytest.param(("--no-ray",), 10, marks=pytest.mark.long),
-        pytest.param((), 7, marks=[pytest.mark.long, pytest.mark.ray]),
+        (("--no-ray",), 10),
+        pytest.param((), 7, marks=pytest.mark.ray),
     ],
-    ids=["short", "gateway and workers", "all"],
+    ids=["gateway and workers", "all"],
 )
 def test_nothing_is_lost_doubled_or_different(
     package: Path, tmp_path: Path, more: tuple[str, ...], harms: int

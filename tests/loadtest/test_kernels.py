@@ -98,6 +98,7 @@ def test_a_peer_takes_what_its_rates_say(tmp_path: Path) -> None:
     assert found == {"CTranslate2": {"prompts": 160.0, "decode": 80.0}}
 
 
+@pytest.mark.long
 def test_a_package_is_measured_at_every_number_of_rows(
     byte_tokenizer_file: Path, tmp_path: Path
 ) -> None:

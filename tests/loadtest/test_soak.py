@@ -40,6 +40,7 @@ def test_a_last_third_that_is_slower_is_a_drift() -> None:
     assert 1.05 < drift.low < drift.ratio < drift.high < 1.3
 
 
+@pytest.mark.long
 def test_latencies_that_hang_together_in_time_widen_the_interval() -> None:
     at = np.linspace(60, 1859, 30_000)
     alone = np.random.default_rng(1).exponential(0.1, len(at))
@@ -95,6 +96,7 @@ def test_the_rate_is_found_at_which_processors_are_as_busy_as_asked() -> None:
     assert rate < 0.7 * 500
 
 
+@pytest.mark.long
 def test_a_soak_is_as_busy_as_asked() -> None:
     with scripted_server() as server:
         server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])

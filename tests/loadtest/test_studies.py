@@ -503,6 +503,7 @@ def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
     assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", STAGES)
 async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(stage: str) -> None:
     async with STAGES[stage](2, "0.001 a row") as do:
@@ -575,6 +576,7 @@ def test_a_model_that_waits_is_idle_between_its_steps() -> None:
     assert (steps.tokens_per_second, steps.idle) == (20, pytest.approx(0.7))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["worker", "proxy", "gateway"])
 def test_a_first_token_is_later_at_the_client_than_from_the_engine(stage: str) -> None:
     first = measure_first_token(None, 2, 8, stage)

@@ -142,27 +142,24 @@ FAKE_FP32, FAKE_FP16 = (gpu._replace(is_fake=True) for gpu in (GPU_FP32, GPU_FP1
 
 def setups(*others: Any) -> list[Any]:
     """Return the parameters of a test that goes through all setups."""
-    named = {"cpu": CPU, "cuda-fp32": CUDA_FP32, "cuda-fp16": CUDA_FP16}
-    on_fake = {"fake-gpu-fp32": FAKE_FP32, "fake-gpu-fp16": FAKE_FP16}
+    named = {"cpu": CPU, "cuda-fp16": CUDA_FP16, "fake-gpu-fp32": FAKE_FP32}
+    more = {"cuda-fp32": CUDA_FP32, "fake-gpu-fp16": FAKE_FP16}
     on_gpu = {"gpu-fp32": GPU_FP32, "gpu-fp16": GPU_FP16}
     return [
-        *(pytest.param(setup, id=name) for name, setup in (named | on_fake).items()),
+        *(pytest.param(setup, id=name) for name, setup in named.items()),
+        *(pytest.param(setup, id=name, marks=pytest.mark.long) for name, setup in more.items()),
         *(pytest.param(setup, id=name, marks=pytest.mark.gpu) for name, setup in on_gpu.items()),
         *others,
     ]
 
 
-def twins(*quick: str) -> list[Any]:
-    """Return names of models of Hugging Face, each with the setups that `generate` is held against.
-
-    Of graphs for CUDA on a CPU only those of the models `quick` are tried in every run.
-    """
+def twins() -> list[Any]:
+    """Return names of models of Hugging Face, each with setups that `generate` is held against."""
     found = []
     for name in ("gpt2", "marian"):
-        marks = () if name in quick else pytest.mark.long
         found += [
             pytest.param(name, CPU, id=f"{name}-cpu"),
-            pytest.param(name, CUDA_FP32, id=f"{name}-cuda-fp32", marks=marks),
+            pytest.param(name, CUDA_FP32, id=f"{name}-cuda-fp32", marks=pytest.mark.long),
             pytest.param(name, FAKE_FP32, id=f"{name}-fake-gpu-fp32", marks=pytest.mark.long),
             pytest.param(name, GPU_FP32, id=f"{name}-gpu-fp32", marks=pytest.mark.gpu),
         ]

@@ -156,7 +156,7 @@ def batches(kinds: Sequence[RowKind], sizes: Iterable[int]) -> Iterator[list[Row
             yield [kind] * size
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 16])
+@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.long), 16])
 def test_a_row_gives_the_same_bits_in_small_batches(
     bare: Bare, alone: Callable[[RowKind], Bits], num_threads: int
 ) -> None:

@@ -50,7 +50,7 @@ Found = list[tuple[list[int], float]]
 FAMILIES = {"gpt2": "gpt", "marian": "encoder-decoder"}
 
 
-@pytest.mark.parametrize(("name", "setup"), twins("gpt2"))
+@pytest.mark.parametrize(("name", "setup"), twins())
 async def test_beams_and_scores_are_those_of_generate(
     name: str, setup: Setup, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ SEARCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "setup"), twins("gpt2"))
+@pytest.mark.parametrize(("name", "setup"), twins())
 async def test_tokens_under_controls_are_those_of_generate(
     name: str, setup: Setup, tmp_path: Path
 ) -> None:

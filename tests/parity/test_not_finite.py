@@ -108,11 +108,13 @@ def bad_requests() -> list[GenerationRequest | ScoreRequest]:
 @pytest.mark.parametrize(
     ("name", "setup"),
     [
-        pytest.param("gpt", CPU, id="gpt-cpu"),
+        pytest.param("gpt", CPU, id="gpt-cpu", marks=pytest.mark.long),
         pytest.param("encoder-decoder", CPU, id="encoder-decoder-cpu"),
-        pytest.param("llama", CUDA_FP16, id="llama-cuda-fp16"),
+        pytest.param("llama", CUDA_FP16, id="llama-cuda-fp16", marks=pytest.mark.long),
         pytest.param("gpt", CUDA_FP32, id="gpt-cuda-fp32", marks=pytest.mark.long),
-        pytest.param("encoder-decoder", CUDA_FP32, id="encoder-decoder-cuda-fp32"),
+        pytest.param(
+            "encoder-decoder", CUDA_FP32, id="encoder-decoder-cuda-fp32", marks=pytest.mark.long
+        ),
         pytest.param(
             "encoder-decoder", CUDA_FP16, id="encoder-decoder-cuda-fp16", marks=pytest.mark.long
         ),

@@ -101,7 +101,7 @@ def eager(model: nn.Module, values: np.ndarray) -> Eager:
 
 
 @pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.long), "fp16"])
 async def test_one_pass_packages_for_cuda_answer_as_the_eager_model(
     family: str, precision: str, tmp_path: Path
 ) -> None:

@@ -46,7 +46,7 @@ from tests.parity.conftest import (
 )
 from tests.parity.near import NEAR, assert_near
 
-NUM_REQUESTS, NUM_REQUESTS_LONG = 500, 1_000
+NUM_REQUESTS, NUM_REQUESTS_LONG = 300, 1_000
 SECONDS_A_REQUEST = 0.0016  # in which they arrive
 ENGINE = EngineConfig(
     max_num_seqs=8,
@@ -383,15 +383,13 @@ LONG = {
     ("encoder-decoder", "cuda-int8-blocks"): rounded("int8-blocks"),
     ("encoder-decoder", "cuda-int4"): rounded("int4"),
     ("encoder-decoder", "cuda-fp16"): CUDA_FP16,
+    ("encoder-decoder", "cuda-fp32"): CUDA_FP32,
 }
 QUICK = {
     ("gpt", "cpu"): CPU,
     ("encoder-decoder", "cpu"): CPU,
     ("encoder-decoder", "fake-gpu-fp32"): FAKE_FP32,
-}
-QUICK_FOR_CUDA = {
     ("llama", "cuda-fp16"): CUDA_FP16,
-    ("encoder-decoder", "cuda-fp32"): CUDA_FP32,
 }
 
 
@@ -415,7 +413,6 @@ def cases() -> list[Any]:
         pytest.param(name, setup, kind, count, id=f"{name}-{how}", marks=marks)
         for setups, kind, count, marks in (
             (QUICK, RandomRequests, NUM_REQUESTS, ()),
-            (QUICK_FOR_CUDA, RandomRequests, NUM_REQUESTS, ()),
             (LONG, RandomRequests, NUM_REQUESTS_LONG, (*LONG_MARKS, pytest.mark.timeout(900))),
             (ON_FAKE, RandomRequests, NUM_REQUESTS, LONG_MARKS),
             (fed, FedRequests, NUM_REQUESTS_LONG, LONG_MARKS),

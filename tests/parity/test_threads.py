@@ -73,6 +73,7 @@ def test_threads_that_a_decoder_does_not_use_are_told_once(
     assert "decoder.onnx runs on 2 of 16 threads" in line
 
 
+@pytest.mark.long
 def test_the_proof_at_start_up_sees_that_more_than_16_sequences_of_a_source_take_other_kernels(
     tmp_path: Path,
 ) -> None:

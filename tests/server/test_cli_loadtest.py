@@ -305,6 +305,7 @@ def test_a_sweep_draws_latency_against_rate(server, tmp_path: Path, capsys):
     ]
 
 
+@pytest.mark.long
 def test_a_search_that_ends_a_test_before_its_answers_says_nothing_of_its_insides(
     server, caplog: pytest.LogCaptureFixture
 ):

@@ -167,7 +167,11 @@ def test_loadtest_reports_what_it_has_when_it_is_interrupted(
     ("call", "options"),
     [
         (1, ("--requests", "9")),  # the one that warms up
-        (30, ("--requests", "20", "--concurrency", "2", "--verify", "1")),  # an answer asked again
+        pytest.param(  # an answer asked again
+            30,
+            ("--requests", "20", "--concurrency", "2", "--verify", "1"),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             40,
             ("--requests", "100000", "--concurrency", "4", "--processes", "2"),
@@ -243,7 +247,9 @@ def _imports(process: subprocess.Popen[str]) -> bool:
     return any("numpy" in (folder / "maps").read_text() for folder in _senders(process))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize(
     "begun",
     [

@@ -41,7 +41,7 @@ LENGTHS = (1, 3, 8, 8)  # of prompts
 NUM_TOKENS = 10
 MOST_FROM_HALF = 0.02  # of what is answered in float16, in standard deviations
 
-LONG = pytest.mark.long
+pytestmark = pytest.mark.long
 
 Make = Callable[[Path], Any]
 
@@ -86,10 +86,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Make, Pr
     return lead_there
 
 
-@pytest.mark.parametrize("precision", ["fp16", pytest.param("fp32", marks=LONG)])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "phi3" else LONG) for name in WRITERS]
-)
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize("name", WRITERS)
 async def test_an_imported_model_writes_on_a_device_what_hugging_face_writes(
     name: str, precision: Precision, serve: Callable[[Make, Precision], Any], tmp_path: Path
 ) -> None:
@@ -120,7 +118,6 @@ READERS: dict[str, Make] = {
 }
 
 
-@LONG
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 @pytest.mark.parametrize("name", READERS)
 async def test_an_imported_reader_answers_on_a_device_as_transformers_does(

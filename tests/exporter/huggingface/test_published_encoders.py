@@ -97,6 +97,7 @@ def test_the_tokens_of_an_xlm_r_have_the_labels_of_transformers(tmp_path: Path) 
 
 
 @torch.no_grad()
+@pytest.mark.long
 def test_a_text_has_the_probabilities_of_camembert(tmp_path: Path) -> None:
     twin, tokenizer = save_with_sentencepiece(
         tmp_path / "source", "camembert", "classify", CamembertTokenizer

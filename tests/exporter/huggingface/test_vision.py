@@ -192,7 +192,13 @@ def test_pictures_are_read_as_transformers_reads_the_settings(
     check_pictures(processor.from_pretrained(source), contract)
 
 
-@pytest.mark.parametrize("name", ["ViTForImageClassification", "DeiTForImageClassification"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ViTForImageClassification",
+        pytest.param("DeiTForImageClassification", marks=pytest.mark.long),
+    ],
+)
 @torch.no_grad()
 def test_no_changed_option_of_a_picture_model_changes_the_answers_of_transformers_alone(
     name: str, tmp_path: Path

@@ -95,7 +95,7 @@ def shown(
     [
         ("gpt", "fp32", None, SHORT_LLAMA),
         pytest.param("encoder-decoder", "fp16", None, SHORT, marks=pytest.mark.long),
-        ("bert", "fp16", None, {}),
+        pytest.param("bert", "fp16", None, {}, marks=pytest.mark.long),
         pytest.param("gpt", "fp16", "int8-blocks", {}, marks=pytest.mark.long),
         pytest.param("encoder-decoder", "fp32", "int4", {}, marks=pytest.mark.long),
         pytest.param("labeller", "fp16", None, {}, marks=pytest.mark.long),

@@ -112,11 +112,12 @@ def _alignment_of_the_first_token(surgery: Surgery) -> None:
         ),
         ("vit", "model.onnx", _later_rows_zeroed, "of 87 labels are not the eager model's"),
         ("encoder-decoder", "decoder.onnx", _alignment_zeroed, "add up to 0"),
-        (
+        pytest.param(
             "encoder-decoder",
             "decoder.onnx",
             _alignment_of_the_first_token,
             "share of the attention",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "encoder-decoder",
@@ -138,7 +139,13 @@ def _alignment_of_the_first_token(surgery: Surgery) -> None:
             "difference is",
             marks=pytest.mark.long,
         ),
-        ("encoder-decoder", "decoder.onnx", rows.logits_of_thirteen_rows_wrong, "difference is"),
+        pytest.param(
+            "encoder-decoder",
+            "decoder.onnx",
+            rows.logits_of_thirteen_rows_wrong,
+            "difference is",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_weights_in_8_bits_excuse_no_output_that_is_wrong(
