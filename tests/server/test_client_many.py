@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 from tokenweir import AsyncClient, BrokenStream, Client, InvalidArgument
@@ -74,6 +75,17 @@ def test_many_items_are_one_call(server: ScriptedServer, client: Client) -> None
     assert classes.request_id == "mine"
     assert [span.text for (span,) in labels.results] == ["a", "été", ""]
     assert vectors.results == ((1.0, 1.0), (3.0, 1.0), (0.0, 1.0))
+
+
+def test_answers_and_vectors_are_sequences(client: Client) -> None:
+    vectors, vector = client.embed_many("m", TEXTS), client.embed("m", "été", normalize=True)
+
+    assert (len(vectors), vectors[1], vectors[-2:], len(vector), vector[0]) == (
+        *(3, (3.0, 0.0), ((3.0, 0.0), (0.0, 0.0))),
+        *(2, 3.0),
+    )
+    np.testing.assert_array_equal(np.asarray(vectors), [[1, 0], [3, 0], [0, 0]])
+    np.testing.assert_array_equal(np.asarray(vector), [3, 1])
 
 
 async def test_many_items_are_one_call_of_the_async_client(server: ScriptedServer) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from tokenweir._errors import BrokenStream
+from tokenweir._mapping import enum_name, read
 from tokenweir._types import (
     Answers,
     Classification,
-    Comparison,
-    Difference,
     Embedding,
     GeneratedSequence,
     Generation,
@@ -24,25 +20,14 @@ from tokenweir._types import (
     LabelledSpan,
     Labelling,
     ModelInfo,
-    ModelLimits,
-    ParityAnswers,
-    ParityCertificate,
-    ParityLoss,
     PositionLogprobs,
-    Provenance,
-    ReplicaInfo,
     ReplicaLoad,
     Result,
     Score,
     ScoredLabel,
     ServerInfo,
     TargetScore,
-    TextQuality,
-    Timing,
     TokenLogprob,
-    Usage,
-    VersionTraffic,
-    WastedWork,
 )
 from tokenweir.received import ReceivedSequence
 from tokenweir.v1 import (
@@ -58,148 +43,64 @@ T = TypeVar("T")
 def generation(response: generation_service_pb2.GenerateResponse) -> Generation:
     """Return the answer for the one input of a request."""
     (result,) = _results(response, 1)
-    return Generation(
-        request_id=response.request_id,
-        sequences=result.sequences,
-        usage=_usage(response.usage),
-        timing=_timing(response.timing),
-        provenance=_provenance(response.provenance),
-        prompt_logprobs=result.prompt_logprobs,
-        source_pieces=result.source_pieces,
-    )
+    return read(Generation, response, **vars(result))
 
 
 def generations(response: generation_service_pb2.GenerateResponse) -> Generations:
     """Return the answers for the inputs of a request, in their order."""
-    return Generations(
-        request_id=response.request_id,
-        results=_results(response, len(response.results)),
-        usage=_usage(response.usage),
-        timing=_timing(response.timing),
-        provenance=_provenance(response.provenance),
-    )
+    return read(Generations, response, results=_results(response, len(response.results)))
 
 
 def score(response: generation_service_pb2.ScoreResponse) -> Score:
     """Return the score of the one target of a request."""
     if len(response.scores) != 1:
         raise BrokenStream(f"{len(response.scores)} scores came back for one target")
-    return Score(
-        sum_logprob=response.scores[0].sum_logprob,
-        positions=_positions(response.scores[0].positions),
-        usage=_usage(response.usage),
-        timing=_timing(response.timing),
-        provenance=_provenance(response.provenance),
-        request_id=response.request_id,
-    )
+    return read(Score, response, **vars(_target_score(response.scores[0])))
 
 
 def classification(response: prediction_service_pb2.ClassifyResponse) -> Classification:
     """Return the classes of the one item of a request."""
-    return Classification(
-        labels=_classes(_only(response.results)),
-        usage=_usage(response.usage),
-        timing=_timing(response.timing),
-        provenance=_provenance(response.provenance),
-        request_id=response.request_id,
-    )
+    return read(Classification, response, labels=_classes(_only(response.results)))
 
 
 def labelling(response: prediction_service_pb2.LabelResponse, text: str) -> Labelling:
     """Return the spans of the one item of a request, each with its stretch of `text`."""
-    return Labelling(
-        spans=_spans(_only(response.results), text),
-        usage=_usage(response.usage),
-        timing=_timing(response.timing),
-        provenance=_provenance(response.provenance),
-        request_id=response.request_id,
-    )
+    return read(Labelling, response, spans=_spans(_only(response.results), text))
 
 
 def embedding(response: prediction_service_pb2.EmbedResponse) -> Embedding:
     """Return the vector of the one item of a request."""
-    return Embedding(
-        values=tuple(_only(response.vectors).values),
-        usage=_usage(response.usage),
-        timing=_timing(response.timing),
-        provenance=_provenance(response.provenance),
-        request_id=response.request_id,
-    )
+    return read(Embedding, response, values=tuple(_only(response.vectors).values))
 
 
 def scores(response: generation_service_pb2.ScoreResponse) -> Answers[TargetScore]:
     """Return the scores of the targets of a request, in their order."""
-    found = [TargetScore(one.sum_logprob, _positions(one.positions)) for one in response.scores]
-    return _answers(response, found)
+    return read(Answers, response, results=tuple(map(_target_score, response.scores)))
 
 
 def classifications(
     response: prediction_service_pb2.ClassifyResponse,
 ) -> Answers[tuple[ScoredLabel, ...]]:
     """Return the classes of the items of a request, in their order."""
-    return _answers(response, [_classes(one) for one in response.results])
+    return read(Answers, response, results=tuple(map(_classes, response.results)))
 
 
 def labellings(
     response: prediction_service_pb2.LabelResponse, texts: Sequence[str]
 ) -> Answers[tuple[LabelledSpan, ...]]:
     """Return the spans of each text of a request, in their order."""
-    return _answers(response, [_spans(*pair) for pair in zip(response.results, texts, strict=True)])
+    return read(Answers, response, results=tuple(map(_spans, response.results, texts)))
 
 
 def embeddings(response: prediction_service_pb2.EmbedResponse) -> Answers[tuple[float, ...]]:
     """Return the vectors of the items of a request, in their order."""
-    return _answers(response, [tuple(one.values) for one in response.vectors])
+    return read(Answers, response, results=tuple(tuple(one.values) for one in response.vectors))
 
 
 def model_info(model: admin_service_pb2.ModelInfo) -> ModelInfo:
     """Return what the server says about one model."""
-    limits = model.limits
-    return ModelInfo(
-        model=model.model,
-        model_version=model.model_version,
-        state=_enum_name(admin_service_pb2.ModelState.DESCRIPTOR, model.state, "MODEL_STATE_"),
-        message=model.message,
-        architecture=model.architecture,
-        capabilities=tuple(model.capabilities),
-        limits=ModelLimits(
-            max_input_tokens=limits.max_input_tokens,
-            max_output_tokens=limits.max_output_tokens,
-            max_inputs=limits.max_inputs,
-            max_beam_width=limits.max_beam_width,
-            max_num_outputs=limits.max_num_outputs,
-            max_stop_strings=limits.max_stop_strings,
-            max_logprobs=limits.max_logprobs,
-            max_request_bytes=limits.max_request_bytes,
-        ),
-        manifest_sha256=model.manifest_sha256.hex(),
-        parity=_parity(model.parity) if model.HasField("parity") else None,
-        labels=tuple(model.labels),
-        device=model.device,
-        precision=model.precision,
-        defaults={
-            name: _plain(value) for name, value in sorted(MessageToDict(model.defaults).items())
-        },
-        traffic=_traffic(model.traffic) if model.HasField("traffic") else None,
-    )
-
-
-def _traffic(traffic: admin_service_pb2.VersionTraffic) -> VersionTraffic:
-    comparisons = map(_comparison, traffic.comparisons)
-    return VersionTraffic(traffic.share, traffic.replicas, tuple(comparisons))
-
-
-def _comparison(one: admin_service_pb2.Comparison) -> Comparison:
-    found = one.first_difference if one.HasField("first_difference") else None
-    return Comparison(
-        model_version=one.model_version,
-        equal=one.equal,
-        different=one.different,
-        failed=one.failed,
-        first_difference=found
-        and Difference(found.request_id, found.input, found.output, found.token),
-        largest_distance=one.largest_distance,
-    )
+    defaults = sorted(MessageToDict(model.defaults).items())
+    return read(ModelInfo, model, defaults={name: _plain(value) for name, value in defaults})
 
 
 def _plain(value: object) -> object:
@@ -211,41 +112,12 @@ def _plain(value: object) -> object:
 
 def server_info(response: admin_service_pb2.GetServerInfoResponse) -> ServerInfo:
     """Return what the server says about itself."""
-    return ServerInfo(
-        version=response.version,
-        api_minor=response.api_minor,
-        instance_id=response.instance_id,
-        start_time=response.start_time.ToDatetime(tzinfo=UTC),
-        features=tuple(response.features),
-        replicas=tuple(
-            ReplicaInfo(one.replica_id, one.version, one.start_time.ToDatetime(tzinfo=UTC))
-            for one in response.replicas
-        ),
-    )
+    return read(ServerInfo, response)
 
 
 def replica_loads(response: admin_service_pb2.GetLoadResponse) -> tuple[ReplicaLoad, ...]:
     """Return the load of every replica."""
-    return tuple(
-        ReplicaLoad(
-            replica_id=replica.replica_id,
-            model=replica.model,
-            running=replica.running,
-            waiting=replica.waiting,
-            waiting_tokens=replica.waiting_tokens,
-            cache_used=replica.cache_used,
-            tokens_per_second=replica.tokens_per_second,
-            wasted=WastedWork(
-                padding_tokens=replica.wasted.padding_tokens,
-                cancelled_tokens=replica.wasted.cancelled_tokens,
-                expired_tokens=replica.wasted.expired_tokens,
-                failed_tokens=replica.wasted.failed_tokens,
-                discarded_tokens=replica.wasted.discarded_tokens,
-                preempted_tokens=replica.wasted.preempted_tokens,
-            ),
-        )
-        for replica in response.replicas
-    )
+    return tuple(read(ReplicaLoad, replica) for replica in response.replicas)
 
 
 def health_status(response: health_pb2.HealthCheckResponse) -> str:
@@ -306,14 +178,11 @@ class StreamAssembler:
                 f"the stream ended after {self.num_messages} messages without its "
                 f"{'end of the sequence' if self._finished is None else 'summary'}"
             )
-        return Generation(
-            request_id=self._summary.request_id,
+        return read(
+            Generation,
+            self._summary,
             sequences=(self._sequence(self._finished),),
-            usage=_usage(self._summary.usage),
-            timing=_timing(self._summary.timing),
-            provenance=_provenance(self._summary.provenance),
             prompt_logprobs=_positions(self._summary.prompt_logprobs),
-            source_pieces=tuple(self._summary.source_pieces),
         )
 
     def _sequence(
@@ -334,7 +203,7 @@ class StreamAssembler:
 
 def finish_reason(value: int) -> str:
     """Return the protocol's reason in small letters, as "eos"."""
-    return _enum_name(common_pb2.FinishReason.DESCRIPTOR, value, "FINISH_REASON_")
+    return enum_name(common_pb2.FinishReason.DESCRIPTOR, value)
 
 
 def _results(response: generation_service_pb2.GenerateResponse, count: int) -> tuple[Result, ...]:
@@ -359,24 +228,12 @@ def _only(results: Sequence[T]) -> T:
     return results[0]
 
 
-def _answers(
-    response: generation_service_pb2.ScoreResponse
-    | prediction_service_pb2.ClassifyResponse
-    | prediction_service_pb2.LabelResponse
-    | prediction_service_pb2.EmbedResponse,
-    results: Sequence[T],
-) -> Answers[T]:
-    return Answers(
-        results=tuple(results),
-        usage=_usage(response.usage),
-        timing=_timing(response.timing),
-        provenance=_provenance(response.provenance),
-        request_id=response.request_id,
-    )
+def _target_score(score: generation_service_pb2.ScoreResponse.Score) -> TargetScore:
+    return TargetScore(score.sum_logprob, _positions(score.positions))
 
 
 def _classes(result: prediction_service_pb2.ClassifyResponse.Classes) -> tuple[ScoredLabel, ...]:
-    return tuple(map(_scored_label, result.labels))
+    return tuple(read(ScoredLabel, label) for label in result.labels)
 
 
 def _spans(
@@ -388,20 +245,18 @@ def _spans(
             text=encoded[span.start_byte : span.end_byte].decode(errors="replace"),
             start_byte=span.start_byte,
             end_byte=span.end_byte,
-            label=_scored_label(span.label),
+            label=read(ScoredLabel, span.label),
         )
         for span in result.spans
     )
 
 
 def _sequence(sequence: generation_service_pb2.Sequence) -> GeneratedSequence:
-    return GeneratedSequence(
-        text=sequence.text,
+    return read(
+        GeneratedSequence,
+        sequence,
         token_ids=tuple(sequence.tokens.ids),
-        finish_reason=finish_reason(sequence.finish_reason),
         matched_stop=_matched_stop(sequence),
-        sum_logprob=sequence.sum_logprob,
-        score=sequence.score,
         logprobs=_positions(sequence.logprobs),
         alignment=_alignment(sequence),
     )
@@ -451,80 +306,3 @@ def _matched_stop(
             return end.stop_token
         case _:
             return None
-
-
-def _scored_label(label: prediction_service_pb2.ScoredLabel) -> ScoredLabel:
-    return ScoredLabel(label.label, label.probability, label.index)
-
-
-def _usage(usage: common_pb2.Usage) -> Usage:
-    return Usage(
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        cached_input_tokens=usage.cached_input_tokens,
-        discarded_tokens=usage.discarded_tokens,
-    )
-
-
-def _timing(timing: common_pb2.Timing) -> Timing:
-    return Timing(
-        queue=timing.queue.ToTimedelta().total_seconds(),
-        prefill=timing.prefill.ToTimedelta().total_seconds(),
-        decode=timing.decode.ToTimedelta().total_seconds(),
-        time_to_first_token=timing.time_to_first_token.ToTimedelta().total_seconds(),
-        steps=timing.steps,
-        mean_batch_size=timing.mean_batch_size,
-    )
-
-
-def _provenance(provenance: common_pb2.Provenance) -> Provenance:
-    return Provenance(
-        model=provenance.model,
-        model_version=provenance.model_version,
-        manifest_sha256=provenance.manifest_sha256.hex(),
-        seed=provenance.seed,
-        determinism=_enum_name(
-            common_pb2.Determinism.DESCRIPTOR, provenance.determinism, "DETERMINISM_"
-        ),
-        replica_id=provenance.replica_id,
-        server_version=provenance.server_version,
-        processor=provenance.processor,
-        threads=provenance.threads,
-    )
-
-
-def _parity(parity: admin_service_pb2.ParityCertificate) -> ParityCertificate:
-    return ParityCertificate(
-        cases=parity.cases,
-        tokens_compared=parity.tokens_compared,
-        tokens_equal=parity.tokens_equal,
-        max_abs_logit_diff=parity.max_abs_logit_diff,
-        tolerance=parity.tolerance,
-        dtype=parity.dtype,
-        toolchain=dict(parity.toolchain),
-        batch_invariant=parity.batch_invariant,
-        text_quality=TextQuality(**_fields(parity.text_quality))
-        if parity.HasField("text_quality")
-        else None,
-        proof=parity.proof,
-        losses=tuple(ParityLoss(**_fields(loss)) for loss in parity.losses),
-        answers=ParityAnswers(**_fields(parity.answers)) if parity.HasField("answers") else None,
-        largest_float16=parity.largest_float16 if parity.HasField("largest_float16") else None,
-        original=parity.original,
-    )
-
-
-def _fields(message: Message) -> dict[str, Any]:
-    """Return the fields of a message by name; None for one that is absent."""
-    return {
-        field.name: getattr(message, field.name)
-        if not field.has_presence or message.HasField(field.name)
-        else None
-        for field in message.DESCRIPTOR.fields
-    }
-
-
-def _enum_name(enum: EnumDescriptor, value: int, prefix: str) -> str:
-    """Return the name of a value in small letters; the number of one newer than this client."""
-    known = enum.values_by_number.get(value)
-    return known.name.removeprefix(prefix).lower() if known else str(value)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 
@@ -79,6 +80,23 @@ class GeneratedSequence:
     alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source] attention, if asked for
 
 
+class _Sequence(Sequence[T]):
+    """A sequence of what it holds: it has a length and indexes, and `numpy.asarray` takes it."""
+
+    @abstractmethod
+    def _items(self) -> tuple[T, ...]: ...
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, place: int | slice) -> T | tuple[T, ...]:
+        return self._items()[place]
+
+
 class _BestFirst:
     """Gives what is asked of several sequences most: the best one's."""
 
@@ -120,8 +138,11 @@ class Result(_BestFirst):
 
 
 @dataclass(frozen=True)
-class Generations:
-    """The results for several prompts, in their order, and what all of them took together."""
+class Generations(_Sequence[Result]):
+    """The results for several prompts, in their order, and what all of them took together.
+
+    It is a sequence of the `results`.
+    """
 
     request_id: str
     results: tuple[Result, ...]
@@ -132,6 +153,9 @@ class Generations:
     @property
     def texts(self) -> tuple[str, ...]:
         return tuple(result.text for result in self.results)
+
+    def _items(self) -> tuple[Result, ...]:
+        return self.results
 
 
 @dataclass(frozen=True)
@@ -192,14 +216,17 @@ class Labelling:
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """The vector of one item."""
+class Embedding(_Sequence[float]):
+    """The vector of one item, and a sequence of its values."""
 
     values: tuple[float, ...]
     usage: Usage
     timing: Timing
     provenance: Provenance
     request_id: str = field(compare=False)  # "" of an older server
+
+    def _items(self) -> tuple[float, ...]:
+        return self.values
 
 
 @dataclass(frozen=True)
@@ -211,11 +238,11 @@ class TargetScore:
 
 
 @dataclass(frozen=True)
-class Answers(Generic[T]):
+class Answers(_Sequence[T]):
     """What each item of a call got, in their order, and what all of them took together.
 
-    Of a score that is a TargetScore; of a classification its labels, best first; of a labelling its
-    spans; of an embedding its values.
+    A score is a TargetScore, a classification its labels, best first, a labelling its spans, and
+    an embedding its values. It is a sequence of the `results`.
     """
 
     results: tuple[T, ...]
@@ -223,6 +250,9 @@ class Answers(Generic[T]):
     timing: Timing
     provenance: Provenance
     request_id: str = field(compare=False)  # "" of an older server
+
+    def _items(self) -> tuple[T, ...]:
+        return self.results
 
 
 @dataclass(frozen=True)
