@@ -1,4 +1,4 @@
-"""Compares how a checkpoint reads texts and conversations with how its original's tokenizer does.
+"""Compares how a checkpoint reads and writes texts with how its original's tokenizer does.
 
 A difference is refused, but where transformers runs the original's tokenizer in Python, so that
 ours is a conversion, and where it takes special tokens in texts apart.
@@ -25,7 +25,7 @@ from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NA
 from exporter.huggingface.sentence_texts import read_sentence_texts
 from exporter.huggingface.tokenizers import Languages
 from exporter.models import TransformerConfig
-from exporter.samples import SEED, Deck
+from exporter.samples import SEED, Deck, Tokens
 
 _SETTINGS_NAME = "tokenizer_config.json"
 _NUM_DEALT, _DEALT = 24, 12  # texts of the vocabulary's tokens, and tokens of each
@@ -113,7 +113,7 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     words = (f"{count} texts", *([f"{len(chats)} conversations"] if chats else []))
     if not wrong:
         return Said(words)
-    differ = f"{len(wrong)} of {len(found)} texts have other ids than those of {whose}"
+    differ = f"{len(wrong)} of {len(found)} texts are not read or written as by {whose}"
     if original.is_fast and not original.split_special_tokens:
         raise _refused(directory, f"{differ}: {found[wrong[0]]}")
     why = "exporter/README.md says what differs, and why"
@@ -155,6 +155,7 @@ class _Texts:
     config: TransformerConfig
     whole: Sequence[str]
     parts: Sequence[str]  # without tokens around them
+    written: Sequence[Tokens]  # ids of which a text is made
     lowers: bool  # letters, before transformers sees them
     original: Any
 
@@ -171,13 +172,15 @@ class _Texts:
         said = read_sentence_texts(directory, parse_object((directory / CONFIG_NAME).read_bytes()))
         lowers, size = bool(said and said.lowers), config.source_vocab_size or config.vocab_size
         deck = Deck(np.random.default_rng(SEED), size)
-        whole = [*_TEXTS, *(ours.decode(deck.deal(_DEALT)) for _ in range(_NUM_DEALT))]
+        dealt = [deck.deal(_DEALT) for _ in range(_NUM_DEALT)]
+        whole = [*_TEXTS, *map(ours.decode, dealt)]
         added = sorted(original.get_added_vocab().items(), key=lambda one: one[1])
         known = [token for token, i in added if i < size and not lowers]
         for first in range(0, len(known), _DEALT):
             whole.append("".join(f"x {one} y{one}z" for one in known[first : first + _DEALT]))
         parts = [*_TEXTS, *("".join(map(str, one.theirs)) for one in chats)]
-        return cls(config, whole, parts, lowers, original)
+        written = dealt if config.num_decoder_layers else ()
+        return cls(config, whole, parts, written, lowers, original)
 
     def read(self, ours: Tokenizer) -> Iterator[_Reading]:
         """Yield what a tokenizer and the original make of each."""
@@ -186,6 +189,14 @@ class _Texts:
         for text in self.parts:
             found = self._theirs(text, add_special_tokens=False)["input_ids"]
             yield _Reading(text, ours.encode_part(text), found)
+        for ids in self.written:
+            theirs = self.original.decode(
+                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            both = ours.decode(ids), theirs
+            if not self.original.is_fast:  # it takes spaces off, which a stream has sent
+                both = both[0].strip(), both[1].strip()
+            yield _Reading(f"the text of {list(ids)}", *both)
         if self.config.family == "bert":
             pair, found, named = ours.encode_with_offsets(*_PAIR), self._theirs(*_PAIR), str(_PAIR)
             yield _Reading(named, pair.ids, found["input_ids"])

@@ -114,6 +114,22 @@ def test_a_model_with_no_room_to_write_is_compared_without_its_writing(tmp_path:
     assert "4 inputs within" in said and said.endswith("texts")
 
 
+def test_where_generate_fails_logits_are_compared_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise ValueError("contrastive search is elsewhere now")
+
+    save_gpt2(tmp_path / "original")
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+    monkeypatch.setattr(Search, "theirs", fail)
+
+    found = compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert "inputs within" in found.said and "prompts" not in found.said
+    assert "of its original, for contrastive search is elsewhere now" in found.notes[-1]
+
+
 def test_other_ends_of_texts_are_found_where_no_text_has_them(tmp_path: Path) -> None:
     save_gpt2(tmp_path / "original")
     import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
