@@ -15,6 +15,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -292,14 +293,16 @@ def check_replaceable(out: Path) -> None:
         ) from error
 
 
-def model_weights(config: TransformerConfig) -> list[ModelWeight]:
+@lru_cache(maxsize=4)  # an import asks several times, and modules take a while to be made
+def model_weights(config: TransformerConfig) -> tuple[ModelWeight, ...]:
     """Return every weight of a model, shared ones once; nothing is allocated."""
     with torch.device("meta"):
         model = build_model(config)
     names: dict[str, list[str]] = {}
     for name, first in _aliases(model).items():
         names.setdefault(first, []).append(name)
-    return [ModelWeight(tuple(names[name]), shape) for name, shape in _shapes(model).items()]
+    shapes = _shapes(model).items()
+    return tuple(ModelWeight(tuple(names[name]), shape) for name, shape in shapes)
 
 
 def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
