@@ -297,12 +297,7 @@ def check_replaceable(out: Path) -> None:
 def model_weights(config: TransformerConfig) -> tuple[ModelWeight, ...]:
     """Return every weight of a model, shared ones once; nothing is allocated."""
     with torch.device("meta"):
-        model = build_model(config)
-    names: dict[str, list[str]] = {}
-    for name, first in _aliases(model).items():
-        names.setdefault(first, []).append(name)
-    shapes = _shapes(model).items()
-    return tuple(ModelWeight(tuple(names[name]), shape) for name, shape in shapes)
+        return _described(build_model(config))
 
 
 def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -312,24 +307,26 @@ def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, path: Path) -> None:
     """Copy `weights` into `model`; CheckpointError names everything that does not fit at once."""
-    _check_fit(model, {name: tuple(weight.shape) for name, weight in weights.items()}, path)
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    _check_fit(_described(model), shapes, path)
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in weights.items():
             state[name].copy_(tensor)
 
 
-def _check_fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    """Compare stored shapes with a model's; its weights need no memory for this."""
-    aliases, state = _aliases(model), model.state_dict()
-    given = {aliases[name] for name in shapes if name in aliases}
+def _check_fit(
+    weights: Sequence[ModelWeight], shapes: Mapping[str, tuple[int, ...]], path: Path
+) -> None:
+    """Compare stored shapes with those of a model's weights."""
+    wanted = {name: weight.shape for weight in weights for name in weight.names}
     problems = {
-        "missing weights": [name for name in dict.fromkeys(aliases.values()) if name not in given],
-        "unexpected weights": [name for name in shapes if name not in aliases],
+        "missing weights": [one.name for one in weights if shapes.keys().isdisjoint(one.names)],
+        "unexpected weights": [name for name in shapes if name not in wanted],
         "wrong shapes": [
-            f"{name} is {list(shapes[name])}, the configuration asks for {list(wanted.shape)}"
-            for name, wanted in state.items()
-            if name in shapes and shapes[name] != tuple(wanted.shape)
+            f"{name} is {list(shapes[name])}, the configuration asks for {list(shape)}"
+            for name, shape in wanted.items()
+            if name in shapes and shapes[name] != shape
         ],
     }
     found = [f"{what}: {listed(names)}" for what, names in problems.items() if names]
@@ -358,9 +355,7 @@ def _checked_config(task: str, model: nn.Module, tokenizer: Tokenizer | None) ->
             f"{name}.config must be a TransformerConfig, got "
             f"{type(config).__name__}; save a model of exporter.models"
         )
-    if not isinstance(model, nn.Module) or _shapes(model) != {
-        weight.name: weight.shape for weight in model_weights(config)
-    }:
+    if not isinstance(model, nn.Module) or {*_described(model)} != {*model_weights(config)}:
         raise CheckpointError(
             f"{name} does not have the weights that its config describes; save a model of "
             "exporter.models"
@@ -375,8 +370,12 @@ def _checked_config(task: str, model: nn.Module, tokenizer: Tokenizer | None) ->
     return CheckpointConfig(task=task, model=config)
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in _weights_of(model).items()}
+def _described(model: nn.Module) -> tuple[ModelWeight, ...]:
+    names: dict[str, list[str]] = {}
+    for name, first in _aliases(model).items():
+        names.setdefault(first, []).append(name)
+    weights = _weights_of(model).items()
+    return tuple(ModelWeight(tuple(names[name]), tuple(one.shape)) for name, one in weights)
 
 
 def _weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -406,9 +405,7 @@ def _check_header(directory: Path, config: TransformerConfig) -> None:
     with reading_weights(path), safe_open(path, framework="pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     check_layers(len(shapes), config, path)
-    with torch.device("meta"):
-        model = build_model(config)
-    _check_fit(model, shapes, path)
+    _check_fit(model_weights(config), shapes, path)
 
 
 def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
