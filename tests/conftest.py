@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -39,6 +40,10 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")  # however slow or busy
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other: threads would wait in turns
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torch reads when it is imported
 
 
 _SLOW = {"emulated", "exporter", "parity"}  # folders of tests that export models
