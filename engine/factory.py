@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from engine.generation.core import EngineCore
     from engine.generation.parts import EngineParts, Tell
     from engine.one_pass.engine import EncoderEngine
+    from engine.requests.text import GenerationTokenizer
     from engine.slots.runner import ModelRunner, SlotModelRunner
     from engine.text.chat_template import ChatTemplate
     from engine.text.tokenizer import Tokenizer
@@ -144,7 +145,8 @@ def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EnginePart
     contract = package.manifest.generation
     assert contract is not None, "it generates"
     device, config = _opened(package, config, device_of(package.manifest, package.path, config))
-    tokenizer, target = _load_tokenizers(package)
+    source, target = _load_tokenizers(package)
+    texts = SourceAndTarget(source, target)
     runner = load_runner(package, contract, config, device)
     config = config.with_num_seqs(runner.num_slots)
 
@@ -159,8 +161,8 @@ def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EnginePart
         return Trial(is_equal, seconds)
 
     return EngineParts(
-        core_on_slots(config, contract, runner),
-        SourceAndTarget(tokenizer, target),
+        core_on_slots(config, contract, runner, tokenizer=texts),
+        texts,
         ConstraintCompiler(target, contract.vocab_size, contract.eos_token_ids),
         config,
         warm,
@@ -226,9 +228,13 @@ def core_on_slots(
     contract: GenerationContract,
     model: ModelRunner,
     *,
+    tokenizer: GenerationTokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Return the inner loop on a model whose cache has a row for each of `max_num_seqs`."""
+    """Return the inner loop on a model whose cache has a row for each of `max_num_seqs`.
+
+    `tokenizer` makes the text in which stop strings are found.
+    """
     from engine.generation.core import EngineCore
     from engine.sampling.sampler import Sampler
     from engine.scheduling.scheduler import Scheduler
@@ -237,7 +243,8 @@ def core_on_slots(
     from engine.slots.runner import SlotModelRunner
     from engine.slots.step_runner import SlotStepRunner
 
-    scheduler = Scheduler(config, contract, SlotKVCache(config, contract), clock=clock)
+    cache = SlotKVCache(config, contract)
+    scheduler = Scheduler(config, contract, cache, tokenizer=tokenizer, clock=clock)
     if isinstance(model, SlotModelRunner) and model.is_on_device:
         return EngineCore(scheduler, DeviceStepRunner(model, Sampler()))
     return EngineCore(scheduler, SlotStepRunner(model, Sampler()))

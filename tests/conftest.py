@@ -223,7 +223,9 @@ def make_contract() -> Callable[..., GenerationContract]:
 
 
 @pytest.fixture
-def make_core(make_contract: Callable[..., GenerationContract], clock: FakeClock) -> object:
+def make_core(
+    make_contract: Callable[..., GenerationContract], byte_tokenizer: Tokenizer, clock: FakeClock
+) -> object:
     """Make a core on a scripted model; return both."""
 
     def make(
@@ -237,7 +239,8 @@ def make_core(make_contract: Callable[..., GenerationContract], clock: FakeClock
             max_len=contract.cache.max_len,
             has_encoder=contract.cross_cache is not None,
         )
-        return core_on_slots(config, contract, runner, clock=clock), runner
+        core = core_on_slots(config, contract, runner, tokenizer=byte_tokenizer, clock=clock)
+        return core, runner
 
     return make
 
@@ -308,7 +311,7 @@ async def make_engine(
             max_len=contract.cache.max_len,
             has_encoder=contract.cross_cache is not None,
         )
-        core = core_on_slots(config, contract, runner, clock=clock)
+        core = core_on_slots(config, contract, runner, tokenizer=byte_tokenizer, clock=clock)
         constraints = ConstraintCompiler(
             byte_tokenizer, contract.vocab_size, contract.eos_token_ids
         )

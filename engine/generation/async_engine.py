@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
 
 from engine.config import EngineConfig
 from engine.errors import ExpiredInQueue
@@ -194,8 +193,7 @@ class AsyncEngine(Engine):
         if asked.deadline is not None and self._clock() >= asked.deadline:
             raise ExpiredInQueue(f"{asked.request_id}: its deadline passed before it was queued")
         key = asked.key
-        finish_sequence = partial(self._steps.finish_sequence, key)
-        stream = RequestStream(asked, self._tokenizer, finish_sequence)
+        stream = RequestStream(asked, self._tokenizer)
         self._streams[key] = stream
         self._no_streams.clear()
         self._steps.add(asked)

@@ -15,16 +15,8 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishSequence:
-    """A stop string was found in the text of a sequence."""
-
-    key: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """The loop is to end."""
 
 
-Command = TokenRequest | Abort | FinishSequence | Stop
+Command = TokenRequest | Abort | Stop

@@ -21,7 +21,7 @@ from logging.handlers import QueueHandler
 from typing import cast
 
 from engine.errors import EngineFailure, TokenweirError
-from engine.generation.commands import Abort, FinishSequence, Stop
+from engine.generation.commands import Abort, Stop
 from engine.generation.engine_loop import EngineLoop
 from engine.generation.messages import (
     Ask,
@@ -38,7 +38,6 @@ from engine.generation.messages import (
     Told,
 )
 from engine.generation.parts import EngineParts
-from engine.generation.sequence_text import searched_text
 from engine.generation.wire import Wire
 from engine.life.step_watch import StepWatch
 from engine.scheduling.output import EngineOutput, FailedOutput
@@ -103,8 +102,6 @@ class EngineHost:
                 self._add(asked)
             case Abort():
                 self._loop.abort(asked.key)
-            case FinishSequence():
-                self._loop.finish_sequence(asked.key, asked.index)
             case Compile():
                 self._compiling.submit(self._compile, asked)
             case Ask():
@@ -116,9 +113,8 @@ class EngineHost:
                 self._loop.end()
 
     def _add(self, asked: TokenRequest) -> None:
-        """Let a request be scheduled, with what could not cross."""
-        params, matcher = asked.params, None
-        text = searched_text(params, self._parts.tokenizer, asked.target_ids)
+        """Let a request be scheduled, with the constraint that could not cross."""
+        params = asked.params
         if params.constraint is not None:
             given = (*asked.target_ids, *params.forced_begin)
             try:
@@ -126,8 +122,7 @@ class EngineHost:
             except Exception as error:  # though it went well when the worker asked
                 self._hand_over([FailedOutput(asked.key, self._passed_on(error))])
                 return
-        if text is not None or matcher is not None:
-            asked = replace(asked, text=text, matcher=matcher)
+            asked = replace(asked, matcher=matcher)
         self._loop.add(asked)
 
     def _compile(self, asked: Compile) -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from engine.errors import DeadlineExpired, EngineFailure, Overloaded, TokenweirError
-from engine.generation.commands import Abort, Command, FinishSequence, Stop
+from engine.generation.commands import Abort, Command, Stop
 from engine.generation.core import EngineCore, StepTimes
 from engine.life.lifecycle import draining, failure
 from engine.requests.load import LoadSnapshot
@@ -62,10 +62,6 @@ class EngineLoop:
     def abort(self, key: int) -> None:
         """Let a request end, of which nothing more is wanted."""
         self._commands.put(Abort(key))
-
-    def finish_sequence(self, key: int, index: int) -> None:
-        """Let a sequence end: a stop string was found in its text."""
-        self._commands.put(FinishSequence(key, index))
 
     def end(self) -> None:
         """Let `run` return after the step in flight; what can end with what there is does so."""
@@ -134,8 +130,6 @@ class EngineLoop:
                     self._hand_over([FailedOutput(command.key, error)])
             case Abort():
                 scheduler.abort(command.key)
-            case FinishSequence():
-                scheduler.finish_sequence(command.key, command.index)
 
     def _step(self) -> None:
         self._hand_over(self._core.scheduler.take_outputs())

@@ -24,7 +24,7 @@ from itertools import count
 from engine.background import in_background
 from engine.config import EngineConfig
 from engine.errors import EngineFailure, TokenweirError
-from engine.generation.commands import Abort, FinishSequence, Stop
+from engine.generation.commands import Abort, Stop
 from engine.generation.core import StepTimes
 from engine.generation.messages import (
     Ask,
@@ -107,17 +107,13 @@ class EngineProcess(Lifecycle):
         await self._begin(fail_open)
 
     def add(self, request: TokenRequest) -> None:
-        """Let a request be scheduled; what follows its text is made there."""
+        """Let a request be scheduled."""
         self._num_added += 1
-        self._send(request if request.text is None else replace(request, text=None))
+        self._send(request)
 
     def abort(self, key: int) -> None:
         """Let a request end, of which nothing more is wanted."""
         self._send(Abort(key))
-
-    def finish_sequence(self, key: int, index: int) -> None:
-        """Let a sequence end: a stop string was found in its text."""
-        self._send(FinishSequence(key, index))
 
     def end(self) -> None:
         """Let the process end after the step in flight."""

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import FieldViolation
-from engine.generation.sequence_text import searched_text
 from engine.package.manifest import GenerationContract
 from engine.requests.checks import check_sampling_params, raise_if_any
 from engine.requests.request import (
@@ -111,7 +110,6 @@ class RequestReader:
             matcher=matcher,
             # The first of the decoder's given tokens has none before it that could predict it.
             score_from=None if params.prompt_logprobs is None else 1,
-            text=searched_text(params, self._tokenizer, target_ids),
             deltas=request.deltas,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from engine.errors import TokenweirError
 from engine.generation.sequence_text import SequenceText
@@ -32,24 +31,17 @@ from engine.scheduling.sequence import TokenRequest
 class RequestStream:
     """Gathers what one request's reader has not seen yet, until that is enough for a delta.
 
-    A reader that is slower than the model gets more text at a time, never a longer queue; stop
-    strings are found when the token comes, however slow the reader is; those of a beam search it
-    has found itself, in `searched_text`. Where it shows only at the end which sequences are
-    returned (beam search, best_of), nothing is streamed before.
+    A reader that is slower than the model gets more text at a time, never a longer queue. The
+    engine has found the stop strings; here their text is cut off, and what may become one is held
+    back. Where it shows only at the end which sequences are returned (beam search, best_of),
+    nothing is streamed before.
 
     One task reads. It is woken when there is something for it, and not by every token.
     """
 
-    def __init__(
-        self,
-        asked: TokenRequest,
-        tokenizer: GenerationTokenizer,
-        finish_sequence: Callable[[int], None],
-    ) -> None:
-        """`finish_sequence` tells the engine that no more tokens of a sequence are needed."""
+    def __init__(self, asked: TokenRequest, tokenizer: GenerationTokenizer) -> None:
         params = asked.params
         self._asked = asked
-        self._finish_sequence = finish_sequence
         is_beam = params.strategy == "beam"
         is_known = not is_beam and params.num_sequences == params.num_outputs
         self._deltas = asked.deltas if is_known else None
@@ -177,14 +169,9 @@ class RequestStream:
 
     def _take_tokens(self, output: TokensOutput) -> None:
         sequence = self._sequences[output.index]
-        if sequence.is_finished:  # they were computed while the stop string was found
-            self.num_discarded += len(output.token_ids)
-            return
         sequence.push(output)
         if sequence.is_finished:
             self._is_urgent = True
-            if output.finish_reason is None:
-                self._finish_sequence(output.index)
         elif self._deltas is not None and sequence.num_unsent >= self._deltas.min_tokens:
             self._is_full = True
 

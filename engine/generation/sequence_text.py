@@ -10,42 +10,15 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import SamplingParams
-from engine.requests.text import Detokenizer, GenerationTokenizer
-from engine.sampling.stop_rule import End, push_text
+from engine.requests.text import GenerationTokenizer
+from engine.sampling.stop_rule import End, new_text, push_text
 from engine.scheduling.output import HypothesisOutput, TokensOutput
-
-
-def searched_text(
-    params: SamplingParams, tokenizer: GenerationTokenizer, prefix_ids: tuple[int, ...] = ()
-) -> Detokenizer | None:
-    """Return the text in which a beam search finds its stop strings, behind the given prefix.
-
-    None if there are none to find. It finds those that RequestStream does.
-    """
-    if params.strategy != "beam" or not params.stop_strings:
-        return None
-    # With the stop no text is held back, so that there is less to copy for every candidate.
-    text = _detokenizer(params, tokenizer, len(prefix_ids), include_stop=True)
-    text.push(prefix_ids)
-    return text
-
-
-def _detokenizer(
-    params: SamplingParams, tokenizer: GenerationTokenizer, num_prefix: int, include_stop: bool
-) -> Detokenizer:
-    min_new_tokens = max(1, params.min_new_tokens)  # the prefix alone ends nothing
-    return tokenizer.detokenizer(
-        params.stop_strings,
-        include_stop=include_stop,
-        min_new_tokens=num_prefix + min_new_tokens,
-        skip_special=params.skip_special_tokens,
-    )
 
 
 class SequenceText:
     """One sequence: every token it got, their text, and how much of both was sent.
 
-    Text is made where it is wanted, of all tokens that came meanwhile; with stop strings at once.
+    Text is made where it is wanted, of all tokens that came meanwhile.
     """
 
     def __init__(
@@ -57,7 +30,9 @@ class SequenceText:
     ) -> None:
         self._index = index
         self._params = params
-        self._detokenizer = _detokenizer(params, tokenizer, len(prefix_ids), params.include_stop)
+        self._detokenizer = new_text(
+            params, tokenizer, len(prefix_ids), include_stop=params.include_stop
+        )
         self._num_prefix = len(prefix_ids)
         self._num_decoded = 0  # tokens whose text was made
         self._token_ids = list(prefix_ids)
@@ -109,11 +84,8 @@ class SequenceText:
             self._logprobs += output.positions
         if output.attention:
             self._alignment += output.attention
-        reason = output.finish_reason
-        if reason is not None:
-            self._decode(End(reason, output.matched_stop))
-        elif self._params.stop_strings:
-            self._decode(None)
+        if output.finish_reason is not None:
+            self._decode(End(output.finish_reason, output.matched_stop))
 
     def cut(self, reason: FinishReason) -> None:
         """End with what there is."""

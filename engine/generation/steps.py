@@ -33,9 +33,6 @@ class Steps(Protocol):
     def abort(self, key: int) -> None:
         """Let a request end, of which nothing more is wanted."""
 
-    def finish_sequence(self, key: int, index: int) -> None:
-        """Let a sequence end: a stop string was found in its text."""
-
     def end(self) -> None:
         """Let it end after the step in flight; what can end with what there is does so."""
 

@@ -13,7 +13,7 @@ class WastedWork:
     cancelled_tokens: int = 0  # of requests whose client went away
     expired_tokens: int = 0  # of requests that failed at their deadline
     failed_tokens: int = 0  # of requests that failed otherwise
-    discarded_tokens: int = 0  # of beams, of samples not returned, behind stop strings
+    discarded_tokens: int = 0  # of beams, and of samples not returned
     preempted_tokens: int = 0  # of requests that had to make room, and are computed again
 
     def __add__(self, other: WastedWork) -> WastedWork:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.requests.events import FinishReason
 from engine.requests.request import SamplingParams
-from engine.requests.text import Detokenizer
+from engine.requests.text import Detokenizer, GenerationTokenizer
 
 
 class End(NamedTuple):
@@ -41,7 +41,7 @@ class StopRule:
     ) -> End | None:
         """Return why a sequence ends with a token, the one that is `num_generated`; None: not.
 
-        `text` is the one before the token, where stop strings are looked for here.
+        `text` is the one before the token; None if there are no stop strings to find.
         """
         end = self._end_of_token(token_id, num_generated)
         return end if text is None else push_text(text, [token_id], end, self._params)[1]
@@ -56,6 +56,28 @@ class StopRule:
         if num_generated >= self.max_new_tokens:
             return End(self._limit)
         return None
+
+
+def searched_text(
+    params: SamplingParams, tokenizer: GenerationTokenizer, prefix_ids: Sequence[int]
+) -> Detokenizer:
+    """Return the text in which stop strings are found, behind the given prefix."""
+    # With the stop no text is held back, so that there is less to copy for every candidate.
+    text = new_text(params, tokenizer, len(prefix_ids), include_stop=True)
+    text.push(prefix_ids)
+    return text
+
+
+def new_text(
+    params: SamplingParams, tokenizer: GenerationTokenizer, num_prefix: int, *, include_stop: bool
+) -> Detokenizer:
+    """Return the empty text of a sequence whose first `num_prefix` tokens, given, end nothing."""
+    return tokenizer.detokenizer(
+        params.stop_strings,
+        include_stop=include_stop,
+        min_new_tokens=num_prefix + max(1, params.min_new_tokens),
+        skip_special=params.skip_special_tokens,
+    )
 
 
 def push_text(

@@ -12,6 +12,7 @@ from engine.metrics import DecayingRate
 from engine.package.manifest import GenerationContract
 from engine.requests.events import FinishReason
 from engine.requests.load import LoadSnapshot, WastedWork
+from engine.requests.text import GenerationTokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate, Sampled
 from engine.sampling.plain import PlainChoices
@@ -60,11 +61,14 @@ class Scheduler:
         contract: GenerationContract,
         cache: KVCache,
         *,
+        tokenizer: GenerationTokenizer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tokenizer` makes the text in which stop strings are found."""
         self._config = config
         self._contract = contract
         self._cache = cache
+        self._tokenizer = tokenizer
         self._clock = clock
         self._tokens_rate = DecayingRate()
         self._queue_limits = QueueLimits(config)
@@ -118,7 +122,7 @@ class Scheduler:
 
     def add(self, asked: TokenRequest) -> None:
         """Queue a request, or admit it at once; raise QueueFull, TokenBudgetFull or CannotMeet."""
-        request = make_request(asked, self._contract)
+        request = make_request(asked, self._contract, self._tokenizer)
         if self._waiting or request.num_unfinished > self._num_free:
             self._queue_limits.check(self._waiting, request, self._clock())
         if asked.deadline is not None:
@@ -134,14 +138,6 @@ class Scheduler:
         if request is not None:
             self._wasted += WastedWork(cancelled_tokens=request.num_computed)
             self._remove(request, sound=False)
-        self._admit()
-
-    def finish_sequence(self, key: int, index: int) -> None:
-        """End one sequence from outside (a stop string); the others of its request go on."""
-        request = self._find(key)
-        if request is None or request.sequences[index].is_finished:
-            return
-        self._finish(request.sequences[index])
         self._admit()
 
     def schedule(self) -> Step:
@@ -490,9 +486,8 @@ class Scheduler:
 
     def _look_at(self, sequence: Sequence, token_id: int) -> None:
         """End a sequence if it ends with this token, and tell its tokens if they are enough."""
-        request = sequence.request
-        end = request.stop_rule.end_of(token_id, sequence.num_generated)
-        if end is not None or sequence.num_generated >= sequence.look_at:
+        end = sequence.request.stop_rule.end_of(token_id, sequence.num_generated, sequence.text)
+        if end is not None or sequence.num_generated >= sequence.tell_at:
             self._outputs.append(sequence.told(end))
         if end is not None:
             self._finish(sequence)

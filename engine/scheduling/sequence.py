@@ -32,17 +32,11 @@ class TokenRequest:
     tenant: str = ""
     matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
-    text: Detokenizer | None = None  # where a beam search finds its stop strings
     deltas: Deltas | None = Deltas()  # None: none are wanted
 
     @property
     def tokens_at_once(self) -> int:
-        """How many tokens of a sequence are told together, where it does not end before.
-
-        Stop strings are looked for in what was told: with every token.
-        """
-        if self.params.stop_strings:
-            return 1
+        """How many tokens of a sequence are told together, where it does not end before."""
         if self.deltas is None or self.params.num_sequences > self.params.num_outputs:
             return sys.maxsize
         return self.deltas.min_tokens
@@ -50,9 +44,7 @@ class TokenRequest:
     @property
     def is_paced(self) -> bool:
         """Whether what is told of a sequence waits for its time, too: see Pauses."""
-        if self.deltas is None or self.params.stop_strings:
-            return False
-        return self.deltas.min_seconds > 0
+        return self.deltas is not None and self.deltas.min_seconds > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +61,9 @@ class Sequence:
     matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
     plain_index: int = -1  # among the plain draws of the last step that it was in
     num_told: int = 0  # of the generated tokens
-    look_at: int = 0  # with so many generated tokens it is looked at: it ends, or they are told
+    tell_at: int = 0  # with so many generated tokens they are told
+    look_at: int = 0  # with so many it is looked at: it may end, or they are told
+    text: Detokenizer | None = None  # where its stop strings are found, if it has some
     draws: SequenceDraws | None = None  # where plain draws of it are not greedy
     sum_logprob: float = 0.0  # of the generated tokens
     positions: list[PositionLogprobs] = field(default_factory=list)  # not told yet, if asked for
@@ -113,9 +107,10 @@ class Sequence:
     def was_told(self) -> None:
         """Note that all tokens were told, and when it is to be looked at again."""
         self.num_told = self.num_generated
-        most, at_once = self.request.stop_rule.max_new_tokens, self.request.tokens_at_once
         waits = self.request.is_paced and self.num_generated > 0  # the first ones do not
-        self.look_at = most if waits else min(most, self.num_told + at_once)
+        self.tell_at = sys.maxsize if waits else self.num_told + self.request.tokens_at_once
+        most = self.request.stop_rule.max_new_tokens
+        self.look_at = min(most, self.tell_at) if self.text is None else 0
         if self.positions or self.attention:
             self.positions, self.attention = [], []
 

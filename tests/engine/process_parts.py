@@ -41,7 +41,8 @@ def make_scripted(
         return Trial(is_batch_invariant=False)
 
     tell(f"loaded by process {os.getpid()}")
-    return EngineParts(core_on_slots(config, contract, runner), texts, constraints, config, warm_up)
+    core = core_on_slots(config, contract, runner, tokenizer=texts)
+    return EngineParts(core, texts, constraints, config, warm_up)
 
 
 def make_nothing(tell: Tell) -> EngineParts:

@@ -242,30 +242,15 @@ async def test_a_stop_string_over_token_borders_ends_the_text_before_it(
     assert end.token_ids == tuple(b"one STtwo STOP")
 
 
-async def test_a_stop_string_ends_the_work_and_counts_what_was_computed_meanwhile(
-    make_engine: MakeEngine, spell
-) -> None:
+@pytest.mark.parametrize("deltas", [Deltas(), Deltas(8), Deltas(1, 3600.0), None])
+async def test_a_stop_string_ends_the_work_at_once(make_engine: MakeEngine, spell, deltas) -> None:
     engine, runner = await make_engine(spell("ab" + "x" * 50))
-    gate = Gate(runner)
-    events: list[GenerationEvent] = []
 
-    async def read() -> None:
-        async for event in engine.generate(request(stop_strings=("ab",))):
-            events.append(event)
-
-    reader = asyncio.create_task(read())
-    await gate.step(2)  # a, b
-    while not ended(events):
-        await asyncio.sleep(0.001)
-    gate.open()
-    await reader
+    events = await collect(engine, replace(request(stop_strings=("ab",)), deltas=deltas))
 
     usage = events[-1].usage
-    assert usage.output_tokens == 2
-    assert usage.discarded_tokens <= 1  # 0 if the stop was found before the next step began
     made = sum(len(batch.decode_ids) + len(batch.chunks) for batch in runner.batches)
-    assert usage.output_tokens + usage.discarded_tokens == made
-    assert engine.load().wasted.discarded_tokens == usage.discarded_tokens
+    assert (usage.output_tokens, usage.discarded_tokens, made) == (2, 0, 2)
 
 
 async def test_a_stop_can_be_kept(make_engine: MakeEngine, spell) -> None:

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.sequence_text import searched_text
 from engine.requests.events import FinishReason, RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate
-from engine.sampling.stop_rule import StopRule
+from engine.sampling.stop_rule import StopRule, searched_text
 from engine.text.tokenizer import Tokenizer
 from tests.engine.test_beam_search import Model, params, penalised, random_model, run
 
@@ -41,7 +40,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def search_for(p: SamplingParams, tokenizer: Tokenizer, max_new_tokens: int = 9, prefix=()):
     stop_rule = StopRule(p, frozenset({EOS}), max_new_tokens)
-    return BeamSearch(p, stop_rule, searched_text(p, tokenizer, prefix))
+    text = searched_text(p, tokenizer, prefix) if p.stop_strings else None
+    return BeamSearch(p, stop_rule, text)
 
 
 def stop_in(text: str, stops: tuple[str, ...]) -> str | None:

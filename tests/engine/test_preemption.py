@@ -219,16 +219,6 @@ def test_a_request_that_waits_again_fails_at_its_deadline_as_one_that_runs(
     assert str(failed.error).endswith(f"with {made} tokens generated")
 
 
-def test_a_sequence_that_waits_again_can_be_ended_from_outside(make_blocks) -> None:
-    core, cache, _ = preempted(make_blocks)
-
-    core.scheduler.finish_sequence(2, 0)
-    outputs = run(core, cache)
-
-    assert {o.key for o in outputs if isinstance(o, FinishedOutput)} == {1, 2}
-    assert not [o for o in outputs if isinstance(o, TokensOutput) and o.key == 2]
-
-
 def test_a_request_that_waits_again_can_be_aborted_or_drained(make_blocks) -> None:
     core, _cache, _ = preempted(make_blocks, allow_partial=True)
     other, _, _ = preempted(make_blocks)

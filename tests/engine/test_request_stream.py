@@ -29,28 +29,28 @@ from engine.scheduling.output import (
 )
 from engine.scheduling.sequence import TokenRequest
 from engine.text.tokenizer import Tokenizer
-from tests.conftest import FakeClock
 
 EOS = 257
 TIMING = Timing(0.1, 0.2, 0.3, 0.3, 4, 1.0)
 
 
 class Watched:
-    """A stream and the sequences that it asked the engine to end."""
+    """A stream, and what the engine tells it."""
 
     def __init__(self, tokenizer: Tokenizer, **params) -> None:
-        self.ended: list[int] = []
         self.sums: Counter[int] = Counter()
         deltas = params.pop("deltas", Deltas())
         asked = TokenRequest(0, "r-1", (1, 2, 3), SamplingParams(**params), 5, 0.0, deltas=deltas)
-        self.stream = RequestStream(asked, tokenizer, self.ended.append)
+        self.stream = RequestStream(asked, tokenizer)
 
     def give(self, text: str | bytes, index: int = 0, **told) -> None:
         for token_id in text.encode() if isinstance(text, str) else text:
             self.sums[index] -= 0.25
             self.stream.take(TokensOutput(0, index, [token_id], self.sums[index], **told))
 
-    def end(self, token_id: int = EOS, reason=FinishReason.EOS, stop: int | None = None) -> None:
+    def end(
+        self, token_id: int = EOS, reason=FinishReason.EOS, stop: int | str | None = None
+    ) -> None:
         self.sums[0] -= 0.25
         self.stream.take(TokensOutput(0, 0, [token_id], self.sums[0], reason, stop))
 
@@ -141,7 +141,7 @@ async def test_a_request_that_fails_before_its_first_token_sends_no_text(
 ) -> None:
     given = tuple(b"given")
     source = TokenRequest(0, "r-1", (1, 2, 3), SamplingParams(), 0, 0.0, target_ids=given)
-    stream = RequestStream(source, byte_tokenizer, lambda index: None)
+    stream = RequestStream(source, byte_tokenizer)
     stream.take(FailedOutput(0, EngineFailure("r-1 failed")))
 
     with pytest.raises(EngineFailure, match="r-1 failed"):
@@ -159,19 +159,17 @@ async def test_a_request_that_has_ended_stays_as_it_ended(watched: Watched) -> N
     assert isinstance((await watched.stream.events())[-1], RequestFinished)
 
 
-async def test_a_stop_string_ends_the_sequence_once_and_later_tokens_are_discarded(
-    byte_tokenizer: Tokenizer,
-) -> None:
+async def test_a_stop_string_is_not_in_the_text(byte_tokenizer: Tokenizer) -> None:
     watched = Watched(byte_tokenizer, stop_strings=("STOP",))
-    watched.give("go STOP and on")
-    watched.stream.take(FinishedOutput(0, TIMING))
+    watched.give("go STO")
+    first = await watched.stream.events()
+    watched.end(ord("P"), FinishReason.STOP, "STOP")
 
-    delta, end, last = await watched.stream.events()
+    delta, end = await watched.stream.events()
 
-    assert delta.text == end.text == "go "
+    assert first == [TextDelta(0, "go ", tuple(b"go STO"))]
+    assert (delta.text, end.text, end.token_ids) == ("", "go ", tuple(b"go STOP"))
     assert (end.reason, end.matched_stop) == (FinishReason.STOP, "STOP")
-    assert watched.ended == [0]
-    assert (last.usage.output_tokens, last.usage.discarded_tokens) == (7, 7)
 
 
 async def test_a_stop_string_completed_by_the_last_token_is_a_stop(
@@ -184,7 +182,6 @@ async def test_a_stop_string_completed_by_the_last_token_is_a_stop(
     _, end = await watched.stream.events()
 
     assert (end.reason, end.matched_stop, end.text) == (FinishReason.STOP, "ab", "")
-    assert watched.ended == []  # the engine has ended it already
 
 
 async def test_held_back_text_is_sent_when_the_sequence_ends_otherwise(
@@ -226,18 +223,6 @@ async def test_a_sequence_that_is_cut_gives_out_what_was_held_back(
         TextDelta(0, "xab", tuple(b"xab")),
         SequenceFinished(0, FinishReason.DEADLINE, "xab", tuple(b"xab"), None, -0.75),
     ]
-
-
-async def test_a_stop_string_that_came_before_the_cut_stays_the_reason(
-    byte_tokenizer: Tokenizer,
-) -> None:
-    watched = Watched(byte_tokenizer, stop_strings=("b",))
-    watched.give("ab")
-    watched.stream.take(CutOutput(0, 0, FinishReason.DEADLINE))
-
-    events = await watched.stream.events()
-
-    assert [e.reason for e in events if isinstance(e, SequenceFinished)] == [FinishReason.STOP]
 
 
 async def is_waiting(reading: asyncio.Future) -> bool:
@@ -295,40 +280,6 @@ async def test_tokens_too_few_for_a_delta_come_before_the_error(byte_tokenizer: 
     assert await watched.stream.events() == [TextDelta(0, "ab", (97, 98))]
     with pytest.raises(EngineFailure):
         await watched.stream.events()
-
-
-async def test_what_comes_soon_after_a_delta_waits_for_what_comes_with_it(
-    byte_tokenizer: Tokenizer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
-    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=0.05), stop_strings=("x",))
-    watched.give("a")
-    first = await watched.stream.events()
-    reading = asyncio.ensure_future(watched.stream.events())
-    watched.give("b")
-    waited = await is_waiting(reading)
-    watched.give("c")
-    clock.now += 0.05
-
-    assert first == [TextDelta(0, "a", (97,))]
-    assert waited
-    assert await asyncio.wait_for(reading, 60) == [TextDelta(0, "bc", (98, 99))]
-
-
-async def test_the_end_waits_neither_for_tokens_nor_for_time(byte_tokenizer: Tokenizer) -> None:
-    watched = Watched(byte_tokenizer, deltas=Deltas(1, min_seconds=3600), stop_strings=("x",))
-    watched.give("a")
-    await watched.stream.events()
-    watched.give("b")
-    reading = asyncio.ensure_future(watched.stream.events())
-    waited = await is_waiting(reading)
-    watched.end()
-
-    delta, end = await asyncio.wait_for(reading, 60)
-
-    assert waited
-    assert delta == TextDelta(0, "b", (98, EOS))
-    assert end.reason is FinishReason.EOS
 
 
 async def test_without_deltas_there_are_the_ends_alone(byte_tokenizer: Tokenizer) -> None:

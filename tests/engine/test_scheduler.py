@@ -51,12 +51,13 @@ def blocks(config: EngineConfig, contract: GenerationContract) -> KVCache:
 
 
 @pytest.fixture(params=[slots, blocks])
-def make_scheduler(make_contract, clock, request) -> Callable[..., Scheduler]:
+def make_scheduler(make_contract, byte_tokenizer, clock, request) -> Callable[..., Scheduler]:
     """Make a scheduler on either cache: every test here is one of both."""
 
     def make(config: EngineConfig | None = None, **shape: int) -> Scheduler:
         config, contract = config or EngineConfig(max_num_seqs=4), make_contract(**shape)
-        return Scheduler(config, contract, request.param(config, contract), clock=clock)
+        cache = request.param(config, contract)
+        return Scheduler(config, contract, cache, tokenizer=byte_tokenizer, clock=clock)
 
     return make
 
@@ -327,18 +328,6 @@ def test_a_group_waits_for_a_slot_for_each_sequence(make_scheduler) -> None:
     assert scheduler.load().running == 4
 
 
-def test_one_sequence_of_a_group_can_end_without_the_others(make_scheduler) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(request(1, strategy="sampling", num_outputs=2))
-    step(scheduler, A, B)
-
-    scheduler.finish_sequence(1, 0)
-    batch, outputs = step(scheduler, EOS)
-
-    assert batch.decode_ids == (B,)
-    assert isinstance(outputs[-1], FinishedOutput)
-
-
 def test_a_leader_that_ends_with_its_first_token_leaves_its_prompt_to_the_others(
     make_scheduler,
 ) -> None:
@@ -410,15 +399,23 @@ def test_tokens_are_told_together_and_the_rest_at_the_end(make_scheduler) -> Non
     assert told == {1: [(3, -1.5), (3, -3.0), (1, -3.5)], 2: [(2, -1.0)], 3: [(4, -2.0)]}
 
 
-def test_every_token_is_told_where_stop_strings_are_looked_for(make_scheduler) -> None:
+@pytest.mark.parametrize("deltas", [None, Deltas(3), Deltas(1, min_seconds=9.0)])
+@pytest.mark.parametrize("strategy", [{}, {"strategy": "sampling", "logprobs": 0}])
+def test_a_stop_string_ends_its_sequence_with_the_step_that_completes_it(
+    make_scheduler, deltas, strategy
+) -> None:
     scheduler = make_scheduler()
-    for key, deltas in ((1, Deltas(3)), (2, None)):
-        one = request(key, max_new_tokens=4, stop_strings=("x",))
-        scheduler.add(replace(one, deltas=deltas))
+    asked = request(1, stop_strings=("AB",), num_outputs=2 if strategy else 1, **strategy)
+    scheduler.add(replace(asked, deltas=deltas))
+    others = [C, C] if strategy else []
 
-    outputs = [o for o in run_until_idle(scheduler) if isinstance(o, TokensOutput)]
+    found = [step(scheduler, token, *others)[1] for token in (A, A, B)]
 
-    assert [len(output.token_ids) for output in outputs] == [1] * 8
+    told = [o for outputs in found for o in outputs if isinstance(o, TokensOutput) and o.index == 0]
+    assert [token for output in told for token in output.token_ids] == [A, A, B]
+    assert (told[-1].finish_reason, told[-1].matched_stop) == (FinishReason.STOP, "AB")
+    assert told[-1] in found[-1]
+    assert len(step(scheduler)[0].decode_ids) == len(others) // 2
 
 
 def told_by_step(

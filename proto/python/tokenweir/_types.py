@@ -409,7 +409,7 @@ class WastedWork:
     cancelled_tokens: int = 0
     expired_tokens: int = 0  # their deadline passed
     failed_tokens: int = 0
-    discarded_tokens: int = 0  # of beams, of samples not returned, behind stop strings
+    discarded_tokens: int = 0  # of beams, and of samples not returned
     preempted_tokens: int = 0  # of requests that had to make room, and are computed again
 
 

@@ -1008,9 +1008,7 @@ class GetLoadResponse(_message.Message):
         failed_tokens: _builtins.int
         """Of requests that failed otherwise."""
         discarded_tokens: _builtins.int
-        """Of beams that were given up, samples that were not returned, and tokens
-        behind a stop string.
-        """
+        """Of beams that were given up, and of samples that were not returned."""
         preempted_tokens: _builtins.int
         """Of requests that had to make room for others, and are computed again."""
         def __init__(
