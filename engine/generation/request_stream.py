@@ -29,14 +29,14 @@ from engine.scheduling.sequence import TokenRequest
 
 
 class RequestStream:
-    """Gathers what one request's reader has not seen yet, until that is enough for a delta.
+    """Gathers what one request's reader has not seen yet; the engine tells what makes a delta.
 
     A reader that is slower than the model gets more text at a time, never a longer queue. The
     engine has found the stop strings; here their text is cut off, and what may become one is held
     back. Where it shows only at the end which sequences are returned (beam search, best_of),
     nothing is streamed before.
 
-    One task reads. It is woken when there is something for it, and not by every token.
+    One task reads. It is woken by what the engine tells.
     """
 
     def __init__(self, asked: TokenRequest, tokenizer: GenerationTokenizer) -> None:
@@ -56,11 +56,8 @@ class RequestStream:
         self.num_discarded = 0  # tokens of nothing that is returned
         self._timing: Timing | None = None
         self._error: TokenweirError | None = None
-        self._is_urgent = False  # what waits for no more tokens and no time has come
-        self._is_full = False  # a sequence has enough tokens for a delta
-        self._rests_until = 0.0  # on the loop's clock, as long as nothing is urgent
-        self._reader: asyncio.Future[None] | None = None  # for whom waits
-        self._timer: asyncio.TimerHandle | None = None
+        self._has_news = False
+        self._reader: asyncio.Future[None] | None = None  # set while one waits
         self.is_read = False  # RequestFinished was returned
 
     @property
@@ -79,9 +76,7 @@ class RequestStream:
             return
         match output:
             case TokensOutput():
-                self._take_tokens(output)
-                self._wake()
-                return
+                self._sequences[output.index].push(output)
             case ScoresOutput():
                 self._prompt_logprobs += output.positions
                 return
@@ -99,24 +94,23 @@ class RequestStream:
                 for sequence in self._sequences:
                     sequence.fail()
                 self._error = output.error
-        self._is_urgent = True
-        self._wake()
+        self._has_news = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def events(self) -> list[GenerationEvent]:
         """Wait until there is something to tell and return it; RequestFinished is the last.
 
         Raises the request's error once what came before it has been read.
         """
-        while not self._is_due():
+        while not self._has_news:
             self._reader = asyncio.get_running_loop().create_future()
-            self._wake()  # or begin to rest
             await self._reader
         self._reader = None
         return self._take_events()
 
     def _take_events(self) -> list[GenerationEvent]:
-        self._is_urgent = self._error is not None  # it is raised by the next call
-        self._is_full = False
+        self._has_news = self._error is not None  # it is raised by the next call
         events: list[GenerationEvent] = []
         if self._admitted:
             self._admitted = False
@@ -142,38 +136,7 @@ class RequestStream:
                 events += sequence.take_end()
             elif is_last or sequence.num_unsent >= self._deltas.min_tokens:
                 events += sequence.take_events()
-        if self._deltas is not None and events and not self._asked.is_paced:
-            now = asyncio.get_running_loop().time()
-            self._rests_until = now + self._deltas.min_seconds
         return events
-
-    def _is_due(self) -> bool:
-        """Say whether there is something to tell now."""
-        if self._is_urgent or not self._is_full or not self._rests_until:
-            return self._is_urgent or self._is_full
-        return asyncio.get_running_loop().time() >= self._rests_until
-
-    def _wake(self) -> None:
-        """Let the reader go on if there is something for it, or later if it has to rest."""
-        if self._reader is None or self._reader.done():
-            return
-        if self._is_due():
-            self._reader.set_result(None)
-        elif self._is_full and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(self._rests_until, self._end_rest)
-
-    def _end_rest(self) -> None:
-        self._timer = None
-        self._wake()
-
-    def _take_tokens(self, output: TokensOutput) -> None:
-        sequence = self._sequences[output.index]
-        sequence.push(output)
-        if sequence.is_finished:
-            self._is_urgent = True
-        elif self._deltas is not None and sequence.num_unsent >= self._deltas.min_tokens:
-            self._is_full = True
 
     def _best(self) -> list[SequenceText]:
         """Return the sequences with the highest scores, the lower index first among equals."""

@@ -34,18 +34,6 @@ class TokenRequest:
     score_from: int | None = None  # the first given token whose log-probability is wanted
     deltas: Deltas | None = Deltas()  # None: none are wanted
 
-    @property
-    def tokens_at_once(self) -> int:
-        """How many tokens of a sequence are told together, where it does not end before."""
-        if self.deltas is None or self.params.num_sequences > self.params.num_outputs:
-            return sys.maxsize
-        return self.deltas.min_tokens
-
-    @property
-    def is_paced(self) -> bool:
-        """Whether what is told of a sequence waits for its time, too: see Pauses."""
-        return self.deltas is not None and self.deltas.min_seconds > 0
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -148,13 +136,16 @@ class Request:
     # Attention to the source of each step's beams, if asked for.
     beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
     key: int = field(init=False)  # in the engine
-    tokens_at_once: int = field(init=False)  # see TokenRequest
-    is_paced: bool = field(init=False)  # likewise
+    # So many tokens of a sequence are told together, where it does not end before.
+    tokens_at_once: int = field(init=False, default=sys.maxsize)
+    is_paced: bool = field(init=False, default=False)  # they wait for their time, too: see Pauses
     is_aligned: bool = field(init=False)  # the attention to its source is asked for
 
     def __post_init__(self) -> None:
         self.key, self.is_aligned = self.asked.key, self.asked.params.alignment
-        self.tokens_at_once, self.is_paced = self.asked.tokens_at_once, self.asked.is_paced
+        deltas, params = self.asked.deltas, self.asked.params
+        if deltas is not None and params.num_sequences == params.num_outputs:
+            self.tokens_at_once, self.is_paced = deltas.min_tokens, deltas.min_seconds > 0
 
     @property
     def is_score_only(self) -> bool:

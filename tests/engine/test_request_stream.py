@@ -225,25 +225,6 @@ async def test_a_sequence_that_is_cut_gives_out_what_was_held_back(
     ]
 
 
-async def is_waiting(reading: asyncio.Future) -> bool:
-    """Say whether a reader waits, after all that the loop has to do."""
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return not reading.done()
-
-
-async def test_a_reader_is_woken_for_a_whole_delta(byte_tokenizer: Tokenizer) -> None:
-    watched = Watched(byte_tokenizer, deltas=Deltas(3))
-    reading = asyncio.ensure_future(watched.stream.events())
-
-    watched.give("ab")
-    waited = await is_waiting(reading)
-    watched.give("c")
-
-    assert waited
-    assert await reading == [TextDelta(0, "abc", tuple(b"abc"))]
-
-
 async def test_tokens_are_gathered_by_sequence_and_the_rest_comes_before_the_end(
     byte_tokenizer: Tokenizer,
 ) -> None:
