@@ -11,7 +11,7 @@ from engine.requests.events import (
 )
 from engine.requests.request import SamplingParams
 from engine.requests.text import GenerationTokenizer
-from engine.sampling.stop_rule import End, new_text, push_text
+from engine.sampling.stop_rule import End, new_text
 from engine.scheduling.output import HypothesisOutput, TokensOutput
 
 
@@ -111,12 +111,28 @@ class SequenceText:
         self._decode(End(hypothesis.reason, hypothesis.matched_stop))
 
     def _decode(self, end: End | None) -> None:
-        """Make the text of the tokens that have none yet."""
+        """Make the text of the tokens that have none yet; `end` is that by the last of them.
+
+        A stop string in the text goes before it. Not in the text are an end-of-sequence token and,
+        unless stops are kept, a stop token; and what is forced for the limit's sake tells nothing
+        of the text, so no stop string is looked for in it.
+        """
+        params, text = self._params, self._detokenizer
         token_ids = self._token_ids[self._num_decoded :]
         self._num_decoded = len(self._token_ids)
-        text, self._end = push_text(self._detokenizer, token_ids, end, self._params)
-        if text:
-            self._text.append(text)
+        if end is None:
+            self._text.append(text.push(token_ids).text)
+            return
+        is_limit = end.reason in (FinishReason.LENGTH, FinishReason.CONTEXT_FULL)
+        if is_limit and params.forced_end is not None:
+            text.ignore_stops()
+        is_stop_token = isinstance(end.stop, int) and not params.include_stop
+        if end.reason is FinishReason.EOS or is_stop_token:
+            token_ids = token_ids[:-1]
+        self._text.append(text.push(token_ids).text)
+        rest, stop = text.finish()
+        self._text.append(rest)
+        self._end = end if stop is None else End(FinishReason.STOP, stop)
 
     def take_events(self) -> list[GenerationEvent]:
         """Return what was not returned before."""

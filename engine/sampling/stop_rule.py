@@ -18,9 +18,9 @@ class End(NamedTuple):
 
 
 class StopRule:
-    """Says which token of a request ends a sequence; a stop goes before a limit.
+    """Says which token of a request ends a sequence; a stop token goes before a limit.
 
-    What text says of it, `push_text` does.
+    A stop string that the same token completes is not looked for: the maker of the text finds it.
     """
 
     def __init__(self, params: SamplingParams, eos_ids: frozenset[int], room: int) -> None:
@@ -33,7 +33,6 @@ class StopRule:
             self._limit = FinishReason.LENGTH
             self.max_new_tokens = params.max_new_tokens
         self.token_ids = self._eos_ids | self._stop_ids  # each of them ends a sequence
-        self._params = params
         self._forced_at = self.max_new_tokens if params.forced_end is not None else 0
 
     def end_of(
@@ -43,10 +42,6 @@ class StopRule:
 
         `text` is the one before the token; None if there are no stop strings to find.
         """
-        end = self._end_of_token(token_id, num_generated)
-        return end if text is None else push_text(text, [token_id], end, self._params)[1]
-
-    def _end_of_token(self, token_id: int, num_generated: int) -> End | None:
         if num_generated == self._forced_at:
             return End(self._limit)
         if token_id in self._eos_ids:
@@ -55,7 +50,8 @@ class StopRule:
             return End(FinishReason.STOP, token_id)
         if num_generated >= self.max_new_tokens:
             return End(self._limit)
-        return None
+        stop = None if text is None else text.push((token_id,)).stop
+        return None if stop is None else End(FinishReason.STOP, stop)
 
 
 def searched_text(
@@ -78,26 +74,3 @@ def new_text(
         min_new_tokens=num_prefix + max(1, params.min_new_tokens),
         skip_special=params.skip_special_tokens,
     )
-
-
-def push_text(
-    text: Detokenizer, token_ids: Sequence[int], end: End | None, params: SamplingParams
-) -> tuple[str, End | None]:
-    """Put the next tokens of a sequence into its text; return what may be sent, and its end.
-
-    `end` is that by the tokens alone. A stop string in the text goes before it. Not in the text are
-    an end-of-sequence token and, unless stops are kept, a stop token; and what is forced for the
-    limit's sake tells nothing of the text, so no stop string is looked for in it.
-    """
-    if end is None:
-        piece, stop = text.push(token_ids)
-        return piece, None if stop is None else End(FinishReason.STOP, stop)
-    is_limit = end.reason in (FinishReason.LENGTH, FinishReason.CONTEXT_FULL)
-    if is_limit and params.forced_end is not None:
-        text.ignore_stops()
-    is_stop_token = isinstance(end.stop, int) and not params.include_stop
-    if end.reason is FinishReason.EOS or is_stop_token:
-        token_ids = token_ids[:-1]
-    piece, _ = text.push(token_ids)
-    rest, stop = text.finish()
-    return piece + rest, end if stop is None else End(FinishReason.STOP, stop)

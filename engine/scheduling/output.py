@@ -25,6 +25,7 @@ class TokensOutput:
     index: int
     token_ids: Sequence[int]
     sum_logprob: float  # of all tokens so far
+    # An end by tokens goes before a stop string here; the maker of the text may turn it round.
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
     positions: Sequence[PositionLogprobs] = ()  # if asked for, one a token

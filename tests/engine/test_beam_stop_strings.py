@@ -76,6 +76,7 @@ def plain_beam_search(
             : p.beam_width
         ]:
             if not goes_on:
+                stop = stop if length < max_new_tokens else None  # the limit is why it ends
                 finished.append((tokens, penalised(total, tokens, p), stop))
         running = list(itertools.compress(continuations, is_open))[: p.beam_width]
     return sorted(finished, key=lambda item: -item[1])[: p.num_outputs]
@@ -177,19 +178,18 @@ def test_beams_keep_the_texts_of_their_own_parents(tokenizer):
     [
         ({"stop_strings": ("c",)}, FinishReason.STOP, "c"),
         ({"stop_strings": ("c",), "stop_token_ids": (5,)}, FinishReason.STOP, 5),
+        ({"stop_strings": ("c",), "forced_end": 5, "max_new_tokens": 1}, FinishReason.LENGTH, None),
         (
-            {"stop_strings": ("c",), "stop_token_ids": (5,), "include_stop": True},
-            FinishReason.STOP,
-            "c",
+            {"stop_strings": ("c",), "min_new_tokens": 2, "max_new_tokens": 1},
+            FinishReason.LENGTH,
+            None,
         ),
-        ({"stop_strings": ("c",), "forced_end": 5}, FinishReason.LENGTH, None),
-        ({"stop_strings": ("c",), "min_new_tokens": 2}, FinishReason.LENGTH, None),
         ({"stop_strings": ("cc", "c")}, FinishReason.STOP, "c"),
     ],
 )
 def test_a_hypothesis_says_what_stopped_it(options, reason, stop, tokenizer):
-    p = params(1, max_new_tokens=1, **options)
-    search = search_for(p, tokenizer, max_new_tokens=1)
+    p = params(1, num_outputs=1, **({"max_new_tokens": 9} | options))
+    search = search_for(p, tokenizer, p.max_new_tokens)
 
     search.advance(candidates(5))
 
