@@ -104,6 +104,6 @@ async def test_what_is_left_of_a_character_at_the_end_may_complete_a_stop_string
 ) -> None:
     engine, _ = await make_engine(spell(b"a\xc3"))
 
-    found = await end_of(engine, stop_strings=("\ufffd",), **limit, **strategy)
+    found = await end_of(engine, stop_strings=("</s>", "\ufffd"), **limit, **strategy)
 
     assert found == (FinishReason.STOP, "\ufffd", "a")
