@@ -239,14 +239,10 @@ def core_on_slots(
     from engine.sampling.sampler import Sampler
     from engine.scheduling.scheduler import Scheduler
     from engine.slots.cache import SlotKVCache
-    from engine.slots.device_step_runner import DeviceStepRunner
-    from engine.slots.runner import SlotModelRunner
     from engine.slots.step_runner import SlotStepRunner
 
     cache = SlotKVCache(config, contract)
     scheduler = Scheduler(config, contract, cache, tokenizer=tokenizer, clock=clock)
-    if isinstance(model, SlotModelRunner) and model.is_on_device:
-        return EngineCore(scheduler, DeviceStepRunner(model, Sampler()))
     return EngineCore(scheduler, SlotStepRunner(model, Sampler()))
 
 

@@ -112,6 +112,7 @@ class ScriptedRunner:
         self.batches: list[ScheduledBatch] = []
         self.before_step: Callable[[], None] = lambda: None  # to block or to fail
         self.num_padding = 0
+        self.is_on_device = self.has_draws = False
         self._num_slots, self._max_len, self._has_encoder = num_slots, max_len, has_encoder
         self.reset()
 
@@ -123,7 +124,7 @@ class ScriptedRunner:
     def row_lengths(self) -> RowLengths:
         return RowLengths(tuple(map(len, self.rows)), tuple(map(len, self.sources)))
 
-    def run(self, batch: ScheduledBatch) -> StepLogits:
+    def start(self, batch: ScheduledBatch, *of_a_device: object) -> Callable[[], StepLogits]:
         self.before_step()
         self.batches.append(batch)
         for op in batch.row_ops:
@@ -145,7 +146,8 @@ class ScriptedRunner:
             for row, (token, source) in enumerate(zip(batch.decode_ids, sources, strict=True))
         ]
         logits = np.asarray([*behind_rows, *behind_chunks], np.float32).reshape(-1, VOCAB_SIZE)
-        return step_logits(logits, batch.num_top)
+        found = step_logits(logits, batch.num_top)
+        return lambda: found
 
     def _change_row(self, op: RowOp) -> None:
         origin, target = op.origin, op.target

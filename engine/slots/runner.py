@@ -43,10 +43,23 @@ class ModelRunner(Protocol):
 
     num_padding: int  # query rows computed for nobody, in all
 
-    def run(self, batch: ScheduledBatch) -> StepLogits:
-        """Run one step; return logits in the order of ScheduledBatch.
+    @property
+    def is_on_device(self) -> bool:
+        """Whether steps are computed by a device, while the host does other things."""
 
-        The arrays are overwritten by the next step.
+    @property
+    def has_draws(self) -> bool:
+        """Whether tokens are drawn by graphs, for those who ask with a step."""
+
+    def start(
+        self,
+        batch: ScheduledBatch,
+        draws: GraphDraws | None = None,
+        whole_rows: Sequence[int] = (),
+    ) -> Pending:
+        """Begin a step, whose logits come in the order of ScheduledBatch; see SlotModelRunner.
+
+        On the host it is done, and the next step overwrites the arrays.
         """
 
     @property
@@ -179,7 +192,7 @@ class SlotModelRunner:
             self._device.runtime.synchronize()
 
     def run(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
-        """Run one step, see ModelRunner and `start`."""
+        """Run one step, see `start`."""
         return self.start(batch, draws)()
 
     def start(

@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
-from engine.sampling.logits import Floats, StepLogits
-from engine.sampling.plain import PlainChoices
-from engine.sampling.sampler import Sampler
+from engine.sampling.draws import BeamDraw
+from engine.sampling.plain import PlainChoices, Rows
+from engine.sampling.random_stream import RandomStream
+from engine.sampling.sampler import Sampler, reads_rows
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepResult
 from engine.slots.batch import RowLengths, ScheduledBatch
 from engine.slots.runner import ModelRunner
+from engine.slots.step_block import Pending
 
 
 class SlotStepRunner:
-    """A StepRunner for the places of a SlotKVCache; a step is computed when it is submitted."""
+    """A StepRunner for the places of a SlotKVCache.
 
-    has_result = False  # a model that feeds ids has none before it is waited for
+    On the host a step is done when it is submitted. On a device it is queued: the likeliest tokens,
+    and those that the package's graphs for draws draw, go into the next step without the host, so
+    that it can be queued before this one is looked at. What else is drawn is drawn when the step is
+    collected; whole rows of logits that it reads are brought to the host before the next step
+    overwrites them. A step behind which none may follow is done when it is submitted there, too.
+    """
 
     def __init__(self, model: ModelRunner, sampler: Sampler, *, feeds_ids: bool = False) -> None:
-        """`feeds_ids` is for models that compute behind the caller's back: else nothing is won."""
+        """`feeds_ids` is for a host that stands in for a device: else nothing is won there."""
         self.model = model
-        self.feeds_ids = feeds_ids
+        self._is_on_device = model.is_on_device
+        self.feeds_ids = feeds_ids or model.is_on_device
         self._sampler = sampler
-        self._last_ids: list[int] = []  # that the step before has drawn plainly
-        self._results: deque[StepResult] = deque()
+        self._stream = RandomStream()
+        self._rows: Rows = slice(0)  # of logits, that the last step chooses plainly from
+        self._last_ids: list[int] = []  # that it has chosen, where it is done
+        self._steps: deque[Callable[[], StepResult] | StepResult] = deque()
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the earliest step is done for which a device would wait, see StepRunner."""
+        is_done = bool(self._steps) and isinstance(self._steps[0], StepResult)
+        return is_done and self._is_on_device
 
     def submit(self, step: Step) -> None:
-        """Run a step, see StepRunner."""
-        batch, before = step.places, self.model.num_padding
+        """Run or queue a step, see StepRunner."""
+        model, batch = self.model, step.places
         assert isinstance(batch, ScheduledBatch)
-        started = perf_counter()
+        started, before = perf_counter(), model.num_padding
+        draws, whole_rows, is_done_now = None, [], True
         if batch.fed:
-            batch = batch._replace(decode_ids=self._fed_ids(batch))
-        logits = self.model.run(batch)
-        seconds, num_padding = perf_counter() - started, self.model.num_padding - before
-        result = chosen(self._sampler, step, logits, seconds, num_padding)
-        self._last_ids = result.plain.token_ids
-        self._results.append(result)
+            batch = self._fed(batch)
+        if self._is_on_device:
+            draws = step.plain_draws.for_graph(self._stream) if model.has_draws else None
+            whole_rows = _whole_rows(step)
+            # The host chooses a token that is to be fed, scores whole chunks, or goes in turn.
+            is_done_now = bool(step.scores) or (
+                draws is None and step.plain_draws.sampled is not None
+            )
+            is_done_now |= bool(whole_rows) and not step.may_be_followed
+        pending = model.start(batch, draws, () if is_done_now else whole_rows)
+        seconds, num_padding = perf_counter() - started, model.num_padding - before
+        self._rows = step.plain_draws.rows
+        if is_done_now:
+            result = self._result(step, pending, num_padding, seconds)
+            self._last_ids = result.plain.token_ids
+            self._steps.append(result)
+        else:
+            self._steps.append(partial(self._result, step, pending, num_padding, seconds))
 
     def collect(self) -> StepResult:
         """Return what the earliest step has brought, see StepRunner."""
-        return self._results.popleft()
+        earliest = self._steps.popleft()
+        return earliest if isinstance(earliest, StepResult) else earliest()
 
     def contents(self) -> RowLengths:
         """Return how many tokens each row holds."""
@@ -50,33 +82,52 @@ class SlotStepRunner:
 
     def reset(self) -> None:
         """Forget all sequences and steps, see StepRunner."""
-        self._results.clear()
+        self._steps.clear()
         self.model.reset()
 
-    def _fed_ids(self, batch: ScheduledBatch) -> tuple[int, ...]:
-        last_ids, known = self._last_ids, batch.decode_ids
-        return tuple([known[i] if k < 0 else last_ids[k] for i, k in enumerate(batch.fed)])
+    def _fed(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """Return a batch with the tokens that the step before has chosen.
+
+        A device is told the row of logits of each; -1: none is fed.
+        """
+        if not self._is_on_device:
+            last, known = self._last_ids, batch.decode_ids
+            ids = [known[i] if k < 0 else last[k] for i, k in enumerate(batch.fed)]
+            return batch._replace(decode_ids=tuple(ids), fed=())
+        if isinstance(self._rows, slice):
+            return batch
+        rows = self._rows.tolist()
+        return batch._replace(fed=tuple([rows[k] if k >= 0 else -1 for k in batch.fed]))
+
+    def _result(self, step: Step, pending: Pending, num_padding: int, seconds: float) -> StepResult:
+        """Choose all that a step draws and score what it scores behind its logits.
+
+        To compute or queue it has taken so many seconds.
+        """
+        sampler, waiting = self._sampler, perf_counter()
+        logits = pending()
+        started = perf_counter()
+        plain = sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
+        choices = sampler.sample(logits, step.draws) if step.draws else ()
+        scores = [sampler.score(logits, draw) for draw in step.scores]
+        # The next step overwrites the array.
+        alignment = None if logits.alignment is None else logits.alignment.copy()
+        return StepResult(
+            plain,
+            tuple(choices),
+            tuple(scores),
+            alignment,
+            num_padding,
+            model_seconds=seconds + started - waiting,
+            sampling_seconds=perf_counter() - started,
+        )
 
 
-def chosen(
-    sampler: Sampler, step: Step, logits: StepLogits, model_seconds: float, num_padding: int
-) -> StepResult:
-    """Choose all that a step draws and score what it scores behind its logits."""
-    started = perf_counter()
-    plain = sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
-    choices = sampler.sample(logits, step.draws) if step.draws else ()
-    scores = [sampler.score(logits, draw) for draw in step.scores]
-    return StepResult(
-        plain,
-        tuple(choices),
-        tuple(scores),
-        _alignment(logits),
-        num_padding,
-        model_seconds=model_seconds,
-        sampling_seconds=perf_counter() - started,
-    )
-
-
-def _alignment(logits: StepLogits) -> Floats | None:
-    """Return the attention as an array that the next step does not overwrite."""
-    return None if logits.alignment is None else logits.alignment.copy()
+def _whole_rows(step: Step) -> list[int]:
+    """Return which rows of logits the draws of a step may read, beside their likeliest tokens."""
+    found: set[int] = set()
+    for draw in step.draws:
+        if reads_rows(draw):
+            members = draw.beams if isinstance(draw, BeamDraw) else (draw,)
+            found.update(member.logits_row for member in members)
+    return sorted(found)

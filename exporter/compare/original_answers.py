@@ -20,11 +20,11 @@ from engine.errors import CertificateError
 from engine.factory import core_on_slots
 from engine.package.manifest import GenerationContract
 from engine.requests.defaults import sampling_params
-from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
 from engine.scheduling.output import HypothesisOutput, TokensOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import PrefillChunk, RowLengths, RowOp, ScheduledBatch
+from engine.slots.step_block import Pending
 from exporter.checkpoint import CheckpointConfig
 from exporter.compare.original_texts import around
 from exporter.compare.quality import until_end
@@ -193,6 +193,7 @@ class _EagerRunner:
     """A ModelRunner whose rows hold tokens, for a model that computes them anew in every step."""
 
     num_padding = 0
+    is_on_device = has_draws = False
 
     def __init__(self, model: nn.Module, contract: GenerationContract, num_rows: int) -> None:
         self._writer, self._contract, self._num_rows = EagerWriter(model), contract, num_rows
@@ -218,7 +219,7 @@ class _EagerRunner:
             cases.append(Case(source, read, 1, num_prompt_logits=len(tokens)))
         self._compute(cases)
 
-    def run(self, batch: ScheduledBatch) -> StepLogits:
+    def start(self, batch: ScheduledBatch, *of_a_device: object) -> Pending:
         """See ModelRunner."""
         for op in batch.row_ops:
             self._change(op)
@@ -237,7 +238,8 @@ class _EagerRunner:
         keys = [key for case in cases for key in _keys(case)]
         rows = [self._known[key] for key in keys]
         logits = np.stack(rows) if rows else np.zeros((0, self._contract.vocab_size), np.float32)
-        return step_logits(logits, batch.num_top)
+        found = step_logits(logits, batch.num_top)
+        return lambda: found
 
     def _compute(self, cases: Sequence[Case]) -> None:
         new = [case for case in cases if any(key not in self._known for key in _keys(case))]

@@ -32,6 +32,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_result import StepResult
 from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
 from engine.slots.cache import SlotKVCache
+from engine.slots.step_block import Pending
 from engine.slots.step_runner import SlotStepRunner
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
@@ -118,6 +119,7 @@ class StandInModel:
         self, num_slots: int, seconds: StepSeconds | None = None, log: StepLog | None = None
     ) -> None:
         self.num_padding = 0
+        self.is_on_device = self.has_draws = False  # the host chooses
         self.log = log or StepLog()
         self._num_slots = num_slots
         self._seconds = seconds
@@ -137,7 +139,7 @@ class StandInModel:
         """How many tokens each row holds."""
         return RowLengths(tuple(self._lengths.tolist()), (0,) * self._num_slots)
 
-    def run(self, batch: ScheduledBatch) -> StepLogits:
+    def start(self, batch: ScheduledBatch, *of_a_device: object) -> Pending:
         """Begin one step, see ModelRunner."""
         for op in batch.row_ops:
             self._change(op)
@@ -148,7 +150,8 @@ class StandInModel:
             last_ids += chunk.token_ids[len(chunk.token_ids) - chunk.num_logits :]
         if self._seconds is not None:
             self._begin(len(batch.decode_ids), self._seconds(len(last_ids)))
-        return self._behind(np.array(last_ids, np.int64), batch.num_top)
+        found = self._behind(np.array(last_ids, np.int64), batch.num_top)
+        return lambda: found
 
     def wait(self) -> None:
         """Wait for the end of the earliest step that was not waited for."""

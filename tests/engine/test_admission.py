@@ -35,14 +35,14 @@ class Simulation:
     failed: dict[int, Exception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        run = self.runner.run
+        start = self.runner.start
 
-        def timed(batch: ScheduledBatch) -> object:
+        def timed(batch: ScheduledBatch, *of_a_device: object) -> object:
             num_read = sum(len(chunk.token_ids) for chunk in batch.chunks)
             self.clock.now += STEP * bool(batch.decode_ids) + READ * num_read
-            return run(batch)
+            return start(batch)
 
-        self.runner.run = timed
+        self.runner.start = timed
 
     def add(self, key: int, length: int = 3, *, seconds: float | None = None, **params) -> None:
         now = self.clock()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -857,7 +858,7 @@ async def test_an_engine_whose_model_fails_when_tried_out_does_not_start(
     def warm_up() -> Trial:
         raise PackageError("decoding failed")
 
-    engine = unstarted(make_package, byte_tokenizer, None, warm_up)
+    engine = unstarted(make_package, byte_tokenizer, Mock(is_on_device=False), warm_up)
 
     with pytest.raises(PackageError, match="decoding failed"):
         await engine.start()
@@ -875,7 +876,7 @@ async def test_an_engine_that_is_stopped_while_it_tries_its_model_out_never_runs
         assert go_on.wait(60)
         return Trial()
 
-    engine = unstarted(make_package, byte_tokenizer, None, warm_up)
+    engine = unstarted(make_package, byte_tokenizer, Mock(is_on_device=False), warm_up)
     starting = asyncio.create_task(engine.start())
     await asyncio.to_thread(begun.wait, 60)
     started, _ = await asyncio.wait({starting}, timeout=0.1)
