@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import string
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -263,13 +264,17 @@ def test_a_thousand_random_requests_get_what_they_get_in_lockstep(make_core: Cal
     def any_request(key: int, draw: random.Random) -> TokenRequest:
         ids = tuple(draw.choices(range(256), k=draw.randint(2, 14)))
         deltas = draw.choice([Deltas(), Deltas(4), Deltas(2, 1e-5, 1e-6), None])
-        return random_request(key, draw, ids, 258, deltas=deltas)
+        found = random_request(key, draw, ids, 258, deltas=deltas)
+        stops = draw.choice([(), (), tuple(string.ascii_letters)])
+        return replace(found, params=replace(found.params, stop_strings=stops))
 
     in_turn, _ = make_core(continuation, config=CONFIG)
     lockstep, ahead = (told(core, 1000, any_request) for core in (in_turn, feeding(make_core)))
 
     assert len(lockstep) > 1000
     assert sum(part == "scores" for _, part in lockstep) > 50
+    ends = [told[-1] for told in lockstep.values()]
+    assert sum(isinstance(stop, str) for stop in ends) > 50
     assert ahead == lockstep
 
 
