@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from typing import Any
 
 from engine.requests.generation_defaults import GenerationDefaults
+from engine.requests.options import BY_NAME, OPTIONS
 from engine.requests.request import LogitControls, SamplingParams
 
 ALL = "*"  # of the names of defaults
-_FIELDS = {"beam": "beam_width"}  # the engine's names, where they are not those of clients
-_CONTROLS = frozenset(field.name for field in fields(LogitControls))
-_OF_STRATEGY = {
-    "sampling": ("temperature", "top_k", "top_p", "min_p", "typical_p"),
-    "beam": ("beam_width", "length_penalty", "length_power", "beam_end", "renormalize"),
-}
+_CONTROLS = frozenset(o.field for o in OPTIONS if o.message == "decoding.controls")
 _PENALTIES = ("length_penalty", "length_power")
 
 
@@ -39,18 +34,16 @@ def _applying(
     """Return the defaults that hold beside what is given, by the engine's names."""
     if ALL in without:
         return {}
-    found = {
-        _FIELDS.get(name, name): value
-        for name, value in defaults.given.items()
-        if name not in without
-    }
-    strategy = given.get("strategy") or found.get("strategy", "greedy")
-    for other, names in _OF_STRATEGY.items():
-        if other != strategy:
-            found = {name: value for name, value in found.items() if name not in names}
-    if any(name in given for name in _PENALTIES):
-        found = {name: value for name, value in found.items() if name not in _PENALTIES}
-    return {name: value for name, value in found.items() if name not in given}
+    kept = {name: value for name, value in defaults.given.items() if name not in without}
+    strategy = given.get("strategy") or kept.get("strategy", "greedy")
+    has_penalty = any(name in given for name in _PENALTIES)
+    found = {}
+    for name, value in kept.items():
+        option = BY_NAME[name]
+        holds = option.strategy in ("", strategy) and not (has_penalty and name in _PENALTIES)
+        if holds and option.field not in given:
+            found[option.field] = value
+    return found
 
 
 def _limits(given: Mapping[str, Any], filled: Mapping[str, Any]) -> dict[str, int]:

@@ -6,27 +6,18 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from engine.config import RequestLimits
-from engine.requests.bounds import (
-    MAX_LENGTH_PENALTY,
-    MAX_REPETITION_PENALTY,
-    MIN_REPETITION_PENALTY,
-)
+from engine.requests.checks import check_option
+from engine.requests.options import BY_NAME
 from engine.requests.request import BeamEnd, Strategy
 
-_LIMITS = RequestLimits()  # of a server that names none
-_MOST_BEAMS = 1024  # whatever a server allows
+_LIMITS = RequestLimits(max_beam_width=1024)  # of a server that names none, but for beams
+_LARGEST = 2**31 - 1  # of the protocol's whole numbers
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=_LIMITS.max_banned_tokens)]
-Size = Annotated[int, Field(ge=0, lt=2**31)]
-AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Penalty = Annotated[float, Field(ge=0, le=MAX_LENGTH_PENALTY)]
-Exponent = Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
-Repetition = Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
+Whole = Annotated[int, Field(le=_LARGEST)]
+TokenIds = tuple[Whole, ...]
 
 
 class GenerationDefaults(BaseModel):
@@ -39,29 +30,37 @@ class GenerationDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     strategy: Strategy | None = None
-    temperature: AboveZero | None = None
-    top_k: Size | None = None
-    top_p: Share | None = None
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
-    typical_p: Share | None = None
-    beam: Annotated[int, Field(gt=0, le=_MOST_BEAMS)] | None = None
-    length_penalty: Penalty | None = None
-    length_power: Exponent | None = None
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    beam: Whole | None = None
+    length_penalty: float | None = None
+    length_power: float | None = None
     beam_end: BeamEnd | None = None
     renormalize: bool | None = None
-    repetition_penalty: Repetition | None = None
-    no_repeat_ngram: Size | None = None
-    encoder_no_repeat_ngram: Size | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram: Whole | None = None
+    encoder_no_repeat_ngram: Whole | None = None
     banned_tokens: TokenIds = ()
-    banned_sequences: Annotated[
-        tuple[Annotated[TokenIds, Field(min_length=1)], ...],
-        Field(max_length=_LIMITS.max_banned_tokens),
-    ] = ()
+    banned_sequences: tuple[TokenIds, ...] = ()
     begin_banned_tokens: TokenIds = ()
-    forced_begin: Annotated[TokenIds, Field(max_length=_LIMITS.max_forced_tokens)] = ()
-    forced_end: TokenId | None = None
-    max_new_tokens: Annotated[int, Field(gt=0, lt=2**31)] | None = None
-    min_new_tokens: Size | None = None
+    forced_begin: TokenIds = ()
+    forced_end: Whole | None = None
+    max_new_tokens: Whole | None = None
+    min_new_tokens: Whole | None = None
+
+    @field_validator("*")
+    @classmethod
+    def _is_possible(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what no request may have, by the table of options."""
+        option = BY_NAME[info.field_name or ""]
+        if value is not None and value != ():
+            for wrong in check_option(option, value, _LIMITS, vocab_size=_LARGEST + 1):
+                place = wrong.field.removeprefix(option.path)
+                raise ValueError(f"{option.name}{place}: {wrong.description}")
+        return value
 
     @cached_property
     def given(self) -> Mapping[str, Any]:

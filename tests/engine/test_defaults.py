@@ -111,6 +111,7 @@ def test_options_of_another_strategy_hold_where_that_is_asked_for() -> None:
         {"banned_sequences": ((),)},
         {"forced_begin": tuple(range(65))},
         {"max_new_tokens": 0},
+        {"min_new_tokens": -1},
         {"num_outputs": 2},
     ],
 )

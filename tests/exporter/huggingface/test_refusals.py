@@ -186,9 +186,9 @@ def test_unsupported_options_of_marian_are_named(
     ("options", "message"),
     [
         ({"eos_token_id": [2, 37]}, "other_eos_token_ids 37 is not in the vocabulary"),
-        ({"top_p": 1.5}, "top_p is 1.5: Input should be less than or equal to 1"),
-        ({"length_penalty": -11.0}, "length_power is -11.0: Input should be greater than or eq"),
-        ({"bad_words_ids": [[1, 2], []]}, "banned_sequences.1 is (): Tuple should have at least"),
+        ({"top_p": 1.5}, "top_p: 1.5 is outside (0, 1]; 1 means all"),
+        ({"length_penalty": -11.0}, "length_power: -11 is outside -10 to 10"),
+        ({"bad_words_ids": [[1, 2], []]}, "banned_sequences[1]: is empty; give at least"),
         ({"bad_words_ids": [[1, 40]]}, "banned_sequences 40 is not in the vocabulary"),
         ({"early_stopping": "soon"}, "early_stopping"),
         ({"eos_token_id": 37}, "eos_token_id 37 is not in the vocabulary, whose ids are 0 to 36"),
@@ -212,7 +212,7 @@ def test_impossible_special_tokens_are_named(
         (
             "generation_config.json",
             {"suppress_tokens": list(range(300_000))},
-            "Tuple should have at most 1024 items",
+            "banned_tokens: 300000 tokens are more than 1024",
         ),
         ("generation_config.json", {"suppress_tokens": ["a"] * 10_000}, "and 9,968 more"),
         ("generation_config.json", {"eos_token_id": list(range(300_000))}, "at most 64 items"),

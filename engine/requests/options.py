@@ -1,0 +1,360 @@
+"""The table of the options of a generation: what every part of Tokenweir knows of each of them.
+
+A new option is a row here, a field of the protocol with its like in the client, a field of
+SamplingParams or LogitControls (which say its type and default), and the place that acts on it.
+Where a package may have a default of it, GenerationDefaults has a field of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import Literal, NamedTuple, get_args
+
+from engine.config import RequestLimits
+from engine.requests.request import BeamEnd, LogitControls, SamplingParams, Strategy
+
+Kind = Literal[
+    "flag",
+    "whole",  # number
+    "number",
+    "word",  # one of several, in the order of their numbers in the protocol
+    "id",  # of a token
+    "ids",
+    "run",  # ids of tokens in a row
+    "runs",
+    "biases",  # by token id
+    "text",
+    "texts",
+    "file",  # of a text
+]
+
+
+class Range(NamedTuple):
+    """The values that an option may have."""
+
+    low: float
+    high: float | str  # a name is that of a field of RequestLimits, or "vocab_size"
+    ends: Literal["[]", "(]", "[)", "()"] = "[]"  # a round one leaves its end out
+
+    def end(self, limits: RequestLimits, vocab_size: int) -> float:
+        """Return the number that its upper end comes to."""
+        if not isinstance(self.high, str):
+            return self.high
+        end: int = vocab_size if self.high == "vocab_size" else getattr(limits, self.high)
+        return end
+
+    def has(self, value: float, end: float) -> bool:
+        """Say whether a value is in it."""
+        begins = self.low <= value if self.ends[0] == "[" else self.low < value
+        return begins and (value <= end if self.ends[1] == "]" else value < end)
+
+    def refusal(self, end: float) -> str:
+        """Return what is said of a value that is not in it."""
+        low, high = (f"{n:g}" if isinstance(n, float) else n for n in (self.low, end))
+        if end == inf:
+            return f"is not above {low} and finite" if self.ends[0] == "(" else f"is below {low}"
+        is_closed = self.ends == "[]"
+        span = f"{low} to {high}" if is_closed else f"{self.ends[0]}{low}, {high}{self.ends[1]}"
+        return f"is outside {span}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option, by the name that clients have for it."""
+
+    name: str
+    kind: Kind
+    help: str  # of the command line
+    bounds: Range | str = ""  # of a list it is the field of RequestLimits that says how many
+    off: str = ""  # which value changes nothing
+    hint: str = ""  # stands in a refusal behind the bounds
+    left_out: str = ""  # what it then is, on the command line
+    words: tuple[str, ...] = ()
+    capability: str = ""  # of a model, which a value that is not the default needs
+    field: str = ""  # of SamplingParams or LogitControls, if it is not the name
+    wire: str = ""  # the protocol's name, likewise
+    typed: str = ""  # on the command line, likewise
+    generate: str = ""  # of Hugging Face's `generate`, likewise
+    message: str = ""  # the path of the message that it is in, from a GenerateRequest
+    strategy: str = ""  # that it is an option of, if the others do not have it
+    default: object = None  # of the engine
+
+    @property
+    def path(self) -> str:
+        """The path of its field in a GenerateRequest."""
+        return f"{self.message}.{self.wire}"
+
+
+_DEFAULTS: Mapping[str, object] = {
+    field.name: field.default for kind in (SamplingParams, LogitControls) for field in fields(kind)
+}
+_STRATEGIES = {"decoding.sampling": "sampling", "decoding.beam": "beam"}
+
+
+def _in(message: str, *options: Option, capability: str = "") -> Iterator[Option]:
+    for option in options:
+        name, field = option.name, option.field or option.name
+        yield replace(
+            option,
+            message=message,
+            strategy=_STRATEGIES.get(message, ""),
+            capability=option.capability or capability,
+            field=field,
+            wire=option.wire or name,
+            typed=option.typed or f"--{name.replace('_', '-')}",
+            generate=option.generate or name,
+            default=_DEFAULTS.get(field),
+        )
+
+
+_SHARE = Range(0, 1, "(]")
+_COUNT = Range(0, inf, "[)")
+_TWO = Range(-2, 2)
+_BANNED = "max_banned_tokens"
+
+OPTIONS = (
+    *_in(
+        "decoding",
+        Option(
+            "strategy",
+            "word",
+            "Decoding strategy",
+            words=get_args(Strategy),
+            left_out="what other options imply, or the model's",
+        ),
+    ),
+    *_in(
+        "decoding.sampling",
+        Option(
+            "temperature",
+            "number",
+            "Above 0; asks for sampling",
+            Range(0, inf, "()"),
+            hint="; for the most likely token ask for greedy",
+        ),
+        Option(
+            "top_k",
+            "whole",
+            "Sample among so many tokens",
+            Range(0, "vocab_size"),
+            "0 means all",
+            ", the vocabulary",
+        ),
+        Option("top_p", "number", "Sample among this share of probability", _SHARE, "1 means all"),
+        Option(
+            "min_p",
+            "number",
+            "Drop tokens below this share of the best",
+            Range(0, 1, "[)"),
+            "0 means all",
+        ),
+        Option(
+            "typical_p",
+            "number",
+            "Sample among this share of typical tokens",
+            _SHARE,
+            "1 means all",
+            capability="typical_p",
+        ),
+        Option("seed", "whole", "The same seed gives the same samples", Range(0, 2**64 - 1)),
+        Option("best_of", "whole", "Sample so many, print the best", capability="best_of"),
+    ),
+    *_in(
+        "decoding.beam",
+        Option(
+            "beam",
+            "whole",
+            "Beam search with so many hypotheses",
+            Range(1, "max_beam_width"),
+            hint=" hypotheses",
+            field="beam_width",
+            wire="width",
+        ),
+        Option(
+            "length_penalty",
+            "number",
+            "Of beam search",
+            Range(0, 10),  # beyond it only the length counts, and powers of it overflow
+            "0 means none",
+            left_out="0.6",
+        ),
+        Option(
+            "length_power",
+            "number",
+            "p of n^p in place of --length-penalty",
+            Range(-10, 10),
+            "0 means none",
+        ),
+        Option(
+            "beam_end",
+            "word",
+            "When beam search ends: no other can win, or seems to; enough ended; at the limit",
+            words=get_args(BeamEnd),
+            wire="end",
+        ),
+        Option(
+            "renormalize",
+            "flag",
+            "Let tokens that bans leave to beam search add up to 1",
+            left_out="no-renormalize",
+            typed="--renormalize/--no-renormalize",
+            generate="renormalize_logits",
+        ),
+    ),
+    *_in(
+        "decoding",
+        Option(
+            "num_outputs",
+            "whole",
+            "Answers to print; not streamed if many",
+            Range(1, "max_num_outputs"),
+        ),
+    ),
+    *_in(
+        "decoding.controls",
+        Option(
+            "repetition_penalty",
+            "number",
+            "On tokens seen so far",
+            Range(0.01, 100),  # logits must stay finite
+            "1 means none",
+        ),
+        Option("frequency_penalty", "number", "On each use in the answer", _TWO, "0 means none"),
+        Option("presence_penalty", "number", "On tokens that the answer has", _TWO, "0 means none"),
+        Option(
+            "no_repeat_ngram",
+            "whole",
+            "Repeat no run of so many tokens",
+            _COUNT,
+            "0 means none",
+            generate="no_repeat_ngram_size",
+        ),
+        Option(
+            "logit_bias",
+            "biases",
+            "Add to the logit of a token; may be repeated",
+            "max_logit_biases",
+        ),
+        Option(
+            "banned_tokens",
+            "ids",
+            "Never write this token; may be repeated",
+            _BANNED,
+            typed="--ban",
+        ),
+        Option(
+            "banned_sequences",
+            "runs",
+            "Never write these tokens in a row, such as 5,7; may be repeated",
+            _BANNED,
+            typed="--ban-run",
+        ),
+        Option(
+            "begin_banned_tokens",
+            "ids",
+            "Do not begin with this token; may be repeated",
+            _BANNED,
+            typed="--ban-begin",
+        ),
+        Option(
+            "encoder_no_repeat_ngram",
+            "whole",
+            "Write no run of so many tokens that the source has",
+            _COUNT,
+            "0 means none",
+            generate="encoder_no_repeat_ngram_size",
+        ),
+        capability="controls",
+    ),
+    *_in(
+        "decoding",
+        Option(
+            "forced_begin",
+            "run",
+            "The answer begins with these tokens, such as 5,7",
+            "max_forced_tokens",
+            hint="; send them as target prefix",
+        ),
+        Option("forced_end", "id", "The last token where an answer is cut at the limit"),
+        capability="forced_tokens",
+    ),
+    *_in(
+        "decoding.constraint",
+        Option("json_schema", "file", "The answer is JSON that fits it"),
+        Option("regex", "text", "The answer matches it"),
+        Option("grammar", "file", "The answer is a sentence of it"),
+        Option("choice", "texts", "The answer is one of these; to be repeated", "max_choices"),
+        capability="constraint",
+    ),
+    *_in(
+        "stopping",
+        Option(
+            "max_new_tokens",
+            "whole",
+            "At most so many",
+            Range(1, inf, "[)"),
+            hint="; leave it out for the model's limit",
+            left_out="model's",
+        ),
+        Option("min_new_tokens", "whole", "No end before so many", _COUNT),
+        Option(
+            "stop",
+            "texts",
+            "Stop at this string; may be repeated",
+            "max_stop_strings",
+            field="stop_strings",
+            wire="strings",
+        ),
+        Option(
+            "stop_token_ids",
+            "ids",
+            "Stop at this token; may be repeated",
+            "max_stop_token_ids",
+            wire="token_ids",
+            typed="--stop-token",
+        ),
+        Option("include_stop", "flag", "Print what it stopped at, too"),
+        Option("ignore_eos", "flag", "Continue past the end; for measurements"),
+    ),
+    *_in(
+        "output",
+        Option(
+            "logprobs",
+            "whole",
+            "Print every token with so many alternatives",
+            Range(0, "max_logprobs"),
+            hint=" alternatives; 0 gives the chosen token's",
+            capability="logprobs",
+        ),
+        Option(
+            "prompt_logprobs",
+            "whole",
+            "The same for the prompt, or for --prefix of an encoder-decoder",
+            Range(0, "max_logprobs"),
+            hint=" alternatives; 0 gives the chosen token's",
+            capability="prompt_logprobs",
+        ),
+        Option(
+            "alignment",
+            "flag",
+            "Print which source token each token looks at most",
+            capability="alignment",
+        ),
+        Option(
+            "skip_special_tokens",
+            "flag",
+            "Print no special tokens, such as <|im_end|>",
+            left_out="skip-special-tokens",
+            typed="--skip-special-tokens/--keep-special-tokens",
+        ),
+        Option(
+            "allow_partial",
+            "flag",
+            "At the deadline or a drain print what there is",
+            capability="allow_partial",
+        ),
+    ),
+)
+BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
