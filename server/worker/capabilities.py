@@ -8,6 +8,7 @@ from itertools import islice
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from engine.errors import CapabilityNotSupported
+from server.worker.params import named_options
 
 BATCH_INVARIANT = "batch_invariant"
 _NOWHERE = ""  # the capability of what no engine has
@@ -55,8 +56,7 @@ def _asked(request: generation_service_pb2.GenerateRequest) -> Iterator[tuple[st
 
     An option that is set to "none" is not asked for.
     """
-    yield from _asked_of_decoding(request.decoding)
-    yield from _asked_of_output(request.output)
+    yield from _asked_of_options(request)
     yield from _asked_of_scheduling(request.scheduling)
     yield from _asked_of_inputs(request.inputs)
     for name in islice(request.extensions.fields, _MAX_NAMED_EXTENSIONS):
@@ -73,54 +73,23 @@ def _asked_of_inputs(
             yield f"inputs[{i}].{prefix}", "target_prefix"
 
 
-def _asked_of_decoding(decoding: generation_service_pb2.Decoding) -> Iterator[tuple[str, str]]:
-    sampling = decoding.sampling
+def _asked_of_options(
+    request: generation_service_pb2.GenerateRequest,
+) -> Iterator[tuple[str, str]]:
+    decoding = request.decoding
     if decoding.WhichOneof("strategy") == "beam":
         yield "decoding.beam", "beam"
-    if sampling.HasField("typical_p") and sampling.typical_p != 1:
-        yield "decoding.sampling.typical_p", "typical_p"
-    num_outputs = decoding.num_outputs if decoding.HasField("num_outputs") else 1
-    if sampling.HasField("best_of") and sampling.best_of != num_outputs:
-        yield "decoding.sampling.best_of", "best_of"
-    if decoding.forced_begin:
-        yield "decoding.forced_begin", "forced_tokens"
-    if decoding.HasField("forced_end"):
-        yield "decoding.forced_end", "forced_tokens"
-    for name in _asked_controls(decoding.controls):
-        yield f"decoding.controls.{name}", "controls"
+    for option, value in named_options(request):
+        if not option.capability or value == option.default:
+            continue
+        num_outputs = decoding.num_outputs if decoding.HasField("num_outputs") else 1
+        if option.name != "best_of" or value != num_outputs:
+            yield option.path, option.capability
     if decoding.HasField("constraint"):
         if decoding.constraint.WhichOneof("kind") == "required_phrases":
             yield "decoding.constraint.required_phrases", _NOWHERE
         else:
             yield "decoding.constraint", "constraint"
-
-
-def _asked_controls(controls: generation_service_pb2.LogitControls) -> list[str]:
-    """Return the controls that are set to something else than "none"."""
-    asked = {
-        "repetition_penalty": controls.HasField("repetition_penalty")
-        and controls.repetition_penalty != 1,
-        "frequency_penalty": controls.frequency_penalty != 0,
-        "presence_penalty": controls.presence_penalty != 0,
-        "no_repeat_ngram": controls.no_repeat_ngram != 0,
-        "logit_bias": bool(controls.logit_bias),
-        "banned_tokens": bool(controls.banned_tokens),
-        "banned_sequences": bool(controls.banned_sequences),
-        "begin_banned_tokens": bool(controls.begin_banned_tokens),
-        "encoder_no_repeat_ngram": controls.encoder_no_repeat_ngram != 0,
-    }
-    return [name for name, is_asked in asked.items() if is_asked]
-
-
-def _asked_of_output(output: generation_service_pb2.Output) -> Iterator[tuple[str, str]]:
-    if output.HasField("logprobs"):
-        yield "output.logprobs", "logprobs"
-    if output.HasField("prompt_logprobs"):
-        yield "output.prompt_logprobs", "prompt_logprobs"
-    if output.alignment:
-        yield "output.alignment", "alignment"
-    if output.allow_partial:
-        yield "output.allow_partial", "allow_partial"
 
 
 def _asked_of_scheduling(

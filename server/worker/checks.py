@@ -14,6 +14,7 @@ from engine.requests.defaults import ALL
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import SamplingParams
 from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
+from server.worker.params import named_options
 
 MAX_TENANT_CHARS = 128
 MAX_NAME_CHARS = 32  # of a wrong name that is repeated
@@ -33,30 +34,19 @@ def check_sizes(
 ) -> None:
     """Raise InvalidRequest for lists that are too long, before anybody looks at what is in them."""
     check_count("inputs", len(request.inputs), limits)
-    decoding, stopping = request.decoding, request.stopping
-    controls, choices = decoding.controls, decoding.constraint.choice.values
-    runs = controls.banned_sequences
-    run_ids = [token_id for run in runs[: limits.max_banned_tokens] for token_id in run.ids]
-    sizes = (
-        ("decoding.controls.logit_bias", controls.logit_bias, limits.max_logit_biases),
-        ("decoding.controls.banned_tokens", controls.banned_tokens, limits.max_banned_tokens),
-        (
-            "decoding.controls.begin_banned_tokens",
-            controls.begin_banned_tokens,
-            limits.max_banned_tokens,
-        ),
-        ("decoding.controls.banned_sequences", runs, limits.max_banned_tokens),
-        ("decoding.controls.banned_sequences", run_ids, limits.max_banned_tokens),
-        ("decoding.forced_begin", decoding.forced_begin, limits.max_forced_tokens),
-        ("decoding.constraint.choice", choices, limits.max_choices),
-        ("stopping.strings", stopping.strings, limits.max_stop_strings),
-        ("stopping.token_ids", stopping.token_ids, limits.max_stop_token_ids),
-    )
+    choices = request.decoding.constraint.choice.values
+    sizes = [("decoding.constraint.choice", len(choices), limits.max_choices)]
+    for option, values in named_options(request):
+        if isinstance(option.bounds, str) and option.bounds:
+            most = getattr(limits, option.bounds)
+            sizes.append((option.path, len(values), most))
+            if option.kind == "runs":
+                sizes.append((option.path, sum(len(run.ids) for run in values[:most]), most))
     raise_if_any(
         [
-            FieldViolation(path, f"{len(values)} of them are more than {most}; send fewer")
-            for path, values, most in sizes
-            if len(values) > most
+            FieldViolation(path, f"{count} of them are more than {most}; send fewer")
+            for path, count, most in sizes
+            if count > most
         ]
     )
     check_num_ids(request.inputs, contract)

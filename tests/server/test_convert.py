@@ -525,8 +525,8 @@ def test_the_number_of_everything_is_checked_before_any_of_it_is_looked_at() -> 
     with pytest.raises(InvalidRequest) as caught:
         _convert(request)
 
-    assert [(v.field, v.description) for v in caught.value.violations] == [
-        (path, f"2000 of them are more than {most}; send fewer")
+    assert {v.field: v.description for v in caught.value.violations} == {
+        path: f"2000 of them are more than {most}; send fewer"
         for path, most in {
             "decoding.controls.logit_bias": 1024,
             "decoding.controls.banned_tokens": 1024,
@@ -537,7 +537,7 @@ def test_the_number_of_everything_is_checked_before_any_of_it_is_looked_at() -> 
             "stopping.strings": 16,
             "stopping.token_ids": 64,
         }.items()
-    ]
+    }
 
 
 def test_a_stream_takes_one_input_and_a_sane_number_of_tokens_per_message() -> None:
