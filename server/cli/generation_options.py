@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import click
 
 from engine.json_file import parse_object
 from engine.lines import read_text
-from server.cli.options import existing_file
+from engine.requests.options import OPTIONS, Kind, Option
+from server.cli.options import Decorator, existing_file
 
 if TYPE_CHECKING:
     from tokenweir import Chat, Message, Prompt
@@ -81,93 +82,49 @@ class _JsonObject(click.ParamType[dict[str, Any]]):
 
 _token_id = _TokenId()
 
-_OPTIONS = (
-    click.option(
-        "--strategy",
-        type=click.Choice(["greedy", "sampling", "beam"]),
-        help="Of decoding.  [default: what other options imply, or the model's]",
-    ),
-    click.option("--temperature", type=float, help="Above 0; asks for sampling."),
-    click.option("--top-k", type=int, help="Sample among so many tokens; 0: all."),
-    click.option("--top-p", type=float, help="Sample among this share of probability."),
-    click.option("--min-p", type=float, help="Drop tokens below this share of the best."),
-    click.option("--typical-p", type=float, help="Sample among this share of typical tokens."),
-    click.option("--seed", type=int, help="The same seed gives the same samples."),
-    click.option("--best-of", type=int, help="Sample so many, print the best."),
-    click.option("--beam", type=int, metavar="WIDTH", help="Beam search with so many hypotheses."),
-    click.option("--length-penalty", type=float, help="Of beam search.  [default: 0.6]"),
-    click.option("--length-power", type=float, help="p of n^p in place of --length-penalty."),
-    click.option(
-        "--beam-end",
-        type=click.Choice(["bound", "estimate", "enough", "limit"]),
-        help="When beam search ends: no other can win, or seems to; enough ended; at the limit.",
-    ),
-    click.option(
-        "--renormalize/--no-renormalize",
+_TYPES: Mapping[Kind, Any] = {
+    "whole": int,
+    "number": float,
+    "id": _token_id,
+    "ids": _token_id,
+    "run": _TokenIds(),
+    "runs": _TokenIds(),
+    "biases": _LogitBias(),
+    "text": str,
+    "texts": str,
+    "file": existing_file,
+}
+_METAVARS: Mapping[Kind, str] = {
+    "id": "TOKEN_ID",
+    "ids": "TOKEN_ID",
+    "run": "TOKEN_IDS",
+    "runs": "TOKEN_IDS",
+    "biases": "TOKEN_ID=VALUE",
+    "file": "FILE",
+}
+
+
+def _decorator(option: Option) -> Decorator:
+    kind, words = option.kind, option.words
+    is_left_out = f"  [default: {option.left_out}]" if option.left_out else ""
+    return click.option(
+        option.typed,
+        option.name,
+        type=click.Choice(words) if words else _TYPES.get(kind),
+        is_flag=kind == "flag",
+        multiple=kind in ("ids", "runs", "biases", "texts"),
         default=None,
-        help="Let tokens that bans leave to beam search add up to 1.  [default: no-renormalize]",
-    ),
-    click.option("--num-outputs", type=int, help="Answers to print; not streamed if many."),
-    click.option("--repetition-penalty", type=float, help="On tokens seen so far; 1: off."),
-    click.option("--frequency-penalty", type=float, help="On each use in the answer; 0: off."),
-    click.option("--presence-penalty", type=float, help="On tokens that the answer has; 0: off."),
-    click.option("--no-repeat-ngram", type=int, help="Repeat no run of so many tokens; 0: off."),
-    click.option(
-        "--logit-bias",
-        type=_LogitBias(),
-        multiple=True,
-        metavar="TOKEN_ID=VALUE",
-        help="Add to the logit of a token; may be repeated.",
-    ),
-    click.option(
-        "--ban",
-        "banned_tokens",
-        type=_token_id,
-        multiple=True,
-        metavar="TOKEN_ID",
-        help="Never write this token; may be repeated.",
-    ),
-    click.option(
-        "--ban-run",
-        "banned_sequences",
-        type=_TokenIds(),
-        multiple=True,
-        metavar="TOKEN_IDS",
-        help="Never write these tokens in a row, such as 5,7; may be repeated.",
-    ),
-    click.option(
-        "--ban-begin",
-        "begin_banned_tokens",
-        type=_token_id,
-        multiple=True,
-        metavar="TOKEN_ID",
-        help="Do not begin with this token; may be repeated.",
-    ),
-    click.option(
-        "--encoder-no-repeat-ngram",
-        type=int,
-        help="Write no run of so many tokens that the source has; 0: off.",
-    ),
-    click.option(
-        "--forced-begin",
-        type=_TokenIds(),
-        metavar="TOKEN_IDS",
-        help="The answer begins with these tokens, such as 5,7.",
-    ),
-    click.option(
-        "--forced-end",
-        type=_token_id,
-        metavar="TOKEN_ID",
-        help="The last token where an answer is cut at the limit.",
-    ),
-    click.option(
-        "--json-schema", type=existing_file, metavar="FILE", help="The answer is JSON that fits it."
-    ),
-    click.option("--regex", help="The answer matches it."),
-    click.option(
-        "--grammar", type=existing_file, metavar="FILE", help="The answer is a sentence of it."
-    ),
-    click.option("--choice", multiple=True, help="The answer is one of these; to be repeated."),
+        metavar=_METAVARS.get(kind),
+        help=f"{option.help}{f'; {option.off}' if option.off else ''}.{is_left_out}",
+    )
+
+
+def _of_table(*messages: str) -> list[Decorator]:
+    return [_decorator(one) for one in OPTIONS if one.message.startswith(messages)]
+
+
+_OPTIONS: tuple[Decorator, ...] = (
+    *_of_table("decoding"),
     click.option("--prefix", "target_prefix", metavar="TEXT", help="The answer begins with it."),
     click.option("--ids", is_flag=True, help="TEXT and --prefix are token ids, such as 5,7,9."),
     click.option("--chat", is_flag=True, help="TEXT is what a user says to a chat model."),
@@ -178,28 +135,7 @@ _OPTIONS = (
         metavar="JSON",
         help='With --chat: variables of the template, such as {"enable_thinking": false}.',
     ),
-    click.option("--max-new-tokens", type=int, help="At most so many.  [default: model's]"),
-    click.option("--min-new-tokens", type=int, help="No end before so many."),
-    click.option("--stop", multiple=True, help="Stop at this string; may be repeated."),
-    click.option(
-        "--stop-token",
-        "stop_token_ids",
-        type=_token_id,
-        multiple=True,
-        metavar="TOKEN_ID",
-        help="Stop at this token; may be repeated.",
-    ),
-    click.option("--include-stop", is_flag=True, help="Print what it stopped at, too."),
-    click.option("--ignore-eos", is_flag=True, help="Continue past the end; for measurements."),
-    click.option("--logprobs", type=int, help="Print every token with so many alternatives."),
-    click.option(
-        "--prompt-logprobs",
-        type=int,
-        help="The same for the prompt, or for --prefix of an encoder-decoder.",
-    ),
-    click.option(
-        "--alignment", is_flag=True, help="Print which source token each token looks at most."
-    ),
+    *_of_table("stopping", "output"),
     click.option(
         "--without-default",
         "without_defaults",
@@ -207,15 +143,7 @@ _OPTIONS = (
         metavar="NAME",
         help="Not the model's default of this option, such as banned_tokens; * for all.",
     ),
-    click.option(
-        "--skip-special-tokens/--keep-special-tokens",
-        default=None,
-        help="Print no special tokens, such as <|im_end|>.  [default: skip-special-tokens]",
-    ),
     click.option("--tokens-per-message", type=int, help="Of the stream.  [default: 1]"),
-    click.option(
-        "--allow-partial", is_flag=True, help="At the deadline or a drain print what there is."
-    ),
     click.option("--priority", type=int, help="Lower runs earlier.  [default: 0]"),
     click.option("--tenant", help="Tenant; capacity is shared fairly between tenants."),
     click.option(
@@ -271,10 +199,7 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {
         name: read_text(value, _MAX_FILE_BYTES) if isinstance(value, Path) else value
         for name, value in typed.items()
-        if name not in _NOT_SENT
-        and value is not None
-        and value != ()
-        and not _is_unset_flag(name, value)
+        if name not in _NOT_SENT and value is not None and value != ()
     }
     if typed.get("ids") and typed.get("chat"):
         raise click.UsageError("--ids and --chat both say what TEXT is; leave out one of the two")
@@ -299,12 +224,6 @@ def token_ids(text: str) -> list[int]:
         return [_token_id.convert(part, None, None) for part in text.replace(",", " ").split()]
     except click.BadParameter as error:
         raise click.UsageError(f"--ids: {error.message}, several such as 5,7,9") from error
-
-
-def _is_unset_flag(name: str, value: object) -> bool:
-    """Say whether it is False because nobody typed it; some options can be typed as False."""
-    may_be_false = "renormalize", "batch_invariant", "skip_special_tokens"
-    return value is False and name not in may_be_false
 
 
 def _by_token_id(biases: Iterable[tuple[int, float]]) -> dict[int, float]:
