@@ -11,7 +11,7 @@ from engine.requests.request import LogitControls, SamplingParams
 
 ALL = "*"  # of the names of defaults
 _CONTROLS = frozenset(o.field for o in OPTIONS if o.message == "decoding.controls")
-_PENALTIES = ("length_penalty", "length_power")
+_PENALTIES = ("length_penalty", "length_penalty_form")  # each says what the other means
 
 
 def sampling_params(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from engine.config import RequestLimits
 from engine.requests.checks import check_option
 from engine.requests.options import BY_NAME
-from engine.requests.request import BeamEnd, Strategy
+from engine.requests.request import BeamEnd, LengthPenaltyForm, Strategy
 
 _LIMITS = RequestLimits(max_beam_width=1024)  # of a server that names none, but for beams
 _LARGEST = 2**31 - 1  # of the protocol's whole numbers
@@ -37,7 +37,7 @@ class GenerationDefaults(BaseModel):
     typical_p: float | None = None
     beam: Whole | None = None
     length_penalty: float | None = None
-    length_power: float | None = None
+    length_penalty_form: LengthPenaltyForm | None = None
     beam_end: BeamEnd | None = None
     renormalize: bool | None = None
     repetition_penalty: float | None = None

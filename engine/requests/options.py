@@ -13,7 +13,13 @@ from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from engine.config import RequestLimits
-from engine.requests.request import BeamEnd, LogitControls, SamplingParams, Strategy
+from engine.requests.request import (
+    BeamEnd,
+    LengthPenaltyForm,
+    LogitControls,
+    SamplingParams,
+    Strategy,
+)
 
 Kind = Literal[
     "flag",
@@ -175,17 +181,17 @@ OPTIONS = (
         Option(
             "length_penalty",
             "number",
-            "Of beam search",
-            Range(0, 10),  # beyond it only the length counts, and powers of it overflow
+            "Beam search divides by n^p, n tokens long",
+            Range(-10, 10),  # beyond it only the length counts, and powers of it overflow
             "0 means none",
-            left_out="0.6",
+            left_out="0.6, paper",
         ),
         Option(
-            "length_power",
-            "number",
-            "p of n^p in place of --length-penalty",
-            Range(-10, 10),
-            "0 means none",
+            "length_penalty_form",
+            "word",
+            "n^p, or the paper's ((5+n)/6)^p",
+            words=get_args(LengthPenaltyForm),
+            left_out="power, if there is a --length-penalty",
         ),
         Option(
             "beam_end",

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 Strategy = Literal["greedy", "sampling", "beam"]
+LengthPenaltyForm = Literal["power", "paper"]  # of n tokens: n ** p, ((5 + n) / 6) ** p
 # When a beam search ends: as soon as no running hypothesis can win; once `beam_width` have ended
 # and none that runs scores more as it is; once `beam_width` have ended; at max_new_tokens.
 BeamEnd = Literal["bound", "estimate", "enough", "limit"]
@@ -56,8 +57,8 @@ class SamplingParams:
     seed: int | None = None  # None: the engine draws one and reports it
     best_of: int | None = None  # sampled, of which num_outputs are returned; None: num_outputs
     beam_width: int = 1  # hypotheses kept by beam search
-    length_penalty: float = 0.6  # alpha of ((5 + n) / 6) ** alpha, beam search
-    length_power: float | None = None  # p of n ** p in place of that, of either sign
+    length_penalty: float | None = None  # exponent of either sign; None: 0.6, or 1 of "power"
+    length_penalty_form: LengthPenaltyForm | None = None  # None: "power" if there is an exponent
     beam_end: BeamEnd = "bound"  # when a beam search ends
     renormalize: bool = False  # the tokens that controls leave to a beam search add up to 1 again
     num_outputs: int = 1  # sequences returned for one prompt

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.requests.events import FinishReason, PositionLogprobs
-from engine.requests.request import LogitControls, SamplingParams
+from engine.requests.request import LengthPenaltyForm, LogitControls, SamplingParams
 from engine.requests.text import Detokenizer
 from engine.sampling.draws import Candidate
 from engine.sampling.stop_rule import End, StopRule
@@ -37,15 +37,18 @@ class Hypothesis:
     logprobs: tuple[PositionLogprobs, ...]  # if asked for
 
 
+_EXPONENTS: Mapping[LengthPenaltyForm, float] = {"power": 1.0, "paper": 0.6}  # where none is given
+
+
 class BeamSearch:
     """Beam search of Vaswani et al. 2017, section 6.1, with either length penalty.
 
     A hypothesis of n generated tokens, its end token counted, scores the sum of its
-    log-probabilities over ((5 + n) / 6) ** length_penalty, as in Wu et al. 2016, or over
-    n ** length_power, as in Hugging Face `generate`. An ending candidate counts if it is among the
-    best `beam_width` of its step, and those that do not end fill the running hypotheses: both as
-    in `generate`. At `max_new_tokens` every candidate ends. Of equal scores the earlier comes
-    first.
+    log-probabilities over n ** length_penalty, as in Hugging Face `generate`, or, in the form of
+    the paper, over ((5 + n) / 6) ** length_penalty, as in Wu et al. 2016; that with 0.6 where
+    neither exponent nor form is asked for. An ending candidate counts if it is among the best
+    `beam_width` of its step, and those that do not end fill the running hypotheses: both as in
+    `generate`. At `max_new_tokens` every candidate ends. Of equal scores the earlier comes first.
 
     A stop string ends a hypothesis with the token that completes it. Any token may: where more
     candidates end than `num_candidates` allows for, fewer hypotheses go on, as in `generate`.
@@ -69,6 +72,9 @@ class BeamSearch:
         self._params = params
         self._stop_rule = stop_rule
         self._is_bounded = params.beam_end == "bound" and not _can_raise_scores(params.controls)
+        exponent = params.length_penalty
+        self._form = params.length_penalty_form or ("paper" if exponent is None else "power")
+        self._exponent = _EXPONENTS[self._form] if exponent is None else exponent
         self._num_steps = 0
         self._running: list[_Beam | None] = [None]  # best first; None has no token yet
         self._texts = [text]  # one a running hypothesis
@@ -189,10 +195,9 @@ class BeamSearch:
         return self._stop_rule.max_new_tokens
 
     def _penalty(self, num_tokens: int) -> float:
-        power = self._params.length_power
-        if power is not None:
-            return math.pow(max(1, num_tokens), power)
-        return math.pow((5 + num_tokens) / 6, self._params.length_penalty)  # Wu et al., equation 14
+        if self._form == "power":
+            return math.pow(max(1, num_tokens), self._exponent)
+        return math.pow((5 + num_tokens) / 6, self._exponent)  # Wu et al., equation 14
 
     def _hypothesis(self, ended: _Ended) -> Hypothesis:
         path = [beam.last for beam in _path(ended.beam)][::-1]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from engine.requests.generation_defaults import GenerationDefaults
+from engine.requests.options import OPTIONS
 from engine.requests.request import BeamEnd
 from engine.wording import listed, shortened
 from exporter.huggingface.family import SpecialTokens
@@ -108,11 +109,9 @@ class GenerationOptions(BaseModel):
             return GenerationDefaults()
         has_encoder = config.num_encoder_layers > 0
         found = {
+            **self._same(),
             **self._search(config),
             **self._bans(),
-            "repetition_penalty": _unless(1.0, self.repetition_penalty),
-            "no_repeat_ngram": _unless(0, self.no_repeat_ngram_size),
-            "encoder_no_repeat_ngram": _unless(0, self.encoder_no_repeat_ngram_size),
             "forced_begin": tuple(_ids(self.forced_bos_token_id)) if has_encoder else (),
             "forced_end": min(_ids(self.forced_eos_token_id), default=None),
             **self._lengths(has_encoder),
@@ -136,6 +135,15 @@ class GenerationOptions(BaseModel):
             found.append("do_sample beside num_beams")
         return [f"generation option {option} is not taken over" for option in found]
 
+    def _same(self) -> dict[str, Any]:
+        """Return the options that are the same here, unless their values change nothing."""
+        return {
+            option.name: value
+            for option in OPTIONS
+            if option.generate in GenerationOptions.model_fields
+            and (value := getattr(self, option.generate)) not in (None, option.default)
+        }
+
     def _search(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the strategy, and what holds where a request asks for another one."""
         width = self.num_beams or 1
@@ -143,15 +151,11 @@ class GenerationOptions(BaseModel):
         top_k = _LIKELIEST if self.top_k is None and is_sampled else self.top_k
         return {
             "strategy": "beam" if width > 1 else "sampling" if is_sampled else None,
-            "temperature": _unless(1.0, self.temperature) if self.temperature else None,
+            "temperature": None if self.temperature in (None, 0, 1) else self.temperature,
             "top_k": min(top_k, config.vocab_size) if top_k else None,
-            "top_p": _unless(1.0, self.top_p),
-            "min_p": _unless(0.0, self.min_p),
-            "typical_p": _unless(1.0, self.typical_p),
             "beam": width if width > 1 else None,
-            "length_power": 1.0 if self.length_penalty is None else self.length_penalty,
+            "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty,
             "beam_end": _BEAM_ENDS[self.early_stopping or False],
-            "renormalize": self.renormalize_logits or None,
         }
 
     def _bans(self) -> dict[str, tuple[Any, ...]]:
@@ -214,8 +218,3 @@ def _ids(given: Ids) -> list[int]:
     if given is None:
         return []
     return given if isinstance(given, list) else [given]
-
-
-def _unless(neutral: float, value: float | None) -> float | None:
-    """Return a value that changes something."""
-    return None if value == neutral else value

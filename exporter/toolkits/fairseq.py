@@ -208,7 +208,7 @@ def read_fairseq(path: Path, content: Mapping[str, Any]) -> ToolkitModel:
         SpecialTokens(eos=_END, pad=_PAD, decoder_start=_END),
         # It writes no padding and no empty answer, and ends when as many have ended as beams.
         GenerationDefaults(
-            banned_tokens=(_PAD,), min_new_tokens=1, length_power=1.0, beam_end="enough"
+            banned_tokens=(_PAD,), min_new_tokens=1, length_penalty=1.0, beam_end="enough"
         ),
     )
 

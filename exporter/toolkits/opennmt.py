@@ -232,7 +232,7 @@ def read_opennmt(path: Path, content: Mapping[str, Any]) -> ToolkitModel:
         source_words,
         target_words,
         SpecialTokens(eos=ids[_END], pad=ids.get(_PAD), decoder_start=ids[begin]),
-        GenerationDefaults(length_power=1.0),
+        GenerationDefaults(length_penalty=1.0),
         usual_len=_USUAL_LEN,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from tokenweir import GenerateOptions
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
+from engine.requests.options import OPTIONS
 from server.kserve.errors import Refused, short
 
 TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
@@ -19,7 +20,8 @@ _NOT_TAKEN = frozenset(
 )
 GENERATION = frozenset(GenerateOptions.__annotations__) - _NOT_TAKEN
 # A text is the value itself; of all others it is the JSON.
-_TEXTS = frozenset("strategy beam_end json_schema regex grammar target_prefix stop".split())
+_TEXTS = {one.name for one in OPTIONS if one.kind in ("word", "text", "file")}
+_TEXTS |= {"target_prefix", "stop"}
 
 
 def read_parameters(request: protocol.ModelInferRequest) -> dict[str, Any]:

@@ -86,7 +86,6 @@ def wrong_fields(
         ),
         *wrong_inputs(request),
         *_empty_constraint(request.decoding),
-        *_excluding_beam(request.decoding.beam),
         *_unknown_defaults(request.without_defaults),
         *_wrong_tenant(request.scheduling.tenant),
     ]
@@ -152,14 +151,6 @@ def _empty_constraint(decoding: generation_service_pb2.Decoding) -> list[FieldVi
     if decoding.HasField("constraint") and decoding.constraint.WhichOneof("kind") is None:
         return [FieldViolation("decoding.constraint", "it is empty; set one kind, or leave it out")]
     return []
-
-
-def _excluding_beam(beam: generation_service_pb2.BeamSearch) -> list[FieldViolation]:
-    found = []
-    if beam.HasField("length_penalty") and beam.HasField("length_power"):
-        what = "length_penalty is another length penalty; set one of the two"
-        found.append(FieldViolation("decoding.beam.length_power", what))
-    return found
 
 
 def _unknown_defaults(names: Sequence[str]) -> list[FieldViolation]:

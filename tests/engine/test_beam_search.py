@@ -76,9 +76,10 @@ def found(model: Model, settings: SamplingParams, max_new_tokens: int, ends=EOS)
 
 
 def penalised(total: float, tokens: tuple[int, ...], p: SamplingParams) -> float:
-    if p.length_power is not None:
-        return total / len(tokens) ** p.length_power
-    return total / ((5 + len(tokens)) / 6) ** p.length_penalty
+    if p.length_penalty_form == "power":
+        return total / len(tokens) ** p.length_penalty
+    exponent = 0.6 if p.length_penalty is None else p.length_penalty
+    return total / ((5 + len(tokens)) / 6) ** exponent
 
 
 def plain_beam_search(
@@ -127,12 +128,12 @@ def optimum(
     vocab_size=st.integers(2, 7),
     width=st.integers(1, 16),
     num_outputs=st.integers(1, 8),
-    alpha=st.sampled_from([0.0, 0.6, 1.0, 2.5, -0.5]),
+    exponent=st.sampled_from([0.0, 0.6, 1.0, 2.5, -0.5]),
     max_new_tokens=st.integers(1, 8),
     num_ends=st.integers(1, 3),
     ties=st.booleans(),
     biases=st.sampled_from([(), ((0, -1.0),), ((1, 1.5),)]),
-    power=st.sampled_from([None, None, 1.0, 0.0, 2.5, -0.5]),
+    form=st.sampled_from(["power", "paper"]),
     beam_end=st.sampled_from(["bound", "limit"]),
 )
 def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
@@ -140,12 +141,12 @@ def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
     vocab_size,
     width,
     num_outputs,
-    alpha,
+    exponent,
     max_new_tokens,
     num_ends,
     ties,
     biases,
-    power,
+    form,
     beam_end,
 ):
     model = random_model(seed, vocab_size, ties=ties, biases=biases)
@@ -153,8 +154,8 @@ def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
     p = params(
         width,
         num_outputs=min(num_outputs, width),
-        length_penalty=alpha,
-        length_power=power,
+        length_penalty=exponent,
+        length_penalty_form=form,
         beam_end=beam_end,
         controls=LogitControls(logit_bias=biases),
     )
@@ -167,7 +168,12 @@ def test_search_finds_what_a_plain_loop_finds_whether_it_stops_early_or_not(
 @pytest.mark.parametrize("beam_end", ["bound", "limit"])
 @pytest.mark.parametrize(
     "penalty",
-    [{"length_penalty": 0.0}, {}, {"length_penalty": 1.0}, {"length_power": 1.0}],
+    [
+        {"length_penalty_form": "power", "length_penalty": 0.0},
+        {},
+        {"length_penalty_form": "paper", "length_penalty": 1.0},
+        {"length_penalty_form": "power", "length_penalty": 1.0},
+    ],
 )
 @pytest.mark.parametrize(("vocab_size", "max_new_tokens"), [(2, 4), (3, 3), (4, 3), (8, 2)])
 @pytest.mark.parametrize("seed", range(5))
@@ -216,7 +222,7 @@ def test_search_finds_what_hugging_face_finds(
         return_dict_in_generate=True,
         output_scores=True,
     )
-    p = params(width, num_outputs=num_outputs, length_power=power, beam_end=beam_end)
+    p = params(width, num_outputs=num_outputs, length_penalty=power, beam_end=beam_end)
     ours = found(model, p, 8, ends)
 
     for (tokens, score), theirs, their_score in zip(
@@ -243,11 +249,29 @@ def test_search_ends_as_soon_as_no_open_hypothesis_can_win():
     assert late[1] == 10
 
 
+@pytest.mark.parametrize(
+    ("penalty", "divisor"),
+    [
+        ({}, (8 / 6) ** 0.6),
+        ({"length_penalty_form": "paper"}, (8 / 6) ** 0.6),
+        ({"length_penalty_form": "power"}, 3),
+        ({"length_penalty": 2.0}, 9),
+        ({"length_penalty": 2.0, "length_penalty_form": "paper"}, (8 / 6) ** 2),
+    ],
+)
+def test_a_penalty_is_a_power_of_the_length_unless_the_papers_is_asked_for(penalty, divisor):
+    model = sequence_model(*[[0.0, 1.0, 0.0]] * 2, [0.5, 0.5, 0.0])
+
+    (best,), _ = run(search_for(params(1, **penalty), 3), model)
+
+    assert best.score == pytest.approx(math.log(0.5) / divisor)
+
+
 def test_search_goes_on_while_a_longer_hypothesis_may_score_more():
     model = sequence_model([0.6, 0.4, 0.0], *[[0.0, 1.0, 0.0]] * 9)
     short, long = math.log(0.6), math.log(0.4) / ((5 + 10) / 6) ** 1.0
 
-    search = search_for(params(2, length_penalty=1.0), 10)
+    search = search_for(params(2, length_penalty=1.0, length_penalty_form="paper"), 10)
     (best,), num_steps = run(search, model)
 
     assert num_steps == 10
@@ -276,7 +300,7 @@ def test_search_goes_on_where_controls_can_make_scores_rise(controls, is_early):
 def test_search_goes_on_while_a_penalty_on_long_ones_lets_the_next_step_win():
     model = sequence_model([0.3, 0.7, 0.0], *[[1.0, 0.0, 0.0]] * 39)
 
-    search = search_for(params(2, length_penalty=-1.0), 40)
+    search = search_for(params(2, length_penalty=-1.0, length_penalty_form="paper"), 40)
 
     assert run(search, model)[0][0].token_ids == (1, 0)
 
@@ -286,7 +310,7 @@ def test_search_may_end_as_soon_as_its_width_has_ended_or_by_an_estimate():
     model = sequence_model([0.1, 0.9, 0.0], [0.05, 0.95, 0.0], *[[0.0, 1.0, 0.0]] * 8)
 
     def steps(**others) -> tuple[int, int]:
-        p = params(2, length_power=1.0, **others)
+        p = params(2, length_penalty=1.0, **others)
         (best,), num_steps = run(search_for(p, 10), model)
         return len(best.token_ids), num_steps
 
@@ -298,7 +322,7 @@ def test_an_estimate_ends_a_search_that_could_still_find_better():
     model = sequence_model([0.6, 0.4, 0.0], [0.7, 0.3, 0.0], *[[0.0, 1.0, 0.0]] * 8)
 
     def found_by(**others) -> tuple[int, int]:
-        p = params(2, length_power=1.0, **others)
+        p = params(2, length_penalty=1.0, **others)
         (best,), num_steps = run(search_for(p, 10), model)
         return len(best.token_ids), num_steps
 
@@ -307,7 +331,7 @@ def test_an_estimate_ends_a_search_that_could_still_find_better():
 
 
 def test_a_search_that_is_closed_before_its_first_token_has_a_score():
-    search = search_for(params(2, length_power=-1.0), 5)
+    search = search_for(params(2, length_penalty=-1.0), 5)
 
     search.close(FinishReason.DEADLINE)
 

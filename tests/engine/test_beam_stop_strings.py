@@ -100,6 +100,7 @@ def test_search_finds_what_a_plain_loop_on_whole_texts_finds(
         width,
         num_outputs=min(num_outputs, width),
         length_penalty=alpha,
+        length_penalty_form="paper",
         beam_end=beam_end,
         stop_strings=tuple(stops),
     )
@@ -116,7 +117,7 @@ def test_search_finds_what_a_plain_loop_on_whole_texts_finds(
 @given(seed=st.integers(0, 10_000), width=st.integers(1, 6), max_new_tokens=st.integers(1, 6))
 def test_a_stop_string_that_never_comes_changes_nothing(tokenizer, seed, width, max_new_tokens):
     model = random_model(seed, len(TOKENS))
-    options = {"num_outputs": width, "length_penalty": 0.6}
+    options = {"num_outputs": width}
     plain = params(width, **options)
     stopping = params(width, stop_strings=("x", "acx"), **options)
 
@@ -274,7 +275,7 @@ async def test_a_stop_is_scored_with_the_length_of_its_tokens(make_engine: MakeE
 
     assert len(found) == 3
     for one in found:
-        assert one.score == pytest.approx(one.sum_logprob / ((5 + len(one.token_ids)) / 6))
+        assert one.score == pytest.approx(one.sum_logprob / len(one.token_ids))
         assert len(one.logprobs) == len(one.token_ids)
 
 

@@ -562,13 +562,13 @@ def test_sources_have_the_vocabulary_of_targets_unless_they_have_their_own(tmp_p
 
 def test_defaults_are_read_and_an_older_package_has_none(tmp_path: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
-        manifest["defaults"] = {"beam": 4, "length_power": -1.0, "forced_begin": [3]}
+        manifest["defaults"] = {"beam": 4, "length_penalty": -1.0, "forced_begin": [3]}
 
     plain = load_package(write_package(tmp_path / "p")).manifest.defaults
     own = load_package(write_package(tmp_path / "q", change)).manifest.defaults
 
     assert plain.given == {}
-    assert own.given == {"beam": 4, "length_power": -1.0, "forced_begin": (3,)}
+    assert own.given == {"beam": 4, "length_penalty": -1.0, "forced_begin": (3,)}
 
 
 def test_defaults_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -61,15 +61,15 @@ MIN_NEW, MAX_NEW = 4, 10
 SEARCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     (  # the defaults of transformers
-        {"strategy": "beam", "beam_width": 4, "length_power": 1.0, "beam_end": "estimate"},
+        {"strategy": "beam", "beam_width": 4, "length_penalty": 1.0, "beam_end": "estimate"},
         {"num_beams": 4},
     ),
     (
-        {"strategy": "beam", "beam_width": 3, "length_power": -0.5, "beam_end": "enough"},
+        {"strategy": "beam", "beam_width": 3, "length_penalty": -0.5, "beam_end": "enough"},
         {"num_beams": 3, "length_penalty": -0.5, "early_stopping": True},
     ),
     (
-        {"strategy": "beam", "beam_width": 4, "length_power": 1.0, "beam_end": "estimate"}
+        {"strategy": "beam", "beam_width": 4, "length_penalty": 1.0, "beam_end": "estimate"}
         | {"renormalize": True},
         {"num_beams": 4, "renormalize_logits": True},
     ),

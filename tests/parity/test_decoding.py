@@ -132,6 +132,7 @@ def beams() -> list[SamplingParams]:
             "beam",
             beam_width=width,
             length_penalty=alpha,
+            length_penalty_form="paper",
             beam_end="bound" if i % 3 else "limit",
             num_outputs=min(width, (1, 2, 5)[i % 3]),
             max_new_tokens=(5, 9, None)[i % 3],

@@ -157,8 +157,8 @@ class RandomRequests:
     def _beam(self, outputs: int) -> dict[str, Any]:
         return {
             "beam_width": max(outputs, self._choose(1, 2, 4, 5, 8)),
-            "length_penalty": self._choose(0.0, 0.6, 2.0),
-            "length_power": self._choose(None, None, 1.0, -0.5),
+            "length_penalty": self._choose(None, 0.0, 0.6, 2.0, -0.5),
+            "length_penalty_form": self._choose(None, "power", "paper"),
             "beam_end": self._choose("bound", "bound", "limit", "enough", "estimate"),
             "renormalize": self._choose(False, False, True),
         }

@@ -484,12 +484,12 @@ async def test_models_shows_the_defaults_of_a_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # in one line
-    package = generation_package(beam=4, length_power=1.0, banned_tokens=range(10))
+    package = generation_package(beam=4, length_penalty=1.0, banned_tokens=range(10))
     async with running_worker(FakeGenerator(package)) as (_, address):
         assert await _tokenweir(address, "models") == 0
 
     out = capsys.readouterr().out
-    assert "banned_tokens [0 1 2 3 4 5 6 7, 10 in all], beam 4, length_power 1" in out
+    assert "banned_tokens [0 1 2 3 4 5 6 7, 10 in all], beam 4, length_penalty 1" in out
 
 
 async def test_models_shows_how_near_a_model_is_to_pytorch_by_what_it_gives(

@@ -117,16 +117,16 @@ def test_variables_of_a_template_are_a_mapping_and_of_a_conversation() -> None:
             generate_request("m", prompt, {"chat_template_kwargs": variables})  # type: ignore[arg-type,typeddict-item]
 
 
-def test_of_two_options_that_say_the_same_one_is_to_be_given() -> None:
-    with pytest.raises(ValueError, match="length_penalty, length_power: give one of them only"):
-        _request(beam=2, length_penalty=1.0, length_power=1.0)
+def test_a_word_that_an_option_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="length_penalty_form='log' must be one of power, paper"):
+        _request(beam=2, length_penalty=1.0, length_penalty_form="log")
     with pytest.raises(ValueError, match="beam_end='soon' must be one of bound, estimate, enough"):
         _request(beam=2, beam_end="soon")
 
 
 def test_beams_without_a_width_have_the_models() -> None:
     assert _request(strategy="beam").decoding == pb.Decoding(beam=pb.BeamSearch())
-    assert _request(length_power=0.5).decoding.beam == pb.BeamSearch(length_power=0.5)
+    assert _request(length_penalty=0.5).decoding.beam == pb.BeamSearch(length_penalty=0.5)
 
 
 def test_what_is_left_out_is_left_to_the_model() -> None:

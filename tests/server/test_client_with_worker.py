@@ -185,7 +185,12 @@ async def test_many_items_in_one_call_get_what_each_gets_alone():
 
 
 async def test_models_say_what_requests_get_that_leave_options_away():
-    defaults = {"beam": 4, "length_power": 0.5, "banned_tokens": [3], "banned_sequences": [[5, 6]]}
+    defaults = {
+        "beam": 4,
+        "length_penalty": 0.5,
+        "banned_tokens": [3],
+        "banned_sequences": [[5, 6]],
+    }
     engine = FakeGenerator(generation_package(**defaults))
     async with (
         running_worker(engine, FakePredictor()) as (_, address),
@@ -195,7 +200,7 @@ async def test_models_say_what_requests_get_that_leave_options_away():
 
     assert models["dates"].defaults == {
         "beam": 4,
-        "length_power": 0.5,
+        "length_penalty": 0.5,
         "banned_tokens": (3,),
         "banned_sequences": ((5, 6),),
     }

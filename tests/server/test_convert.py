@@ -366,10 +366,10 @@ _STRATEGIES = st.one_of(
         pb.BeamSearch,
         width=_INTS,
         length_penalty=_FLOATS,
-        length_power=_FLOATS,
+        length_penalty_form=st.integers(0, 3),
         end=_INTS,
     ).map(lambda beam: {"beam": beam}),
-    st.builds(pb.BeamSearch, width=_INTS, length_power=_FLOATS, end=st.integers(0, 5)).map(
+    st.builds(pb.BeamSearch, width=_INTS, length_penalty=_FLOATS, end=st.integers(0, 5)).map(
         lambda beam: {"beam": beam}
     ),
 )
@@ -403,8 +403,8 @@ def test_whatever_numbers_are_sent_they_are_possible_or_refused(
         assert 1 <= params.num_outputs <= params.num_sequences <= 16
         assert all(math.isfinite(bias) for _, bias in params.controls.logit_bias)
         assert 0 < params.controls.repetition_penalty < math.inf
-        assert 0 <= params.length_penalty < math.inf
-        assert params.length_power is None or abs(params.length_power) <= 10
+        assert params.length_penalty is None or abs(params.length_penalty) <= 10
+        assert params.length_penalty_form in (None, "power", "paper")
         assert all(params.controls.banned_sequences)
 
 
@@ -422,7 +422,7 @@ def test_the_number_of_inputs_is_checked_before_any_is_looked_at(count: int) -> 
 
 def test_what_a_request_leaves_away_has_the_defaults_of_the_package() -> None:
     package = generation_package(
-        strategy="beam", beam=4, length_power=1.0, banned_tokens=[3], forced_begin=[5]
+        strategy="beam", beam=4, length_penalty=1.0, banned_tokens=[3], forced_begin=[5]
     )
     wide = pb.Decoding(beam=pb.BeamSearch())
 
@@ -433,7 +433,7 @@ def test_what_a_request_leaves_away_has_the_defaults_of_the_package() -> None:
 
     controls = LogitControls(banned_tokens=(3,))
     assert bare.params == SamplingParams(
-        "beam", beam_width=4, length_power=1.0, controls=controls, forced_begin=(5,)
+        "beam", beam_width=4, length_penalty=1.0, controls=controls, forced_begin=(5,)
     )
     assert same.params == bare.params
     assert (own.params.strategy, own.params.controls) == ("sampling", controls)
@@ -488,15 +488,6 @@ def test_a_scored_text_stands_behind_the_forced_beginning_of_the_package() -> No
     )
 
     assert score.forced_begin == (5,)
-
-
-def test_of_two_fields_that_say_the_same_one_is_to_be_set() -> None:
-    beam = pb.BeamSearch(width=2, length_penalty=1, length_power=1)
-
-    with pytest.raises(InvalidRequest) as caught:
-        _convert(generate("a", decoding=pb.Decoding(beam=beam)))
-
-    assert [v.field for v in caught.value.violations] == ["decoding.beam.length_power"]
 
 
 def test_an_end_of_beam_search_that_is_not_known_is_refused() -> None:

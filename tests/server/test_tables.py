@@ -20,7 +20,7 @@ def test_the_certificate_shows_what_a_package_gives_to_requests(
     monkeypatch.setenv("COLUMNS", "80")
     ids = range(100, 150)
     package = generation_package(
-        beam=4, length_power=1.0, forced_begin=[7], forced_end=1, banned_tokens=ids
+        beam=4, length_penalty=1.0, forced_begin=[7], forced_end=1, banned_tokens=ids
     )
 
     print_table(certificate_table(package.manifest, package.manifest.certificate))
@@ -28,7 +28,7 @@ def test_the_certificate_shows_what_a_package_gives_to_requests(
     out = capsys.readouterr().out
     told = " ".join(part for line in out.splitlines() for part in line.strip("│└┘─ ").split("│"))
     assert "banned_tokens [100 101 102 103 104 105 106 107, 50 in all]" in " ".join(told.split())
-    assert "beam 4, forced_begin [7], forced_end 1, length_power 1" in " ".join(told.split())
+    assert "beam 4, forced_begin [7], forced_end 1, length_penalty 1" in " ".join(told.split())
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -10,11 +10,15 @@ from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
-_BEAM = ("beam", "length_penalty", "length_power", "beam_end", "renormalize")
+_BEAM = ("beam", "length_penalty", "length_penalty_form", "beam_end", "renormalize")
 _BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
 _STRATEGIES = ("greedy", "sampling", "beam")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
-_BEAM_ENDS = {
+_LENGTH_PENALTY_FORMS: Mapping[str, int] = {
+    "power": pb.LENGTH_PENALTY_FORM_POWER,
+    "paper": pb.LENGTH_PENALTY_FORM_PAPER,
+}
+_BEAM_ENDS: Mapping[str, int] = {
     "bound": pb.BEAM_END_BOUND,
     "estimate": pb.BEAM_END_ESTIMATE,
     "enough": pb.BEAM_END_ENOUGH,
@@ -113,15 +117,16 @@ def _strategy(options: Mapping[str, object]) -> str | None:
 
 
 def _fill_beam(message: pb.BeamSearch, options: Mapping[str, object]) -> None:
-    if options.get("length_penalty") is not None and options.get("length_power") is not None:
-        raise ValueError("length_penalty, length_power: give one of them only")
     set_field(message, "width", options.get("beam"), "beam")
-    set_fields(message, options, "length_penalty", "length_power", "renormalize")
-    end = options.get("beam_end")
-    if end is not None:
-        if end not in _BEAM_ENDS:
-            raise ValueError(f"beam_end={end!r} must be one of {', '.join(_BEAM_ENDS)}")
-        message.end = _BEAM_ENDS[str(end)]
+    set_fields(message, options, "length_penalty", "renormalize")
+    for field, name, numbers in (
+        ("length_penalty_form", "length_penalty_form", _LENGTH_PENALTY_FORMS),
+        ("end", "beam_end", _BEAM_ENDS),
+    ):
+        word = options.get(name)
+        if word is not None and word not in numbers:
+            raise ValueError(f"{name}={word!r} must be one of {', '.join(numbers)}")
+        set_field(message, field, numbers.get(str(word)))
 
 
 def _fill_controls(message: pb.Decoding, options: Mapping[str, object]) -> None:

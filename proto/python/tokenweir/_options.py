@@ -84,8 +84,8 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     seed: int | None  # left out: the server draws one and reports it
     best_of: int | None  # sample so many, return the num_outputs best
     beam: int | None  # hypotheses kept by beam search
-    length_penalty: float | None  # alpha of ((5 + n) / 6) ** alpha, beam search
-    length_power: float | None  # p of n ** p in place of that, of either sign
+    length_penalty: float | None  # p of n ** p, beam search; left out: 0.6 in the paper's form
+    length_penalty_form: str | None  # "power"; or "paper": ((5 + n) / 6) ** p
     # When beam search ends: "bound", as soon as no open hypothesis can win; "estimate", once `beam`
     # have ended and none that is open scores more as it is; "enough", once `beam` have ended;
     # "limit", at max_new_tokens. Left out: "bound".

@@ -40,7 +40,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "the first token": ("bart", {"forced_bos_token_id": 7}, {"forced_begin": ()}),
     "the fewest tokens": ("marian", {"min_new_tokens": 15}, {"min_new_tokens": None}),
     "number of beams": ("marian", {"num_beams": 3}, {"beam": 2}),
-    "length of beams": ("marian", {"length_penalty": -2.0}, {"length_power": 1.0}),
+    "length of beams": ("marian", {"length_penalty": -2.0}, {"length_penalty": 1.0}),
 }
 
 

@@ -17,7 +17,7 @@ from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.greedy import check_tokens
 from tests.exporter.huggingface.sources import EOS, PAD, edit_json, save_gpt2, save_marian
 
-OF_TRANSFORMERS = {"length_power": 1.0, "beam_end": "estimate"}  # where an original says nothing
+OF_TRANSFORMERS = {"length_penalty": 1.0, "beam_end": "estimate"}  # where an original says nothing
 
 
 def imported(save: Any, path: Path, **options: Any) -> tuple[GenerationDefaults, tuple[str, ...]]:
@@ -34,11 +34,11 @@ def imported(save: Any, path: Path, **options: Any) -> tuple[GenerationDefaults,
         ({}, {}),
         (
             {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
-            {"strategy": "beam", "beam": 4, "length_power": 2.0, "beam_end": "enough"},
+            {"strategy": "beam", "beam": 4, "length_penalty": 2.0, "beam_end": "enough"},
         ),
         (
             {"length_penalty": -0.5, "early_stopping": "never"},
-            {"length_power": -0.5} | {"beam_end": "bound"},
+            {"length_penalty": -0.5} | {"beam_end": "bound"},
         ),
         ({"do_sample": True}, {"strategy": "sampling", "top_k": 37}),
         (
@@ -152,7 +152,7 @@ def test_defaults_reach_a_request_that_says_nothing(tmp_path: Path) -> None:
     defaults, _ = imported(save_gpt2, tmp_path, num_beams=3)
 
     assert sampling_params({}, defaults) == SamplingParams(
-        "beam", beam_width=3, length_power=1.0, beam_end="estimate"
+        "beam", beam_width=3, length_penalty=1.0, beam_end="estimate"
     )
 
 
@@ -192,7 +192,7 @@ SEARCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"strategy": "greedy"}, {"num_beams": 1}),
     (
-        {"beam_width": 3, "length_power": -1.0, "beam_end": "bound", "max_new_tokens": 7},
+        {"beam_width": 3, "length_penalty": -1.0, "beam_end": "bound", "max_new_tokens": 7},
         {"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never", "max_new_tokens": 7},
     ),
 ]

@@ -187,7 +187,7 @@ def test_unsupported_options_of_marian_are_named(
     [
         ({"eos_token_id": [2, 37]}, "other_eos_token_ids 37 is not in the vocabulary"),
         ({"top_p": 1.5}, "top_p: 1.5 is outside (0, 1]; 1 means all"),
-        ({"length_penalty": -11.0}, "length_power: -11 is outside -10 to 10"),
+        ({"length_penalty": -11.0}, "length_penalty: -11 is outside -10 to 10"),
         ({"bad_words_ids": [[1, 2], []]}, "banned_sequences[1]: is empty; give at least"),
         ({"bad_words_ids": [[1, 40]]}, "banned_sequences 40 is not in the vocabulary"),
         ({"early_stopping": "soon"}, "early_stopping"),

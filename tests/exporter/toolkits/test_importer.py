@@ -95,7 +95,7 @@ def test_requests_that_say_nothing_get_what_fairseq_generate_does(tmp_path: Path
     import_toolkit_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
 
     assert load_checkpoint(tmp_path / "checkpoint").config.generation.given == {
-        "length_power": 1.0,
+        "length_penalty": 1.0,
         "beam_end": "enough",
         "banned_tokens": (1,),
         "min_new_tokens": 1,  # besides the end, by which an answer is never empty

@@ -263,7 +263,7 @@ class ModelInfo(_message.Message):
     @_builtins.property
     def defaults(self) -> _struct_pb2.Struct:
         """What a generation gets for an option that it leaves away, by the names of the Python client:
-        "beam", "length_power", "banned_tokens", ...  An absent one is as the request's field says.
+        "beam", "length_penalty", "banned_tokens", ...  An absent one is as the request's field says.
         """
 
     @_builtins.property

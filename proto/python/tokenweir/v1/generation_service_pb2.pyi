@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _LengthPenaltyForm:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LengthPenaltyFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LengthPenaltyForm.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LENGTH_PENALTY_FORM_UNSPECIFIED: _LengthPenaltyForm.ValueType  # 0
+    """LENGTH_PENALTY_FORM_POWER if there is a length_penalty, else LENGTH_PENALTY_FORM_PAPER."""
+    LENGTH_PENALTY_FORM_POWER: _LengthPenaltyForm.ValueType  # 1
+    """n ^ length_penalty, as in Hugging Face."""
+    LENGTH_PENALTY_FORM_PAPER: _LengthPenaltyForm.ValueType  # 2
+    """((5 + n) / 6) ^ length_penalty, of Wu et al. 2016."""
+
+class LengthPenaltyForm(_LengthPenaltyForm, metaclass=_LengthPenaltyFormEnumTypeWrapper):
+    """What the sum of a hypothesis's log-probabilities is divided by; n are all generated tokens."""
+
+LENGTH_PENALTY_FORM_UNSPECIFIED: LengthPenaltyForm.ValueType  # 0
+"""LENGTH_PENALTY_FORM_POWER if there is a length_penalty, else LENGTH_PENALTY_FORM_PAPER."""
+LENGTH_PENALTY_FORM_POWER: LengthPenaltyForm.ValueType  # 1
+"""n ^ length_penalty, as in Hugging Face."""
+LENGTH_PENALTY_FORM_PAPER: LengthPenaltyForm.ValueType  # 2
+"""((5 + n) / 6) ^ length_penalty, of Wu et al. 2016."""
+Global___LengthPenaltyForm: _TypeAlias = LengthPenaltyForm  # noqa: Y015
+
 class _BeamEnd:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -349,17 +373,17 @@ class BeamSearch(_message.Message):
 
     WIDTH_FIELD_NUMBER: _builtins.int
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
-    LENGTH_POWER_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FORM_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     RENORMALIZE_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """Hypotheses kept; 1 to the server's limit.  0 is the package's default, refused if it has none."""
     length_penalty: _builtins.float
-    """Alpha of the length penalty ((5 + n) / 6) ^ alpha; absent: 0.6, 0: no penalty."""
-    length_power: _builtins.float
-    """p of n ^ p in place of the length penalty above, -10 to 10; 0: no penalty.  n are all
-    generated tokens.  Of this and length_penalty, give one.
+    """Exponent of the length penalty, -10 to 10; 0: no penalty.  Absent: 0.6 in the paper's form,
+    which is the default, 1 in the other one.
     """
+    length_penalty_form: Global___LengthPenaltyForm.ValueType
+    """What the exponent is of."""
     end: Global___BeamEnd.ValueType
     """When the search ends."""
     renormalize: _builtins.bool
@@ -371,24 +395,20 @@ class BeamSearch(_message.Message):
         *,
         width: _builtins.int = ...,
         length_penalty: _builtins.float | None = ...,
-        length_power: _builtins.float | None = ...,
+        length_penalty_form: Global___LengthPenaltyForm.ValueType = ...,
         end: Global___BeamEnd.ValueType = ...,
         renormalize: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_renormalize", b"_renormalize", "length_penalty", b"length_penalty", "renormalize", b"renormalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_length_power", b"_length_power", "_renormalize", b"_renormalize", "end", b"end", "length_penalty", b"length_penalty", "length_power", b"length_power", "renormalize", b"renormalize", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_renormalize", b"_renormalize", "end", b"end", "length_penalty", b"length_penalty", "length_penalty_form", b"length_penalty_form", "renormalize", b"renormalize", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__length_power: _TypeAlias = _typing.Literal["length_power"]  # noqa: Y015
-    _WhichOneofArgType__length_power: _TypeAlias = _typing.Literal["_length_power", b"_length_power"]  # noqa: Y015
     _WhichOneofReturnType__renormalize: _TypeAlias = _typing.Literal["renormalize"]  # noqa: Y015
     _WhichOneofArgType__renormalize: _TypeAlias = _typing.Literal["_renormalize", b"_renormalize"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_power) -> _WhichOneofReturnType__length_power | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__renormalize) -> _WhichOneofReturnType__renormalize | None: ...
 
