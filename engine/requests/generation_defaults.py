@@ -70,12 +70,13 @@ class GenerationDefaults(BaseModel):
     @property
     def largest_ids(self) -> dict[str, int]:
         """The largest id that an option names, by its name."""
-        runs = [token_id for run in self.banned_sequences for token_id in run]
-        named = {
-            "banned_tokens": self.banned_tokens,
-            "banned_sequences": runs,
-            "begin_banned_tokens": self.begin_banned_tokens,
-            "forced_begin": self.forced_begin,
-            "forced_end": () if self.forced_end is None else (self.forced_end,),
-        }
-        return {name: max(ids) for name, ids in named.items() if ids}
+        found = {}
+        for name, value in self.given.items():
+            match BY_NAME[name].kind:
+                case "id":
+                    found[name] = value
+                case "ids" | "run":
+                    found[name] = max(value)
+                case "runs":
+                    found[name] = max(map(max, value))
+        return found

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from tokenweir import StreamOptions
 
+from engine.requests.options import OPTIONS
 from engine.wording import shortened
 
 # Nothing of an answer depends on these.
@@ -58,7 +59,7 @@ _NOT_TAKEN = frozenset(
 )
 # Our client's own options, which OpenAI does not have, under their own names.
 OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED.values()}
-_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+_OF_SAMPLING = {one.name for one in OPTIONS if one.strategy == "sampling"} - {"best_of"}
 _OF_SEARCH = frozenset(("strategy", "beam", "best_of", *_OF_SAMPLING))
 _LIKENESS, _MAX_NAME_CHARS = 0.7, 64  # of a name that may have been meant
 _MAX_INPUTS = 2048  # of a request, as OpenAI takes; our client divides them
@@ -69,13 +70,7 @@ _PATH = re.compile(
     r"|decoding|stopping|output|scheduling)(?P<rest>(?:\.\w+|\[-?\w+\])*)"
 )
 _LAST = re.compile(r"(\w+)((?:\[-?\w+\])*)$")
-_OPTIONS_OF_FIELDS = {
-    "width": "beam",
-    "end": "beam_end",
-    "strings": "stop",
-    "token_ids": "stop_token_ids",
-    "constraint": "json_schema",
-}
+_OPTIONS_OF_FIELDS = {one.wire: one.name for one in OPTIONS} | {"constraint": "json_schema"}
 
 
 def _prompts(value: object) -> list[str | list[int]]:
