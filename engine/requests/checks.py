@@ -197,6 +197,11 @@ def _check_constraint(p: SamplingParams, limits: RequestLimits) -> Iterator[_Che
         f"{len(c.values)} of them are more than {limits.max_choices}; send fewer",
     )
     yield (
+        not p.controls.allowed_token_ids,
+        "decoding.controls.allowed_token_ids",
+        "a constrained output has the tokens that its constraint allows; leave one of the two out",
+    )
+    yield (
         not p.ignore_eos,
         "stopping.ignore_eos",
         "a constrained output ends where the constraint does; leave one of the two out",

@@ -265,6 +265,13 @@ OPTIONS = (
             typed="--ban-begin",
         ),
         Option(
+            "allowed_token_ids",
+            "ids",
+            "Write this token and no others that are not given so; may be repeated",
+            _BANNED,
+            typed="--allow",
+        ),
+        Option(
             "encoder_no_repeat_ngram",
             "whole",
             "Write no run of so many tokens that the source has",

@@ -28,12 +28,14 @@ class LogitControls:
     banned_sequences: tuple[tuple[int, ...], ...] = ()  # runs of tokens that may not come
     begin_banned_tokens: tuple[int, ...] = ()  # not the first token that is not forced
     encoder_no_repeat_ngram: int = 0  # no n-gram of this size that the source has; 0: none
+    allowed_token_ids: tuple[int, ...] = ()  # no others, an end of the sequence neither; (): all
 
     @cached_property
     def change_logits(self) -> bool:
         """Whether more is done to logits than to rule single tokens out."""
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
-        return penalties != (1, 0, 0) or bool(self.no_repeat_ngram or self.logit_bias)
+        others = self.no_repeat_ngram or self.logit_bias or self.allowed_token_ids
+        return penalties != (1, 0, 0) or bool(others)
 
 
 @dataclass(frozen=True)

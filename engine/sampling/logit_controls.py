@@ -26,9 +26,9 @@ def adjusted(scores: Floats, draw: Draw, out: Floats | None = None) -> Floats:
     """Return the scores of all tokens, [vocab_size], as the draw's controls change them.
 
     A token that may not come has -inf. Where none is left, the bans are lifted, but not the
-    constraint; all have -inf only if that allows none.
+    constraint, nor what allows some tokens only; all have -inf only if a constraint allows none.
     """
-    allowed = None if draw.matcher is None else draw.matcher.allowed()
+    allowed = _allowed(draw, len(scores))
     changed = np.empty_like(scores) if out is None else out
     np.copyto(changed, scores)
     _penalise(changed, draw)
@@ -44,6 +44,17 @@ def adjusted(scores: Floats, draw: Draw, out: Floats | None = None) -> Floats:
     if lifted.max() == -np.inf:  # the model rules out all that the constraint allows
         lifted[allowed] = 0.0
     return lifted
+
+
+def _allowed(draw: Draw, vocab_size: int) -> NDArray[np.bool_] | None:
+    """Return the tokens that may come, [vocab_size]; None: all, but for bans."""
+    if draw.matcher is not None:
+        return draw.matcher.allowed()
+    if not (ids := draw.params.controls.allowed_token_ids):
+        return None
+    allowed = np.zeros(vocab_size, np.bool_)
+    allowed[list(ids)] = True
+    return allowed
 
 
 def _penalise(scores: Floats, draw: Draw) -> None:

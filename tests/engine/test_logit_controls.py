@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -148,19 +150,26 @@ def test_the_model_own_logits_are_left_as_they_are() -> None:
     np.testing.assert_array_equal(scores, before)
 
 
-def test_a_constraint_leaves_what_it_allows() -> None:
+ONLY = pytest.mark.parametrize(
+    "only", [{"matcher": Only(2, 5)}, {"allowed_token_ids": (5, 2)}], ids=["constraint", "ids"]
+)
+
+
+@ONLY
+def test_no_token_comes_that_is_not_allowed(only: dict[str, Any]) -> None:
     scores = scores_of(6)
 
-    found = adjusted(scores, draw(matcher=Only(2, 5)))
+    found = adjusted(scores, draw(**only))
 
     assert np.isfinite(found).nonzero()[0].tolist() == [2, 5]
     np.testing.assert_array_equal(found[[2, 5]], scores[[2, 5]])
 
 
-def test_a_ban_gives_way_where_the_constraint_allows_nothing_else() -> None:
+@ONLY
+def test_a_ban_gives_way_where_nothing_else_is_allowed(only: dict[str, Any]) -> None:
     scores = scores_of(7)
 
-    found = adjusted(scores, draw(matcher=Only(2, 5), banned=(2, 5, 7)))
+    found = adjusted(scores, draw(**only, banned=(2, 5, 7)))
 
     assert np.isfinite(found).nonzero()[0].tolist() == [2, 5]
 
@@ -197,6 +206,7 @@ def test_nothing_can_be_chosen_where_a_constraint_allows_nothing() -> None:
         (SamplingParams(controls=LogitControls(presence_penalty=-0.5)), True),
         (SamplingParams(controls=LogitControls(banned_tokens=(1,))), False),
         (SamplingParams(controls=LogitControls(logit_bias=((1, 2.0),))), True),
+        (SamplingParams(controls=LogitControls(allowed_token_ids=(1,))), True),
         (SamplingParams(constraint=Constraint("choice", ("a",))), True),
     ],
 )

@@ -113,6 +113,7 @@ def test_of_an_impossible_limit_nothing_else_is_said(most: int) -> None:
         ({"banned_tokens": (5, -1)}, "banned_tokens[1]", "-1 is outside the vocabulary, 0 to 99"),
         ({"banned_tokens": (5,) * 1025}, "banned_tokens", "1025 tokens are more than 1024"),
         ({"banned_tokens": tuple(range(100))}, "banned_tokens", "all 100 tokens"),
+        ({"allowed_token_ids": (5, 100)}, "allowed_token_ids[1]", "100 is outside the voc"),
         ({"begin_banned_tokens": (100,)}, "begin_banned_tokens[0]", "100 is outside the voc"),
         ({"begin_banned_tokens": tuple(range(100))}, "begin_banned_tokens", "all 100 tokens"),
         ({"encoder_no_repeat_ngram": -1}, "encoder_no_repeat_ngram", "-1 is below 0"),
@@ -142,6 +143,13 @@ def test_wrong_constraints_are_named(constraint: Constraint, what: str) -> None:
     violations = _violations(SamplingParams(constraint=constraint))
 
     assert what in violations[f"decoding.constraint.{constraint.kind}"]
+
+
+def test_a_constraint_and_allowed_tokens_exclude_each_other() -> None:
+    controls = LogitControls(allowed_token_ids=(5,))
+    params = SamplingParams(controls=controls, constraint=Constraint("regex", ("a",)))
+
+    assert list(_violations(params)) == ["decoding.controls.allowed_token_ids"]
 
 
 def test_alignment_needs_an_encoder() -> None:

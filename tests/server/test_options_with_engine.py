@@ -115,6 +115,8 @@ def _row(logits: dict[str, float]) -> np.ndarray:
         ({"encoder_no_repeat_ngram": 1, "prompt": "xa>"}, "bbbbbb"),
         ({"banned_sequences": [[*b"aa"], [*b"abab"]]}, "abacab"),
         ({"begin_banned_tokens": [ord("a")]}, "baaaaa"),
+        ({"allowed_token_ids": [*b"cb"]}, "bbbbbb"),
+        ({"allowed_token_ids": [*b"cb"], "beam": 2}, "bbbbbb"),
         ({"forced_begin": [*b"zc"], "forced_end": ord("b")}, "zcaaab"),
     ],
 )

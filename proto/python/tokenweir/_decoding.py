@@ -32,7 +32,8 @@ _PENALTIES = (
     "encoder_no_repeat_ngram",
 )
 _LISTS = ("banned_tokens", "banned_sequences", "begin_banned_tokens", "forced_begin")
-_CONTROLS = (*_PENALTIES, "logit_bias", "banned_tokens", "banned_sequences", "begin_banned_tokens")
+_BANS = ("banned_tokens", "begin_banned_tokens", "allowed_token_ids")
+_CONTROLS = (*_PENALTIES, *_BANS, "logit_bias", "banned_sequences")
 
 
 def decoding(options: Mapping[str, object]) -> pb.Decoding:
@@ -135,7 +136,7 @@ def _fill_controls(message: pb.Decoding, options: Mapping[str, object]) -> None:
     controls = message.controls
     set_fields(controls, options, *_PENALTIES)
     update_field(controls.logit_bias, options.get("logit_bias"), "logit_bias")
-    for name in ("banned_tokens", "begin_banned_tokens"):
+    for name in _BANS:
         extend_field(getattr(controls, name), options.get(name), name)
     runs = options.get("banned_sequences")
     if runs is not None:

@@ -99,6 +99,7 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     logit_bias: Mapping[int, float] | None  # by token id
     banned_tokens: Sequence[int] | None
     banned_sequences: Sequence[Sequence[int]] | None  # runs of token ids
+    allowed_token_ids: Sequence[int] | None  # no others, an end of the sequence neither
     begin_banned_tokens: Sequence[int] | None  # not the first token that is not forced
     encoder_no_repeat_ngram: int | None  # no run of so many tokens that the source has
     forced_begin: Sequence[int] | None  # the first generated tokens; `target_prefix` replaces them

@@ -449,6 +449,7 @@ class LogitControls(_message.Message):
     BANNED_SEQUENCES_FIELD_NUMBER: _builtins.int
     BEGIN_BANNED_TOKENS_FIELD_NUMBER: _builtins.int
     ENCODER_NO_REPEAT_NGRAM_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
     """Above 0; 1 or absent: none, and 0 is refused."""
     frequency_penalty: _builtins.float
@@ -475,6 +476,10 @@ class LogitControls(_message.Message):
     def begin_banned_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that may not be the first one behind forced_begin."""
 
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The only token ids that may be produced, one that ends the sequence included; none: all."""
+
     def __init__(
         self,
         *,
@@ -487,10 +492,11 @@ class LogitControls(_message.Message):
         banned_sequences: _abc.Iterable[_common_pb2.TokenIds] | None = ...,
         begin_banned_tokens: _abc.Iterable[_builtins.int] | None = ...,
         encoder_no_repeat_ngram: _builtins.int | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_encoder_no_repeat_ngram", b"_encoder_no_repeat_ngram", "_frequency_penalty", b"_frequency_penalty", "_no_repeat_ngram", b"_no_repeat_ngram", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "encoder_no_repeat_ngram", b"encoder_no_repeat_ngram", "frequency_penalty", b"frequency_penalty", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoder_no_repeat_ngram", b"_encoder_no_repeat_ngram", "_frequency_penalty", b"_frequency_penalty", "_no_repeat_ngram", b"_no_repeat_ngram", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "banned_sequences", b"banned_sequences", "banned_tokens", b"banned_tokens", "begin_banned_tokens", b"begin_banned_tokens", "encoder_no_repeat_ngram", b"encoder_no_repeat_ngram", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoder_no_repeat_ngram", b"_encoder_no_repeat_ngram", "_frequency_penalty", b"_frequency_penalty", "_no_repeat_ngram", b"_no_repeat_ngram", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "allowed_token_ids", b"allowed_token_ids", "banned_sequences", b"banned_sequences", "banned_tokens", b"banned_tokens", "begin_banned_tokens", b"begin_banned_tokens", "encoder_no_repeat_ngram", b"encoder_no_repeat_ngram", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "no_repeat_ngram", b"no_repeat_ngram", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__encoder_no_repeat_ngram: _TypeAlias = _typing.Literal["encoder_no_repeat_ngram"]  # noqa: Y015
     _WhichOneofArgType__encoder_no_repeat_ngram: _TypeAlias = _typing.Literal["_encoder_no_repeat_ngram", b"_encoder_no_repeat_ngram"]  # noqa: Y015
