@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http.errors import HttpError
 
@@ -24,7 +24,16 @@ class Bound:
             await refusal.response()(scope, receive, send)
             return
         self._open += 1
+        is_open = True
+
+        async def send_on(message: Message) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self._open -= is_open  # before the client, which has all then, can ask again
+                is_open = False
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_on)
         finally:
-            self._open -= 1
+            self._open -= is_open
