@@ -193,8 +193,7 @@ def load_runner(
 
     decoder = package.file("decoder.onnx")
     encoder = package.file("encoder.onnx") if contract.cross_cache is not None else None
-    has_draws = device is not None and package.manifest.files.keys() >= set(DRAW_GRAPHS)
-    draws = [package.file(name) for name in DRAW_GRAPHS] if has_draws else []
+    draws = [] if device is None else [package.file(name) for name in DRAW_GRAPHS]
     threads, widest = config.num_threads, config.limits.most_sequences
     sessions = load_sessions(contract, decoder, encoder, draws, num_threads=threads, device=device)
     if device is None:

@@ -38,7 +38,6 @@ from engine.wording import listed, problems_of, shortened
 from exporter.files import Content, write_directory, writing_to
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig
-from exporter.models.config.sizes import unless
 
 FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
@@ -53,7 +52,7 @@ _FEW_LAYERS = 128  # built in a second
 
 
 class CheckpointConfig(BaseModel):
-    """`config.json`."""
+    """`config.json`, in which an option stands if it is not its default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,9 +60,15 @@ class CheckpointConfig(BaseModel):
     task: str  # what the model was trained for; a name of `exporter.tasks`, or the user's own
     model: TransformerConfig
     # What an imported model gives to requests that leave options away.
-    generation: Annotated[GenerationDefaults, unless(GenerationDefaults())] = GenerationDefaults()
+    generation: GenerationDefaults = GenerationDefaults()
     # With what an imported model was compared, in words; "": it was trained here.
-    original: Annotated[str, Field(max_length=MAX_ORIGINAL), unless("")] = ""
+    original: Annotated[str, Field(max_length=MAX_ORIGINAL)] = ""
+
+    def content(self) -> bytes:
+        """Return the file."""
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        described = {"format_version": self.format_version, **given}
+        return (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Checkpoint:
     config: CheckpointConfig
     model: nn.Module
     tokenizer: Tokenizer | None  # None: vit
-    samples: tuple[str, ...] = ()  # sentences to try it with; an older checkpoint has none
+    samples: tuple[str, ...] = ()  # sentences to try it with
     text: TextFiles = TextFiles()
 
     @property
@@ -130,7 +135,7 @@ class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Run one operation, unless it draws."""
+        """Run one operation it draws."""
         is_draw = func in (torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default)
         return args[0] if is_draw else func(*args, **(kwargs or {}))
 
@@ -199,7 +204,7 @@ def _write(
     weights: Content,
     text: TextFiles = TextFiles(),
 ) -> None:
-    files: dict[str, Content] = {CONFIG_NAME: (config.model_dump_json(indent=2) + "\n").encode()}
+    files: dict[str, Content] = {CONFIG_NAME: config.content()}
     if samples:
         files[SAMPLES_NAME] = _Samples(texts=tuple(samples)).model_dump_json(indent=2).encode()
     if tokenizer is not None:

@@ -61,7 +61,7 @@ def import_model(
         said = compared.said
         named = {"task": out.resolve().name, "original": said}
         config = read_config(made).model_copy(update=named)
-        replace_file(made / CONFIG_NAME, (config.model_dump_json(indent=2) + "\n").encode())
+        replace_file(made / CONFIG_NAME, config.content())
         if not out.exists():
             staging.publish()
             return imported, said

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.package.files import FileEntry
 from engine.requests.generation_defaults import GenerationDefaults
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 1
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]

@@ -61,7 +61,7 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     """Read the manifest of a package and check every file against it.
 
     Raises PackageError, saying which file and what to do, for a missing, damaged or unlisted file,
-    a file that is a link or lies outside the directory, a format of another release, a manifest
+    a file that is a link or lies outside the directory, a format of a newer release, a manifest
     that was changed or contradicts itself, and a certificate that was not passed.
     """
     directory, raw = open_package(path)
@@ -102,7 +102,7 @@ def parse_manifest(raw: bytes, place: str) -> Manifest:
         content = parse_object(raw)
     except ValueError as error:
         raise _invalid(path, str(error)) from error
-    _refuse_other_format(content.get("format_version"), place)
+    _refuse_newer_format(content.get("format_version"), place)
     _check_digest(content, path)
     del content[_DIGEST]
     try:
@@ -171,19 +171,13 @@ def _read_manifest(directory: Path) -> bytes:
     return raw
 
 
-def _refuse_other_format(version: object, place: str) -> None:
+def _refuse_newer_format(version: object, place: str) -> None:
     """Refuse formats that this release does not know; what is not a number is a wrong field."""
-    if not isinstance(version, int) or version == FORMAT_VERSION:
-        return
-    if version > FORMAT_VERSION:
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise PackageError(
             f"{place}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
             "the newest that this release reads; upgrade tokenweir or export the model again"
         )
-    raise PackageError(
-        f"{place}: package format {shortened(version)} is older than {FORMAT_VERSION}, "
-        "whose certificates show more and whose manifests have a digest; export the model again"
-    )
 
 
 def _check_digest(content: Mapping[str, Any], path: str) -> None:

@@ -47,10 +47,6 @@ class ModelRunner(Protocol):
     def is_on_device(self) -> bool:
         """Whether steps are computed by a device, while the host does other things."""
 
-    @property
-    def has_draws(self) -> bool:
-        """Whether tokens are drawn by graphs, for those who ask with a step."""
-
     def start(
         self,
         batch: ScheduledBatch,

@@ -54,13 +54,10 @@ class SlotStepRunner:
         if batch.fed:
             batch = self._fed(batch)
         if self._is_on_device:
-            draws = step.plain_draws.for_graph(self._stream) if model.has_draws else None
+            draws = step.plain_draws.for_graph(self._stream)
             whole_rows = _whole_rows(step)
-            # The host chooses a token that is to be fed, scores whole chunks, or goes in turn.
-            is_done_now = bool(step.scores) or (
-                draws is None and step.plain_draws.sampled is not None
-            )
-            is_done_now |= bool(whole_rows) and not step.may_be_followed
+            # The host scores whole chunks, or goes in turn.
+            is_done_now = bool(step.scores) or (bool(whole_rows) and not step.may_be_followed)
         pending = model.start(batch, draws, () if is_done_now else whole_rows)
         seconds, num_padding = perf_counter() - started, model.num_padding - before
         self._rows = step.plain_draws.rows

@@ -193,7 +193,7 @@ class _EagerRunner:
     """A ModelRunner whose rows hold tokens, for a model that computes them anew in every step."""
 
     num_padding = 0
-    is_on_device = has_draws = False
+    is_on_device = False
 
     def __init__(self, model: nn.Module, contract: GenerationContract, num_rows: int) -> None:
         self._writer, self._contract, self._num_rows = EagerWriter(model), contract, num_rows

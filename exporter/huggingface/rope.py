@@ -54,7 +54,7 @@ class Rope(BaseModel):
             case "linear":
                 return LinearScaling(kind="linear", factor=factor)
             case "llama3":
-                given |= {"low_freq_factor": self.low_freq_factor}
+                given |= {"kind": "llama3", "low_freq_factor": self.low_freq_factor}
                 given |= {"high_freq_factor": self.high_freq_factor}
                 return RotaryScaling.model_validate(given)
             case "yarn":

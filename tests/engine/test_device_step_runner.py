@@ -35,7 +35,6 @@ LARGE_VOCAB = 700  # of which a draw may look at more than the likeliest
 CONFIG = EngineConfig(
     max_num_seqs=SLOTS, prefill_chunk_size=4, max_num_batched_tokens=12, max_queue_size=1000
 )
-DRAWS = pytest.mark.parametrize("has_draws", [False, True], ids=["greedy", "drawn"])
 ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
 
 
@@ -44,11 +43,10 @@ def core_on(runner: SlotModelRunner, model: TinyModel) -> EngineCore:
 
 
 def on_device(
-    path: Path, *, has_encoder: bool = False, has_draws: bool = False, vocab_size: int = VOCAB
+    path: Path, *, has_encoder: bool = False, vocab_size: int = VOCAB
 ) -> tuple[FakeCuda, EngineCore]:
     cuda, model = FakeCuda(), TinyModel(4, has_encoder=has_encoder, vocab_size=vocab_size)
-    if has_draws:
-        write_draw_graphs(path, vocab_size)
+    write_draw_graphs(path, vocab_size)
     runner, _ = load_on(cuda, model, path, num_slots=SLOTS)
     return cuda, core_on(runner, model)
 
@@ -74,32 +72,21 @@ PENALISED = replace(GREEDY, controls=LogitControls(repetition_penalty=1.5))
 
 
 @pytest.mark.parametrize(
-    ("has_encoder", "has_draws", "count", "vocab_size"),
+    ("has_encoder", "count", "vocab_size"),
     [
-        pytest.param(False, True, 1000, VOCAB, id="decoder-drawn", marks=pytest.mark.long),
-        pytest.param(
-            False,
-            True,
-            1000,
-            LARGE_VOCAB,
-            id="decoder-drawn-from-many",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(False, False, 200, VOCAB, id="decoder"),
-        pytest.param(True, True, 200, LARGE_VOCAB, id="encoder-decoder-drawn"),
-        pytest.param(
-            True, True, 1000, VOCAB, id="encoder-decoder-drawn, more", marks=pytest.mark.long
-        ),
+        pytest.param(False, 200, VOCAB, id="decoder"),
+        pytest.param(False, 1000, VOCAB, id="decoder, more", marks=pytest.mark.long),
+        pytest.param(False, 1000, LARGE_VOCAB, id="decoder, of many", marks=pytest.mark.long),
+        pytest.param(True, 200, LARGE_VOCAB, id="encoder-decoder"),
+        pytest.param(True, 1000, VOCAB, id="encoder-decoder, more", marks=pytest.mark.long),
     ],
 )
 def test_random_requests_of_every_kind_get_what_they_get_in_lockstep(
-    tmp_path: Path, has_encoder: bool, has_draws: bool, count: int, vocab_size: int
+    tmp_path: Path, has_encoder: bool, count: int, vocab_size: int
 ) -> None:
     model = TinyModel(4, has_encoder=has_encoder, vocab_size=vocab_size)
     on_host = core_on(load(model, tmp_path, SLOTS), model)
-    _, ahead = on_device(
-        tmp_path, has_encoder=has_encoder, has_draws=has_draws, vocab_size=vocab_size
-    )
+    _, ahead = on_device(tmp_path, has_encoder=has_encoder, vocab_size=vocab_size)
 
     def any_request(key: int, draw: random.Random) -> TokenRequest:
         prompt = ids(key, 2 + key % ((MAX_SOURCE if has_encoder else 14) - 1))
@@ -113,20 +100,19 @@ def test_random_requests_of_every_kind_get_what_they_get_in_lockstep(
     assert found == lockstep
 
 
-@DRAWS
 @ENCODERS
 def test_requests_that_are_fed_come_and_go_while_steps_are_under_way(
-    tmp_path: Path, has_encoder: bool, has_draws: bool
+    tmp_path: Path, has_encoder: bool
 ) -> None:
     def random_request(key: int, draw: random.Random) -> TokenRequest:
-        params = draw.choice([GREEDY, SAMPLED] if has_draws else [GREEDY])
+        params = draw.choice([GREEDY, SAMPLED])
         stops = tuple(draw.sample(range(VOCAB), 2))
         params = replace(params, max_new_tokens=draw.randint(1, 20), stop_token_ids=stops)
         return request(key, params, has_encoder=has_encoder)
 
     model = TinyModel(4, has_encoder=has_encoder)
     on_host = core_on(load(model, tmp_path, SLOTS), model)
-    _, ahead = on_device(tmp_path, has_encoder=has_encoder, has_draws=has_draws)
+    _, ahead = on_device(tmp_path, has_encoder=has_encoder)
     num_steps: Counter[bool] = Counter()
     step = ahead.step
 
@@ -155,35 +141,33 @@ def test_a_step_is_queued_before_the_one_before_it_is_waited_for(tmp_path: Path)
     assert len(core._under_way) == 1
 
 
-ALL, EVERY_SECOND, IN_TURN = {(0, 1)}, {(0,), (0, 1)}, {()}
+ALL, EVERY_SECOND = {(0, 1)}, {(0,), (0, 1)}
 
 
 @pytest.mark.parametrize(
-    ("params", "has_draws", "ahead"),
+    ("params", "ahead"),
     [
-        (SAMPLED, True, ALL),
-        (replace(SAMPLED, top_p=0.8, min_p=0.01, temperature=0.7), True, ALL),
-        (replace(SAMPLED, top_k=0), True, ALL),
-        (replace(SAMPLED, top_k=0, min_p=0.01), True, ALL),
-        (replace(SAMPLED, top_k=0, top_p=0.8), True, ALL),
-        (replace(SAMPLED, top_k=0, top_p=0.8, temperature=0.7), True, ALL),
-        (SAMPLED, False, IN_TURN),
-        (replace(SAMPLED, typical_p=0.8), True, EVERY_SECOND),
-        (replace(SAMPLED, top_k=0, top_p=0.8, temperature=101.0), True, EVERY_SECOND),
-        (replace(SAMPLED, top_k=300), True, EVERY_SECOND),  # more than graphs are asked for
-        (replace(GREEDY, logprobs=2), True, EVERY_SECOND),
-        (PENALISED, False, EVERY_SECOND),
+        (SAMPLED, ALL),
+        (replace(SAMPLED, top_p=0.8, min_p=0.01, temperature=0.7), ALL),
+        (replace(SAMPLED, top_k=0), ALL),
+        (replace(SAMPLED, top_k=0, min_p=0.01), ALL),
+        (replace(SAMPLED, top_k=0, top_p=0.8), ALL),
+        (replace(SAMPLED, top_k=0, top_p=0.8, temperature=0.7), ALL),
+        (replace(SAMPLED, typical_p=0.8), EVERY_SECOND),
+        (replace(SAMPLED, top_k=0, top_p=0.8, temperature=101.0), EVERY_SECOND),
+        (replace(SAMPLED, top_k=300), EVERY_SECOND),  # more than graphs are asked for
+        (replace(GREEDY, logprobs=2), EVERY_SECOND),
+        (PENALISED, EVERY_SECOND),
     ],
 )
 @pytest.mark.parametrize("vocab_size", [VOCAB, LARGE_VOCAB])
 def test_a_token_that_the_host_draws_is_not_fed(
     tmp_path: Path,
     params: SamplingParams,
-    has_draws: bool,
     ahead: set[tuple[int, ...]],
     vocab_size: int,
 ) -> None:
-    _, core = on_device(tmp_path, has_draws=has_draws, vocab_size=vocab_size)
+    _, core = on_device(tmp_path, vocab_size=vocab_size)
     decoding(core, GREEDY, params)
     seen = set()
 
@@ -196,7 +180,7 @@ def test_a_token_that_the_host_draws_is_not_fed(
 
 def test_a_temperature_below_all_numbers_of_a_graph_draws_the_likeliest(tmp_path: Path) -> None:
     """As a float32 it is 0, by which nothing can be divided."""
-    _, core = on_device(tmp_path, has_draws=True)
+    _, core = on_device(tmp_path)
     coldest = replace(SAMPLED, temperature=1e-300)
 
     core.scheduler.add(request(0, GREEDY))
@@ -233,7 +217,7 @@ def test_a_few_that_the_host_draws_for_hold_nobody_else_back(tmp_path: Path) -> 
 def test_who_decodes_together_is_worked_out_once_where_some_pause_in_every_second_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, core = on_device(tmp_path, has_draws=True)
+    _, core = on_device(tmp_path)
     long = replace(SAMPLED, max_new_tokens=30)
     decoding(core, long, replace(PENALISED, max_new_tokens=30), long, long)
     made: list[DecodeGroup] = []

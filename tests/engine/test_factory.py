@@ -184,6 +184,8 @@ def _generating_package(
     graphs = {"decoder.onnx": decoder or _alphabet_decoder(cross=cross)}
     if cross:
         graphs["encoder.onnx"] = _idle_encoder()
+    if manifest.get("target") == "cuda":
+        write_draw_graphs(directory, VOCAB)
     return _write(
         directory,
         graphs,
@@ -261,14 +263,11 @@ async def test_generating_package_becomes_an_engine_that_generates(
     assert isinstance(events[-1], RequestFinished) and events[-1].usage.input_tokens == 2
 
 
-@pytest.mark.parametrize("has_draws", [False, True], ids=["exported before", "with draws"])
-async def test_a_package_for_a_gpu_is_served_with_and_without_a_graph_for_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_draws: bool
+async def test_a_package_for_a_gpu_is_served_with_its_graphs_for_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpu.put_in(monkeypatch)
     monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
-    if has_draws:
-        write_draw_graphs(tmp_path, VOCAB)
     package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
 
     engine = load_engine(package, CONFIG)
@@ -280,7 +279,7 @@ async def test_a_package_for_a_gpu_is_served_with_and_without_a_graph_for_draws(
     finally:
         await engine.stop()
 
-    assert engine._steps._core._runner.model.has_draws == has_draws
+    assert engine._steps._core._runner.model.has_draws
     (finished,) = (event for event in events if isinstance(event, SequenceFinished))
     assert finished.text == "cde"
 
@@ -337,7 +336,7 @@ def test_an_engine_on_a_gpu_takes_what_its_settings_say(
     engine = load_engine(package, replace(shape, gpu_memory_utilization=0.3, limits=limits))
 
     (room,) = rooms
-    graphs = [(tmp_path / f"{name}.onnx").stat().st_size for name in ("decoder", "encoder")]
+    graphs = [path.stat().st_size for path in tmp_path.glob("*.onnx")]
     assert (room.utilization, room.weights) == (0.3, sum(graphs))
     runner = engine._steps._core._runner.model
     assert (runner.buckets, runner.widest_group, runner.most_tokens) == ((2, 4), 3, 300)

@@ -321,13 +321,6 @@ def test_manifest_may_be_formatted_anew(package: Path) -> None:
     assert load_package(package).manifest.name == "dates"
 
 
-def test_older_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    message = _refusal(write_package(tmp_path / "p", lambda m: m.update(format_version=2)))
-
-    assert f"format 2 is older than {FORMAT_VERSION}" in message
-    assert "export the model again" in message
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [

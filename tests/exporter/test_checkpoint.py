@@ -31,7 +31,7 @@ CONFIGS = {
         **TEXT,
     ),
     "gpt": TransformerConfig(family="gpt", num_decoder_layers=1, max_target_len=12, **TEXT),
-    "bert": TransformerConfig(family="bert", num_encoder_layers=1, labels=("no", "yes"), **TEXT),
+    "bert": TransformerConfig(family="bert", num_encoder_layers=1, labels=("no", "oui à"), **TEXT),
     "labeller": TransformerConfig(family="labeller", num_encoder_layers=1, labels=("x",), **TEXT),
     "vit": TransformerConfig(
         family="vit",
@@ -76,6 +76,17 @@ def test_every_family_comes_back_as_it_was_saved(
     expected = model.state_dict()
     assert found.model.state_dict().keys() == expected.keys()
     assert all(torch.equal(v, expected[k]) for k, v in found.model.state_dict().items())
+
+
+def test_a_configuration_says_what_differs_from_the_defaults(saved: Path) -> None:
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    sizes = {"vocab_size": 11, "max_source_len": 12, "max_target_len": 12, "bos_token_id": 1}
+
+    assert json.loads((saved / "config.json").read_text()) == {
+        "format_version": 1,
+        "task": "mine",
+        "model": {"family": "encoder-decoder", **SIZES, **layers, **sizes},
+    }
 
 
 def test_shared_weights_are_stored_once_and_shared_again_when_loaded(saved: Path) -> None:

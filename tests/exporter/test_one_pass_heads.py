@@ -134,11 +134,11 @@ def test_model_that_makes_no_difference_takes_a_pair_as_one_text(
 
     expected = eager(load_checkpoint(path), [1, 4, 2, 6, 2]).logits[0]  # type: ignore[attr-defined]
     np.testing.assert_allclose(pair.logits, expected, atol=1e-4)
-    assert package.manifest.encoding is not None  # one that was made before pairs refuses them
+    assert package.manifest.encoding is not None  # a graph without the second type
     encoding = package.manifest.encoding.model_copy(update={"num_token_types": 1})
-    older = package.manifest.model_copy(update={"encoding": encoding})
+    single = package.manifest.model_copy(update={"encoding": encoding})
     with pytest.raises(InvalidRequest, match="takes one text, not a pair"):
-        ask(package.model_copy(update={"manifest": older}), PredictionItem("w4", "w6"))
+        ask(package.model_copy(update={"manifest": single}), PredictionItem("w4", "w6"))
 
 
 @pytest.mark.long

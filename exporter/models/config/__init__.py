@@ -11,12 +11,7 @@ from exporter.models.config.rotary_scaling import (
     RotaryScaling,
     YarnScaling,
 )
-from exporter.models.config.sizes import (
-    Family,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-)
+from exporter.models.config.sizes import Family, PositiveFloat, PositiveInt, Probability
 
 __all__ = [
     "AnyScaling",

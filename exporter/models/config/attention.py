@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from exporter.models.config.checked import Checks
 from exporter.models.config.sizes import (
@@ -12,7 +12,6 @@ from exporter.models.config.sizes import (
     PositiveInt,
     SizeOptions,
     Width,
-    unless,
 )
 
 _CACHE_WIDTHS = 8  # the attention kernels take multiples of it only
@@ -27,14 +26,14 @@ class AttentionOptions(SizeOptions):
     attention_output: bool = True  # W_O; False: the values of a single head are the output
     attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
     attention_normalizer: Literal["softmax", "relu"] = "softmax"  # relu: encoder-only families
-    attention_scale: Annotated[PositiveFloat | None, unless(None)] = None  # None: 1 / sqrt(key_dim)
-    attention_output_bias: Annotated[bool | None, unless(None)] = None  # None: as attention_bias
-    attention_softcap: Annotated[PositiveFloat | None, unless(None)] = None  # c * tanh(score / c)
-    qk_norm: Annotated[bool, unless(False)] = False  # mean-square norms of every query and key
+    attention_scale: PositiveFloat | None = None  # None: 1 / sqrt(key_dim)
+    attention_output_bias: bool | None = None  # None: as attention_bias
+    attention_softcap: PositiveFloat | None = None  # c * tanh(score / c)
+    qk_norm: bool = False  # mean-square norms of every query and key
     # A query sees so many keys, the one at its own place among them: before it, of one-pass
     # families on either side; None: all
-    window: Annotated[PositiveInt | None, unless(None)] = None
-    windowed_layers: Annotated[tuple[int, ...] | None, unless(None)] = None  # None: all
+    window: PositiveInt | None = None
+    windowed_layers: tuple[int, ...] | None = None  # None: all
 
     @property
     def kv_heads(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from exporter.models.config.sizes import SizeOptions, unless
+from exporter.models.config.sizes import SizeOptions
 
 
 class FeedForwardOptions(SizeOptions):
@@ -15,4 +15,4 @@ class FeedForwardOptions(SizeOptions):
     feed_forward_bias: bool = True
     # In a package in float16 the second product stays in float32, and what it is added to: T5's
     # values there pass the largest number of float16 on some texts.
-    float32_feed_forward_output: Annotated[bool, unless(False)] = False
+    float32_feed_forward_output: bool = False

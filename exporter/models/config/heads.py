@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from engine.package.manifest import LabelScores
 from exporter.models.config.checked import Checks
-from exporter.models.config.sizes import SizeOptions, Width, unless
+from exporter.models.config.sizes import SizeOptions, Width
 
 Pooling = Literal["first", "mean", "max"]
 Pooler = Literal["tanh", "relu", "gelu", "gelu_tanh", "silu", "linear", "none"]
@@ -16,15 +16,15 @@ Pooler = Literal["tanh", "relu", "gelu", "gelu_tanh", "silu", "linear", "none"]
 class HeadOptions(SizeOptions):
     """From vectors of tokens to the one of a text, and to labels."""
 
-    pooling: Annotated[Pooling, unless("first")] = "first"  # of bert: which vector is the text's
+    pooling: Pooling = "first"  # of bert: which vector is the text's
     # A dense layer behind it, of a labeller on every token, by its activation; None: tanh of bert
-    pooler: Annotated[Pooler | None, unless(None)] = None
-    pooler_bias: Annotated[bool, unless(True)] = True
-    pooler_norm: Annotated[bool, unless(False)] = False  # behind the activation
-    embedding_dim: Annotated[Width | None, unless(None)] = None  # of the pooler; None: d_model
-    normalize: Annotated[bool, unless(False)] = False  # vectors of length 1
+    pooler: Pooler | None = None
+    pooler_bias: bool = True
+    pooler_norm: bool = False  # behind the activation
+    embedding_dim: Width | None = None  # of the pooler; None: d_model
+    normalize: bool = False  # vectors of length 1
     # What makes probabilities of logits: one label of many, or each by itself; none: they are told
-    label_scores: Annotated[LabelScores, unless("softmax")] = "softmax"
+    label_scores: LabelScores = "softmax"
 
     @property
     def pooler_kind(self) -> Pooler:

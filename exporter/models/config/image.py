@@ -9,7 +9,6 @@ from pydantic import Field
 
 from engine.package.manifest import MAX_IMAGE_SIZE, Resample
 from exporter.models.config.checked import CheckedOptions, Checks
-from exporter.models.config.sizes import unless
 
 ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
 
@@ -23,12 +22,12 @@ class ImageConfig(CheckedOptions):
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # pixel_values = (pixel / 255 - mean) / std
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     # What a picture's height and width become before its middle is seen; None: `size`
-    resize: Annotated[ImageSize | None, unless(None)] = None
-    keep_ratio: Annotated[bool, unless(False)] = False  # only its shorter edge becomes that
-    resample: Annotated[Resample, unless("bilinear")] = "bilinear"
+    resize: ImageSize | None = None
+    keep_ratio: bool = False  # only its shorter edge becomes that
+    resample: Resample = "bilinear"
     # DeiT: a second token beside the class token; with a head, its logits and the class token's
     # are averaged
-    distillation: Annotated[Literal["none", "token", "head"], unless("none")] = "none"
+    distillation: Literal["none", "token", "head"] = "none"
 
     @property
     def num_special(self) -> int:

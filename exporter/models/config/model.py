@@ -19,13 +19,7 @@ from exporter.models.config.heads import HeadOptions
 from exporter.models.config.image import ImageConfig
 from exporter.models.config.norm import NormOptions
 from exporter.models.config.positions import PositionOptions
-from exporter.models.config.sizes import (
-    WITH_DECODER,
-    PositiveFloat,
-    TokenId,
-    VocabSize,
-    unless,
-)
+from exporter.models.config.sizes import WITH_DECODER, PositiveFloat, TokenId, VocabSize
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "uncounted_token_id")
@@ -69,35 +63,32 @@ class TransformerConfig(
     FeedForwardOptions,
     AttentionOptions,
 ):
-    """Every option of every family; an option that a family does not use keeps its default.
-
-    On disk the groups stand one behind the other, the last of the bases first.
-    """
+    """Every option of every family; an option that a family does not use keeps its default."""
 
     # Vocabulary
     scale_embeddings: bool = True  # by sqrt(d_model), section 3.4
     share_embeddings: bool = True  # source and target
     tie_output: bool = True  # the output projection is the target embedding
     output_bias: bool = False
-    logit_softcap: Annotated[PositiveFloat | None, unless(None)] = None  # c * tanh(logit / c)
-    parallel_residual: Annotated[bool, unless(False)] = False  # x + attention(x) + feed_forward(x)
-    output_scale: Annotated[PositiveFloat, unless(1.0)] = 1.0  # of what the output reads (T5)
+    logit_softcap: PositiveFloat | None = None  # c * tanh(logit / c)
+    parallel_residual: bool = False  # x + attention(x) + feed_forward(x)
+    output_scale: PositiveFloat = 1.0  # of what the output reads (T5)
     embedding_norm: bool = False  # BERT
     num_token_types: VocabSize = 0  # BERT; 0: no token type embedding
     pad_token_id: TokenId = 0
     # Of encoders: a token that no place counts, its own is the one before the first (RoBERTa, M2M)
-    uncounted_token_id: Annotated[TokenId | None, unless(None)] = None
+    uncounted_token_id: TokenId | None = None
     bos_token_id: TokenId | None = None  # also the first decoder token of an encoder-decoder
     eos_token_id: TokenId | None = None
     # These end a sequence as well.
-    other_eos_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=64), unless(())] = ()
+    other_eos_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=64)] = ()
 
     # Heads of one-pass families
     labels: tuple[str, ...] = ()  # none: a bert or vit that gives vectors only
     image: ImageConfig | None = None
 
     # Of gpt: what computes it, in place of our blocks; the other options say how its layers attend
-    code: Annotated[OriginalCode | None, unless(None)] = None
+    code: OriginalCode | None = None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from exporter.models.config.sizes import SizeOptions, unless
+from exporter.models.config.sizes import SizeOptions
 
 
 class NormOptions(SizeOptions):
@@ -15,11 +15,11 @@ class NormOptions(SizeOptions):
     norm: Literal["layer", "rms"] = "layer"
     # both: the sublayer's output has a norm of its own before it is added
     norm_position: Literal["first", "last", "both"] = "last"
-    norm_bias: Annotated[bool, unless(True)] = True  # of layer norms
+    norm_bias: bool = True  # of layer norms
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     final_norm: bool | None = None  # a norm after the last layer; None: unless they are last
     # Of the first layer, before its attention; ModernBERT: the embedding's norm stands there
-    first_norm: Annotated[bool, unless(True)] = True
+    first_norm: bool = True
 
     @property
     def has_final_norm(self) -> bool:

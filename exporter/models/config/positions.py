@@ -11,13 +11,7 @@ from pydantic import Field
 from exporter.models.config.attention import AttentionOptions
 from exporter.models.config.checked import Check, Checks
 from exporter.models.config.rotary_scaling import AnyScaling, LongScaling
-from exporter.models.config.sizes import (
-    WITH_DECODER,
-    Length,
-    PositiveFloat,
-    PositiveInt,
-    unless,
-)
+from exporter.models.config.sizes import WITH_DECODER, Length, PositiveFloat, PositiveInt
 from exporter.models.config.vocabulary import VocabularyOptions
 
 _MAX_TABLE = 2**28  # numbers in a table of positions that is computed, not learned
@@ -40,18 +34,16 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
         "rotary",
         "relative",
     ] = "sinusoidal"
-    position_offset: Annotated[Length, unless(0)] = 0  # the number of the first sinusoidal place
+    position_offset: Length = 0  # the number of the first sinusoidal place
     # Numbers that sinusoidal places are rounded to, where they were kept so in an original
-    position_dtype: Annotated[Literal["float32", "float16", "bfloat16"], unless("float32")] = (
-        "float32"
-    )
-    relative_buckets: Annotated[PositiveInt, unless(32)] = 32
-    relative_max_distance: Annotated[PositiveInt, unless(128)] = 128  # one bucket from here on
+    position_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    relative_buckets: PositiveInt = 32
+    relative_max_distance: PositiveInt = 128  # one bucket from here on
     rotary_base: Annotated[float, Field(gt=0)] = 10000.0
     rotary_scaling: AnyScaling | None = None
-    rotary_dim: Annotated[PositiveInt | None, unless(None)] = None  # of a head turn; None: all
+    rotary_dim: PositiveInt | None = None  # of a head turn; None: all
     # The base in layers that have a window, where nothing is stretched; None: as elsewhere
-    local_rotary_base: Annotated[PositiveFloat | None, unless(None)] = None
+    local_rotary_base: PositiveFloat | None = None
 
     @property
     def position_checks(self) -> Checks:

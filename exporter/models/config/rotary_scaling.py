@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from exporter.models.config.sizes import PositiveFloat, PositiveInt, unless
+from exporter.models.config.sizes import PositiveFloat, PositiveInt
 
 Factor = Annotated[float, Field(ge=1)]
 
@@ -22,7 +22,7 @@ class RotaryScaling(_Scaling):
     than original_max_len / high_freq_factor are left as they are, and those between are blended.
     """
 
-    kind: Annotated[Literal["llama3"], unless("llama3")] = "llama3"
+    kind: Literal["llama3"]
     factor: Factor
     low_freq_factor: PositiveFloat
     high_freq_factor: PositiveFloat

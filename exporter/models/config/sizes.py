@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from operator import eq
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -25,14 +23,6 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 WITH_DECODER: tuple[Family, ...] = ("encoder-decoder", "gpt")
-
-
-def unless(default: object) -> Any:
-    """Return the annotation that leaves an option of this value out of a file.
-
-    Options that came after the first release have it: what was written before stays as it is.
-    """
-    return Field(exclude_if=partial(eq, default))
 
 
 class SizeOptions(CheckedOptions):

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 from exporter.models.config.checked import Checks
-from exporter.models.config.sizes import (
-    WITH_DECODER,
-    Length,
-    SizeOptions,
-    VocabSize,
-    Width,
-    unless,
-)
+from exporter.models.config.sizes import WITH_DECODER, Length, SizeOptions, VocabSize, Width
 
 
 class VocabularyOptions(SizeOptions):
@@ -21,16 +13,16 @@ class VocabularyOptions(SizeOptions):
 
     vocab_size: VocabSize = 0  # 0: vit
     # What the encoder before a decoder reads; None: vocab_size
-    source_vocab_size: Annotated[VocabSize | None, unless(None)] = None
+    source_vocab_size: VocabSize | None = None
     # Width of the tokens' vectors where a product makes them as wide as the model, and one makes
     # what the output reads as narrow: gpt; None: d_model
-    token_dim: Annotated[Width | None, unless(None)] = None
+    token_dim: Width | None = None
     max_source_len: Length = 0  # encoder positions
     max_target_len: Length = 0  # decoder positions
     # Of bert: texts lose what they have above so many tokens; None: longer ones than
     # max_source_len are refused
-    cut_at: Annotated[Length | None, unless(None)] = None
-    cuts_left: Annotated[bool, unless(False)] = False  # of a text that is cut the end is left
+    cut_at: Length | None = None
+    cuts_left: bool = False  # of a text that is cut the end is left
 
     @property
     def vocabulary_checks(self) -> Checks:

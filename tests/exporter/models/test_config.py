@@ -1,4 +1,4 @@
-"""What of a configuration does not go together is told at once, and its file stays as it is."""
+"""What of a configuration does not go together is told at once."""
 
 from __future__ import annotations
 
@@ -96,28 +96,3 @@ def test_problems_are_told_of_a_file_as_of_what_is_given() -> None:
     assert set(told) == {("d_ff",), ()}
     assert "d_model (16) must be a multiple of num_heads (3)" in told[()]
     assert "windowed_layers needs window" in told[()]
-
-
-def test_options_stand_in_a_file_as_they_always_have() -> None:
-    """Interrupted runs know their configuration by these bytes."""
-    config = TransformerConfig.model_validate({**GPT, "vocab_size": 3, "max_target_len": 4})
-
-    assert list(config.model_dump()) == [
-        *("family", "d_model", "num_heads", "num_kv_heads", "d_ff"),
-        *("num_encoder_layers", "num_decoder_layers", "key_dim", "value_dim", "attention_bias"),
-        *("attention_output", "attention_score", "attention_normalizer", "activation"),
-        *("gated_feed_forward", "feed_forward_bias", "norm", "norm_position", "norm_eps"),
-        *("final_norm", "dropout", "attention_dropout", "feed_forward_dropout", "vocab_size"),
-        *("max_source_len", "max_target_len", "positions", "rotary_base", "rotary_scaling"),
-        *("scale_embeddings", "share_embeddings", "tie_output", "output_bias", "embedding_norm"),
-        *("num_token_types", "pad_token_id", "bos_token_id", "eos_token_id", "labels", "image"),
-    ]
-
-
-def test_an_option_that_came_later_stands_in_a_file_where_it_is_used() -> None:
-    config = TransformerConfig.model_validate(
-        {**GPT, "vocab_size": 3, "max_target_len": 4, "attention_scale": 1}
-    )
-
-    assert '"attention_scale":1.0' in config.model_dump_json()
-    assert TransformerConfig.model_validate_json(config.model_dump_json()) == config

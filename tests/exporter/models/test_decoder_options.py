@@ -196,14 +196,6 @@ def test_new_positions_behind_a_cache_are_those_of_the_whole_text(options, rando
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_what_was_written_before_the_options_came_is_written_so_still():
-    names = config_of().model_dump(mode="json").keys()
-
-    assert not names & (MODERN.keys() - {"norm_position", "rotary_scaling"})
-    config = config_of(**MODERN)
-    assert TransformerConfig.model_validate_json(config.model_dump_json()) == config
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

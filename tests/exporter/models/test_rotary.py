@@ -121,7 +121,8 @@ def test_scores_of_turned_heads_depend_on_their_distance_alone():
 
 def test_llama3_scaling_slows_long_waves_and_leaves_short_ones():
     plain = rotary_frequencies(16, base=1000.0)
-    scaling = RotaryScaling(factor=4, low_freq_factor=1, high_freq_factor=2, original_max_len=64)
+    sizes = {"factor": 4, "low_freq_factor": 1, "high_freq_factor": 2, "original_max_len": 64}
+    scaling = RotaryScaling(kind="llama3", **sizes)
 
     scaled = rotary_frequencies(16, base=1000.0, scaling=scaling)
 
@@ -148,6 +149,7 @@ def test_a_text_longer_than_the_rotary_table_is_refused_with_both_numbers():
             {
                 "positions": "learned",
                 "rotary_scaling": {
+                    "kind": "llama3",
                     "factor": 2,
                     "low_freq_factor": 1,
                     "high_freq_factor": 4,
@@ -159,6 +161,7 @@ def test_a_text_longer_than_the_rotary_table_is_refused_with_both_numbers():
         (
             {
                 "rotary_scaling": {
+                    "kind": "llama3",
                     "factor": 2,
                     "low_freq_factor": 4,
                     "high_freq_factor": 4,
