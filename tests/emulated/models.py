@@ -141,7 +141,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_encoder_layers": 2,
         "positions": "learned",
         "activation": "gelu",
-        "image": ImageConfig(size=8, patch_size=2, channels=1, mean=(0.3,), std=(0.35,)),
+        "image": ImageConfig(size=16, patch_size=4, channels=1, mean=(0.3,), std=(0.35,)),
         "labels": tuple("0123456789"),
     },
 }

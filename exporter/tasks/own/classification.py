@@ -22,7 +22,6 @@ from exporter.training.task import Task
 
 COLUMNS = ("text", "label")
 CLS, SEP = "[CLS]", "[SEP]"
-MAX_LEN = 256  # tokens of a text that a fresh model takes; what is longer is cut
 _NUM_SAMPLES = 4
 
 
@@ -92,11 +91,9 @@ def _start(
     return tokenizer, TransformerConfig(
         family="bert",
         **data.shape.options,
-        num_encoder_layers=data.shape.num_layers,
         activation="gelu",
-        dropout=0.1,
         vocab_size=tokenizer.get_vocab_size(),
-        max_source_len=MAX_LEN,
+        max_source_len=data.shape.max_len,
         positions="learned",
         scale_embeddings=False,
         embedding_norm=True,

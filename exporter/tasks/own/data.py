@@ -36,13 +36,13 @@ class OwnData:
 
     path: Path
     validation: Path | None = None  # examples to judge by; None: some of `path`
-    size: SizeName = "tiny"
+    size: SizeName | Size = "tiny"
     start: Checkpoint | None = None  # the model to go on from; None: one with fresh weights
 
     @property
     def shape(self) -> Size:
         """The size of a model with fresh weights."""
-        return SIZES[self.size]
+        return self.size if isinstance(self.size, Size) else SIZES[self.size]
 
     def task(
         self,

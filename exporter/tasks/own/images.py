@@ -12,7 +12,7 @@ from engine.errors import ConfigError, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.wording import listed
 from exporter.graphs.contracts import image_contract
-from exporter.models.config import ImageConfig, TransformerConfig
+from exporter.models.config import TransformerConfig
 from exporter.pictures import SUFFIXES, Picture, class_folders, find_pictures
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
@@ -20,8 +20,6 @@ from exporter.tasks.own.labels import better_than, known_labels
 from exporter.tasks.own.parts import Parts
 from exporter.training.data import Example
 from exporter.training.task import Task
-
-_PIXELS = {"tiny": (32, 4), "base": (224, 16)}  # of an image, of a patch: height and width
 
 
 def images_task(seed: int, data: OwnData) -> Task:
@@ -97,17 +95,14 @@ def _start(data: OwnData, labels: tuple[str, ...]) -> TransformerConfig:
     start = data.started("vit")
     if start is not None:
         return start.config.model.model_copy(update={"labels": labels})
-    size, patch_size = _PIXELS[data.size]
     return TransformerConfig(
         family="vit",
         **data.shape.options,
-        num_encoder_layers=data.shape.num_layers,
         activation="gelu",
         norm_position="first",
-        dropout=0.1,
         positions="learned",
         labels=labels,
-        image=ImageConfig(size=size, patch_size=patch_size),
+        image=data.shape.image,
     )
 
 

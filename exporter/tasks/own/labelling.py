@@ -21,7 +21,6 @@ from exporter.tasks.own.subwords import PAD, train_subwords
 from exporter.training.data import IGNORED, Example
 from exporter.training.task import Task
 
-MAX_LEN = 256  # tokens of a sentence that a fresh model takes; what is longer is cut
 _NUM_SAMPLES = 4
 _DOCUMENT = "-DOCSTART-"  # begins a document in the files of CoNLL-2003
 
@@ -138,11 +137,9 @@ def _start(
     return tokenizer, TransformerConfig(
         family="labeller",
         **data.shape.options,
-        num_encoder_layers=data.shape.num_layers,
         norm_position="first",
-        dropout=0.1,
         vocab_size=tokenizer.get_vocab_size(),
-        max_source_len=MAX_LEN,
+        max_source_len=data.shape.max_len,
         pad_token_id=tokenizer.token_to_id(PAD),
         labels=labels,
     )

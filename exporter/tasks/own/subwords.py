@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
 PAD = "[PAD]"
@@ -26,7 +26,9 @@ def train_subwords(
         pieces = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*by_words, pieces])
     else:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        pieces = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        pairs = pre_tokenizers.Split(Regex("Ġ?[0-9]{1,2}"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, pairs])
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     trainer = BpeTrainer(
         vocab_size=vocab_size,

@@ -23,8 +23,7 @@ from exporter.training.task import Outcome, Task
 
 COLUMNS = ("source", "target")
 BOS, EOS = "[BOS]", "[EOS]"
-MAX_LEN = 256  # tokens of a sentence that a fresh model takes, its end included
-_MAX_CHARACTERS = 16 * MAX_LEN  # what has more has more tokens too; counted before it is cut
+_MAX_CHARACTERS = 4096  # what has more has more tokens too; counted before it is cut
 _TOKENIZER_PAIRS = 500_000  # that the tokenizer is trained on
 _WRITTEN = 200  # sentences that are translated to choose the best checkpoint
 _NUM_SAMPLES = 6
@@ -128,13 +127,11 @@ def _start(data: OwnData, pairs: Sequence[Pair]) -> tuple[Tokenizer, Transformer
     return tokenizer, TransformerConfig(
         family="encoder-decoder",
         **data.shape.options,
-        num_encoder_layers=data.shape.num_layers,
-        num_decoder_layers=data.shape.num_layers,
+        num_decoder_layers=data.shape.num_decoder_layers,
         norm_position="first",
-        dropout=0.1,
         vocab_size=tokenizer.get_vocab_size(),
-        max_source_len=MAX_LEN,
-        max_target_len=MAX_LEN,
+        max_source_len=data.shape.max_len,
+        max_target_len=data.shape.max_len,
         pad_token_id=tokenizer.token_to_id(PAD),
         bos_token_id=tokenizer.token_to_id(BOS),
         eos_token_id=tokenizer.token_to_id(EOS),

@@ -18,7 +18,7 @@ WORDS = {"one": "eins", "two": "zwei", "six": "sechs", "ten": "zehn", "cat": "Ka
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a tiny model smaller still: what is tested is the way from a file to a checkpoint."""
-    tiny = Size(32, 2, 64, 1, 400, 60, 512, 1e-2, 1e-2)
+    tiny = Size(32, 2, 64, 1, 1, 400, 60, 512, 1e-2, 1e-2)
     monkeypatch.setattr(size, "SIZES", {"tiny": tiny, "base": tiny})
     monkeypatch.setattr("exporter.tasks.own.data.SIZES", size.SIZES)
 
