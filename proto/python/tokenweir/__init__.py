@@ -21,7 +21,7 @@ Without a server, `tokenweir.load` runs a package in this process, and returns t
 
 Every call has a deadline (60 s unless told otherwise) and is retried, while nothing of an answer
 has come, if the server is unavailable or full; the server's push-back says how long to wait.
-What a call raises:
+A call raises:
 
     TokenweirClientError      any other status
     ├── InvalidArgument       `violations` names every wrong field
@@ -38,7 +38,7 @@ What a call raises:
         └── BrokenStream
 
 and TypeError or ValueError for arguments that cannot be sent at all; ValueError for a call of a
-client that is closed. What runs when it is closed ends with Cancelled.
+client that is closed. A call that runs when it is closed ends with Cancelled.
 
 `channel` puts another one in the place of a channel to an address, for tests or for interceptors:
 `Client(channel=grpc.intercept_channel(...))`; `credentials` are those of gRPC, `token` is what a

@@ -18,7 +18,7 @@ ChannelT = TypeVar("ChannelT", grpc.Channel, grpc.aio.Channel)
 
 CLOSED = "the client is closed; make another one"
 
-_MAX_ATTEMPTS = 5  # of gRPC itself, which lowers a greater number without a word
+_MAX_ATTEMPTS = 5  # gRPC silently lowers a greater number
 _LAST_PORT = 65_535
 _MAX_ANSWER_BYTES = 64 * 2**20
 _PING_PAUSE, _PING_PATIENCE = 60.0, 20.0  # seconds

@@ -39,7 +39,7 @@ from grpc_status import rpc_status
 
 @dataclass(frozen=True)
 class FieldViolation:
-    """What is wrong with one field of a request."""
+    """An error in one field of a request."""
 
     field: str  # its path in the message, as "decoding.sampling.top_p"
     description: str
@@ -67,7 +67,7 @@ class TokenweirClientError(Exception):
 
     @property
     def message(self) -> str:
-        """What the server said, and the violations that this does not say."""
+        """The server's message, and the violations that it does not name."""
         said: str = self.args[0]
         more = [
             f"  {violation.field}: {violation.description}"
@@ -84,7 +84,7 @@ class TokenweirClientError(Exception):
 class InvalidArgument(TokenweirClientError):
     """The request is wrong; `violations` names every wrong field.
 
-    Of several inputs of which some are refused, `others` has what the others got, by their places.
+    `others` has the answers to those of several inputs that were not refused, by their places.
     """
 
     others: Mapping[int, Any] = MappingProxyType({})
@@ -95,7 +95,7 @@ class Unauthenticated(TokenweirClientError):
 
 
 class PermissionDenied(TokenweirClientError):
-    """Whose token was sent may not ask for that."""
+    """The token that was sent does not permit the call."""
 
 
 class NotFound(TokenweirClientError):

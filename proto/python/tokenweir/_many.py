@@ -22,7 +22,7 @@ RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 FoundT = TypeVar("FoundT", bound=_Found)
 
-_MOST_INPUTS, _MOST_BYTES = 64, 2**20  # of a call, what a server takes unless it is told otherwise
+_MOST_INPUTS, _MOST_BYTES = 64, 2**20  # a server's default limits of a call
 _RESULTS = ("results", "scores", "vectors")
 
 
@@ -149,7 +149,7 @@ def _divided(inputs: Sequence[Message], most_bytes: int) -> list[list[int]]:
             num_bytes = 0
         calls[-1].append(place)
         num_bytes += size
-    return calls  # of no inputs one call, which is refused
+    return calls  # no inputs make one call, which is refused
 
 
 def _results_of(response: Any) -> Any:

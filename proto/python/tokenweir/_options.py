@@ -17,17 +17,17 @@ class TextPart(TypedDict):
 
 
 class Message(TypedDict):
-    """What somebody says in a conversation.
+    """A message of a conversation.
 
-    What other clients of chat APIs put beside it may be there where it is null, false or empty, and
-    `name`, `parsed` and `reasoning_content` anyway: nothing of them is sent.
+    Fields that other clients of chat APIs add may be null, false or empty; `name`, `parsed` and
+    `reasoning_content` may have any value. None of them is sent.
     """
 
     role: str  # "system", "user", "assistant" or what else the model's chat template knows
     content: str | Sequence[TextPart]
 
 
-Chat = Sequence[Message | Mapping[str, object]]  # of which the model's chat template makes a text
+Chat = Sequence[Message | Mapping[str, object]]  # the model's chat template makes a text of it
 Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
 Truncate = Literal["left", "right"]
 Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
@@ -56,7 +56,7 @@ class CallOptions(TypedDict, total=False):
     model_version: str | None
     request_id: str | None  # one is made if it is left out
     timeout: float | None  # seconds; None: no deadline
-    answer_others: bool | None  # of many inputs: False: one that is refused ends the call at once
+    answer_others: bool | None  # False: one refused input ends the call at once
 
 
 class SchedulingOptions(TypedDict, total=False):
@@ -70,8 +70,8 @@ class SchedulingOptions(TypedDict, total=False):
 class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     """Options of a generation: the fields of SamplingParams under names that read well in a call.
 
-    None is the same as leaving an option out, but for `timeout`. What is left out has the model's
-    default, if its package has one (ModelInfo.defaults), which an empty list rules out.
+    None is the same as leaving an option out, but for `timeout`. An option that is left out has the
+    model's default, if its package has one (ModelInfo.defaults), which an empty list rules out.
     """
 
     # "greedy", "sampling" or "beam". Left out: what other options imply, or the model's default.

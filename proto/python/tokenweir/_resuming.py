@@ -31,7 +31,7 @@ _LOST = "REPLICA_LOST"  # nobody is there that could go on
 
 
 class Seen(Protocol):
-    """What has come of a stream."""
+    """The part of a stream that has been received."""
 
     num_messages: int
 
@@ -70,8 +70,8 @@ class SeenMessages:
 class Resumption(Generic[CallT]):
     """Starts the calls of one stream: the first, and those that go on where one broke.
 
-    What breaks counts as an attempt. A server that is not there, or has no room, is asked again
-    and again: it is being started, or another one in its place.
+    A call that breaks counts as an attempt. A server that is not there, or has no room, is asked
+    again and again: it is being started, or another one in its place.
     """
 
     def __init__(

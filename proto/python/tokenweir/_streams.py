@@ -21,7 +21,7 @@ _NO_RESULT = "the stream has not ended well; read it to its end to get the resul
 
 
 class _StreamCall(Protocol):
-    """What is used of grpc's own call object."""
+    """The methods of grpc's own call object that are used."""
 
     def __iter__(self) -> Iterator[generation_service_pb2.GenerateStreamResponse]: ...
 

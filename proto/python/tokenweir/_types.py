@@ -1,4 +1,4 @@
-"""What the client returns, as frozen dataclasses without protobuf in them."""
+"""The results of the client's calls, as frozen dataclasses without protobuf in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time went, in seconds on the server's monotonic clock."""
+    """Time by phase, in seconds on the server's monotonic clock."""
 
     queue: float  # arrival to admission
     prefill: float  # admission to the first token
@@ -35,7 +35,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What answered, so that a result can be reproduced."""
+    """The model, server and machine behind an answer, so that it can be reproduced."""
 
     model: str
     model_version: str
@@ -44,8 +44,8 @@ class Provenance:
     determinism: str  # "batch_invariant" or "best_effort": what was in fact used
     replica_id: str
     server_version: str = ""
-    processor: str = ""  # of a CPU its name, instruction sets and L2 cache, of a GPU its name
-    threads: int = 0  # of the CPU, that the model may use
+    processor: str = ""  # a CPU's name, instruction sets and L2 cache, or a GPU's name
+    threads: int = 0  # CPU threads that the model may use
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TokenLogprob:
     """A token with its natural log-probability, before penalties and truncation."""
 
     token_id: int
-    piece: bytes  # what the token adds to the text; need not be whole characters
+    piece: bytes  # added to the text; need not be whole characters
     logprob: float
     rank: int  # 1: the most likely
 
@@ -125,7 +125,7 @@ class Generation(_BestFirst):
     timing: Timing
     provenance: Provenance
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
-    source_pieces: tuple[bytes, ...] = ()  # of the tokens that alignment is to, if asked for
+    source_pieces: tuple[bytes, ...] = ()  # the tokens that alignment is to, if asked for
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ class Generations(_Sequence[Result]):
 
 @dataclass(frozen=True)
 class Score:
-    """What a model thinks of a target behind its source."""
+    """The log-probability of a target behind its source."""
 
     sum_logprob: float
-    positions: tuple[PositionLogprobs, ...]  # of the target's tokens
+    positions: tuple[PositionLogprobs, ...]  # one per token of the target
     usage: Usage
     timing: Timing
     provenance: Provenance
@@ -231,15 +231,15 @@ class Embedding(_Sequence[float]):
 
 @dataclass(frozen=True)
 class TargetScore:
-    """What a model thinks of one target of several."""
+    """The log-probability of one target of several."""
 
     sum_logprob: float
-    positions: tuple[PositionLogprobs, ...]  # of the target's tokens
+    positions: tuple[PositionLogprobs, ...]  # one per token of the target
 
 
 @dataclass(frozen=True)
 class Answers(_Sequence[T]):
-    """What each item of a call got, in their order, and what all of them took together.
+    """The answers to the items of a call, in their order, and what all of them took together.
 
     A score is a TargetScore, a classification its labels, best first, a labelling its spans, and
     an embedding its values. It is a sequence of the `results`.
@@ -257,7 +257,7 @@ class Answers(_Sequence[T]):
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What requests are checked against; 0: the model cannot, or the server did not say."""
+    """Limits that requests are checked against; 0: the model cannot, or the server did not say."""
 
     max_input_tokens: int
     max_output_tokens: int
@@ -274,9 +274,9 @@ class TextQuality:
     """How near the answers of a format that rounds are, on a person's lines: chrF, 0 to 100."""
 
     lines: int
-    chrf: float | None  # of the package's answers to references; None: there are none
-    eager_chrf: float | None  # of the eager model's answers to references
-    chrf_between: float | None  # of the package's answers to those of the eager model
+    chrf: float | None  # the package's answers, to references; None: there are none
+    eager_chrf: float | None  # the eager model's answers, to references
+    chrf_between: float | None  # the package's answers, to those of the eager model
 
 
 @dataclass(frozen=True)
@@ -288,20 +288,20 @@ class ParityLoss:
     positions: int
     median: float
     largest: float
-    eager_median: float  # of the eager model itself, in the type of the package
+    eager_median: float  # the eager model itself, in the type of the package
     eager_largest: float
 
 
 @dataclass(frozen=True)
 class ParityAnswers:
-    """What a model tells of items, beside what the eager model tells of them."""
+    """A package's answers to items, compared with those of the eager model."""
 
     items: int
     labels: int
     labels_turned: int
     max_probability_diff: float | None  # None: there are no probabilities
     max_score_diff: float | None  # None: it tells no numbers
-    pairs: int  # of items whose scores differ
+    pairs: int  # pairs of items whose scores differ
     pairs_turned: int
     max_vector_loss: float | None  # 1 - cosine; None: there are no vectors
     max_number_diff: float | None
@@ -322,7 +322,7 @@ class ParityCertificate:
     batch_invariant: bool  # rows were bit-equal alone and in a batch
     text_quality: TextQuality | None = None  # None: none was measured
     proof: str = ""  # how much was tried: "quick", "standard" or "full"
-    losses: tuple[ParityLoss, ...] = ()  # of a format that rounds further there is none
+    losses: tuple[ParityLoss, ...] = ()  # empty for a format that rounds further
     answers: ParityAnswers | None = None  # None: the model generates
     largest_float16: float | None = None  # number in the eager model; None: another type
     original: str = ""  # with what an imported model was compared; "": it is the original itself
@@ -330,12 +330,12 @@ class ParityCertificate:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the answers of two versions to a request begin to differ."""
+    """The place at which the answers of two versions to a request begin to differ."""
 
     request_id: str
     input: int  # or item
-    output: int  # of the input, or span
-    token: int  # of the output; the number of all if one answer is the other's beginning
+    output: int  # index of the output, or of the span
+    token: int  # index of the token; the number of all if one answer is the other's beginning
 
 
 @dataclass(frozen=True)
@@ -347,12 +347,12 @@ class Comparison:
     different: int
     failed: int  # requests that one of them did not answer
     first_difference: Difference | None
-    largest_distance: float = 0.0  # of numbers of two answers; see the protocol
+    largest_distance: float = 0.0  # numbers of two answers; see the protocol
 
 
 @dataclass(frozen=True)
 class VersionTraffic:
-    """What a version of a model has of the calls for the model."""
+    """The part of a model's calls that one of its versions has."""
 
     share: float  # percent of the new calls that name no version
     replicas: int  # that take calls
@@ -372,10 +372,10 @@ class ModelInfo:
     limits: ModelLimits
     manifest_sha256: str  # hexadecimal
     parity: ParityCertificate | None
-    labels: tuple[str, ...]  # of the classes, in the order of the model's head
-    device: str  # where it runs: "cpu", or the name of the GPU; "" of an older server
+    labels: tuple[str, ...]  # by class, in the order of the model's head
+    device: str  # "cpu", or the name of the GPU it runs on; "" of an older server
     precision: str  # in which it computes: "fp32", "fp16", "bf16"; "" of an older server
-    # What a generation gets for options that it leaves away, by their names.
+    # The values of options that a generation leaves away, by their names.
     defaults: Mapping[str, object] = field(default_factory=dict)
     traffic: VersionTraffic | None = None  # told at an admin port
 
@@ -389,7 +389,7 @@ class ServerInfo:
     instance_id: str
     start_time: datetime  # UTC
     features: tuple[str, ...]
-    replicas: tuple[ReplicaInfo, ...] = ()  # of a gateway: those that answer
+    replicas: tuple[ReplicaInfo, ...] = ()  # those that answer, if it is a gateway
 
 
 @dataclass(frozen=True)
@@ -409,8 +409,8 @@ class WastedWork:
     cancelled_tokens: int = 0
     expired_tokens: int = 0  # their deadline passed
     failed_tokens: int = 0
-    discarded_tokens: int = 0  # of beams, and of samples not returned
-    preempted_tokens: int = 0  # of requests that had to make room, and are computed again
+    discarded_tokens: int = 0  # beams, and samples that are not returned
+    preempted_tokens: int = 0  # requests that had to make room, and are computed again
 
 
 @dataclass(frozen=True)

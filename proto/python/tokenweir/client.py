@@ -111,7 +111,7 @@ class Client:
     ) -> Generations:
         """Generate from several prompts, in calls of 64, or as many as the server takes.
 
-        One deadline is that of all. Where some are refused, InvalidArgument names them and has what
+        One deadline holds for all. If some are refused, InvalidArgument names them and has what
         the `others` got.
         """
         request = requests.generate_many_request(model, prompts, options)
@@ -260,7 +260,7 @@ class Client:
     def load_model(self, package: str, **options: Unpack[LoadOptions]) -> ModelInfo:
         """Have a server load a package, a path or URL there, at an admin port; wait for it.
 
-        What serves goes on; what is loaded already is returned as it is.
+        Models that serve go on; one that is loaded already is returned as it is.
         """
         request = requests.load_model_request(package, options)
         response = self._call(self._admin.LoadModel, request, requests.patient(options))
@@ -370,7 +370,7 @@ class AsyncClient:
     ) -> Generations:
         """Generate from several prompts, in calls of 64, or as many as the server takes.
 
-        One deadline is that of all. Where some are refused, InvalidArgument names them and has what
+        One deadline holds for all. If some are refused, InvalidArgument names them and has what
         the `others` got.
         """
         request = requests.generate_many_request(model, prompts, options)
@@ -581,7 +581,7 @@ class AsyncClient:
     async def load_model(self, package: str, **options: Unpack[LoadOptions]) -> ModelInfo:
         """Have a server load a package, a path or URL there, at an admin port; wait for it.
 
-        What serves goes on; what is loaded already is returned as it is.
+        Models that serve go on; one that is loaded already is returned as it is.
         """
         request = requests.load_model_request(package, options)
         patient = requests.patient(options)

@@ -10,7 +10,7 @@ def keepalive_options(pause: float, patience: float) -> tuple[tuple[str, int], .
     """
     return (
         ("grpc.keepalive_time_ms", round(pause * 1000)),
-        # What gRPC waits for an answer; it ignores grpc.keepalive_timeout_ms and waits a minute.
+        # The wait for an answer: gRPC ignores grpc.keepalive_timeout_ms, and would wait a minute.
         ("grpc.http2.ping_timeout_ms", round(patience * 1000)),
         ("grpc.http2.max_pings_without_data", 0),  # as many as it takes
     )

@@ -1,4 +1,4 @@
-"""What was received of a sequence of a stream: how much, and a hash, however it was cut."""
+"""The received part of a stream's sequence: its size and a hash, however it was cut."""
 
 from __future__ import annotations
 
