@@ -31,8 +31,8 @@ def compare_answers(
             found |= {"max_score_diff": largest, **_order(ours[:, 0], theirs[:, 0])}
         else:
             is_one = contract.label_scores == "softmax"
-            told = [one.argmax(-1) if is_one else one > 0.5 for one in (ours, theirs)]
-            turned = (told[0] != told[1]).reshape(len(ours), -1).any(axis=-1)
+            labels = [one.argmax(-1) if is_one else one > 0.5 for one in (ours, theirs)]
+            turned = (labels[0] != labels[1]).reshape(len(ours), -1).any(axis=-1)
             found |= {"labels": len(ours), "labels_turned": int(turned.sum())}
             found["max_probability_diff"] = largest
     if EMBEDDING in seen:

@@ -42,26 +42,26 @@ class First(NamedTuple):
 
 @dataclass(frozen=True)
 class OfSide:
-    """What was found of one of the two models."""
+    """Measurements of one of the two models."""
 
     path: str
-    num_bytes: int  # of its files
+    num_bytes: int  # bytes of its files
     tokens_per_second: float  # written, eight lines beside each other
-    perplexity: float | None  # of the text; None: it has too few tokens, inf: one is never written
+    perplexity: float | None  # None: the text has too few tokens, inf: one of them is never written
     chrf: float | None  # to references; None: there are none
     bleu: float | None
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What was found of the second model, compared with the first."""
+    """Measurements of the second model, compared with the first."""
 
     lines: int
-    lines_equal: int  # on which both write the same
+    lines_equal: int  # both write the same
     tokens: int  # that the first writes, up to its end
     tokens_equal: int  # that the second would write in their place
-    logit_quantiles: dict[str, float]  # of the largest difference of a position
-    chrf_between: float | None  # of what the second writes to what the first does
+    logit_quantiles: dict[str, float]  # largest difference of a position, by quantile
+    chrf_between: float | None  # the second's answers, to those of the first
     one: OfSide
     other: OfSide
     first: First | None

@@ -20,10 +20,10 @@ from engine.text.tokenizer import Tokenizer
 from exporter.checkpoint import TOKENIZER_NAME
 from exporter.compare.answers import compare_answers
 from exporter.compare.items import Item, random_items, read_images, read_texts
+from exporter.compare.predictions import Compared, Prediction, as_served
 from exporter.compare.predictors import Predictor, open_predictor
 from exporter.compare.shared import Progress, other_files, quantiles
 from exporter.compare.sides import BATCH_SIZE, size_of
-from exporter.compare.told import Compared, Told, tell
 from exporter.graphs.contracts import Contract
 
 
@@ -36,27 +36,27 @@ class FirstAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class OfPredictor:
-    """What was found of one of the two models."""
+    """Measurements of one of the two models."""
 
     path: str
-    num_bytes: int  # of its files
+    num_bytes: int  # bytes of its files
     items_per_second: float  # up to eight of one length beside each other
     accuracy: float | None  # share of references that it tells; None: there are none
 
 
 @dataclass(frozen=True)
 class AnswerDifference:
-    """What was found of the second model, compared with the first."""
+    """Measurements of the second model, compared with the first."""
 
     items: int
-    items_equal: int  # of which both say the same
-    answers: int  # of a labeller one a token, else one an item
+    items_equal: int  # both answer the same
+    answers: int  # one per token from a labeller, else one per item
     answers_equal: int
-    # The share of labels that are others; of numbers and of vectors, which have no labels, the
-    # largest difference: 1 less the cosine of vectors. What rounding does to them counts as none.
+    # The share of labels that differ. Numbers and vectors have no labels: their largest difference,
+    # 1 - cosine for vectors, where as much as rounding makes counts as none.
     answer_loss: float
-    score_quantiles: dict[str, float] | None  # of the largest difference of an answer; None: none
-    cosine_quantiles: dict[str, float] | None  # of 1 less the cosine; None: there are no vectors
+    score_quantiles: dict[str, float] | None  # largest difference of an answer; None: no scores
+    cosine_quantiles: dict[str, float] | None  # 1 - cosine; None: no vectors
     compared: Answers
     references: int  # labels that are given
     one: OfPredictor
@@ -136,11 +136,11 @@ def _items(path: Path, contract: Contract, text: Path | None, images: Path | Non
 
 
 class _Answers:
-    """What one of the models says, and how long it takes to say it."""
+    """The answers of one of the models, and the time that they take."""
 
     def __init__(self, side: Predictor) -> None:
         self.side = side
-        self.told: dict[Item, Told] = {}
+        self.predictions: dict[Item, Prediction] = {}
         self.seconds = 0.0
         self._predictions: list[ItemPrediction] = []
 
@@ -152,7 +152,7 @@ class _Answers:
         for item, prediction in zip(items, found, strict=True):
             finite = self._finite(prediction, item)
             self._predictions.append(finite)
-            self.told[item] = tell(finite, self.side.contract)
+            self.predictions[item] = as_served(finite, self.side.contract)
 
     def _finite(self, prediction: ItemPrediction | None, item: Item) -> ItemPrediction:
         if prediction is None:
@@ -170,11 +170,11 @@ class _Answers:
 
     def summary(self) -> OfPredictor:
         """Return what was found of the model."""
-        right = [hit for item, told in self.told.items() for hit in told.hits(item)]
+        right = [hit for item, one in self.predictions.items() for hit in one.hits(item)]
         return OfPredictor(
             path=str(self.side.path),
             num_bytes=size_of(self.side.path),
-            items_per_second=len(self.told) / self.seconds,
+            items_per_second=len(self.predictions) / self.seconds,
             accuracy=sum(right) / len(right) if right else None,
         )
 
@@ -197,9 +197,9 @@ def _length(item: Item) -> int:
 
 
 def _difference(found: Sequence[_Answers], items: Sequence[Item]) -> AnswerDifference:
-    one, other = (model.told for model in found)
+    one, other = (model.predictions for model in found)
     compared = [one[item].compared(other[item]) for item in items]
-    equal = np.concatenate([result.equal for result in compared])  # of each answer
+    equal = np.concatenate([result.equal for result in compared])  # one per answer
     scores = [result.scores for result in compared if result.scores is not None]
     cosines = [result.cosine for result in compared if result.cosine is not None]
     is_label = any(one[item].labels for item in items)
@@ -222,8 +222,8 @@ def _difference(found: Sequence[_Answers], items: Sequence[Item]) -> AnswerDiffe
 
 
 def _others(
-    one: Mapping[Item, Told],
-    other: Mapping[Item, Told],
+    one: Mapping[Item, Prediction],
+    other: Mapping[Item, Prediction],
     items: Sequence[Item],
     compared: Sequence[Compared],
 ) -> Iterator[FirstAnswer]:

@@ -29,17 +29,17 @@ _CONFIG = EngineConfig()
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A text, a pair of texts or a picture, and what should be told of it."""
+    """A text, a pair of texts or a picture, and the prediction that it should get."""
 
-    where: str  # where it stands: a line, or a file
+    where: str  # its line, or its file
     encoded: EncodedItem
-    # None: nobody says. Labels: the one, or all that hold by themselves; of a labeller one a word.
+    # None: unknown. Labels: the one, or all that hold by themselves; a labeller has one per word.
     reference: tuple[str, ...] | None = None
-    text: bytes = b""  # of a labeller, in UTF-8
+    text: bytes = b""  # a labeller's, in UTF-8
 
     @property
     def words(self) -> list[tuple[int, int]]:
-        """Where the words of the text begin and end, in bytes: what spaces part."""
+        """The range of bytes of each word of the text; spaces part words."""
         return [match.span() for match in re.finditer(rb"\S+", self.text)]
 
 
@@ -118,19 +118,19 @@ def _read(line: str, where: str, contract: Contract, encoder: ItemEncoder) -> It
     return replace(item, reference=_labels(reference, item, contract))
 
 
-def _labels(told: str, item: Item, contract: Contract) -> tuple[str, ...] | None:
+def _labels(text: str, item: Item, contract: Contract) -> tuple[str, ...] | None:
     """Return the labels that a line says; ConfigError for what is none, or one too many."""
-    if not told.strip():
+    if not text.strip():
         return None
     if contract.label_scores == "none":
         raise ConfigError(f"{item.where}: this model tells numbers; leave the label out")
-    labels: tuple[str, ...] = (told.strip(),)
+    labels: tuple[str, ...] = (text.strip(),)
     if contract.task == "label":
-        labels = tuple(told.split())
+        labels = tuple(text.split())
         if len(labels) != len(item.words):
             raise ConfigError(f"{item.where}: {len(labels)} labels for {len(item.words)} words")
     elif contract.label_scores == "sigmoid":
-        labels = tuple(part.strip() for part in told.split(","))
+        labels = tuple(part.strip() for part in text.split(","))
     for label in labels:
         if label not in contract.labels:
             raise ConfigError(f"{item.where}: {label!r} is none of {listed(contract.labels)}")

@@ -27,7 +27,7 @@ class Line:
 
     number: int  # in its file, from 1
     case: Case
-    reference: str | None  # what a person wrote
+    reference: str | None  # a person's text
     following: Tokens = ()  # the tokens of what should follow; of a decoder, of the line itself
 
 

@@ -56,7 +56,7 @@ _PER_LENGTH = 2
 _MOST_NUMBERS = 2**24  # that are kept of the original
 _NUM_IMAGES = 8
 _TOGETHER = 32  # tokens of a prompt and its source, up to which it also stands padded among others
-_PARTED = 1e-4  # of the largest number of a layer: from here on hidden states are others
+_PARTED = 1e-4  # share of a layer's largest number: hidden states that differ by more are others
 _CLASSES: Mapping[Family, str] = {
     "gpt": "AutoModelForCausalLM",
     "encoder-decoder": "AutoModelForSeq2SeqLM",
@@ -72,13 +72,13 @@ class Pass(NamedTuple):
     ours: Forward
     theirs: Forward
     what: str  # the numbers are
-    names: Sequence[str]  # of the inputs
+    names: Sequence[str]  # one per input
     lengths: Sequence[int]  # tokens of each
     first: Sequence[int]  # position of each whose numbers are compared
 
 
 class Compared(NamedTuple):
-    """What an import tells of a comparison."""
+    """The outcome of a comparison, for a person who imports."""
 
     said: str
     notes: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def _compared(
     described = read_config(checkpoint)
     config = described.model
     texts = compare_texts(directory, checkpoint, languages)
-    needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**31  # of 4 bytes each
+    needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**31  # float32, and room
     if needed > (free := free_memory()):
         missing = f"it takes about {size_of(needed)} of memory, and {size_of(free)} are free"
         return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)

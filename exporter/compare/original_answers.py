@@ -38,17 +38,17 @@ from exporter.prover.generation_cases import Case
 from exporter.samples import SEED, Deck, Tokens
 
 NUM_PROMPTS, NUM_TOKENS = 8, 16
-_LENGTH = 8  # of a prompt
+_LENGTH = 8  # tokens of a prompt
 _FEWEST = 4  # prompts that are to count
-_NUM_BEAMS = 2  # of a model whose default is one
+_NUM_BEAMS = 2  # unless the model's default is more
 _CHUNK = 128  # tokens, more than any prompt has
 
 
 class Answers(NamedTuple):
-    """What an original writes behind prompts, or sources."""
+    """The answers of an original to prompts, or sources."""
 
     prompts: Sequence[Tokens]
-    by_width: Mapping[int, Sequence[Tokens]]  # of beams; 1: greedy
+    by_width: Mapping[int, Sequence[Tokens]]  # by number of beams; 1: greedy
     ends: frozenset[int]  # tokens that end one
 
 
@@ -148,7 +148,7 @@ class Search(NamedTuple):
             options.update(forced_bos_token_id=forced, decoder_start_token_id=start)
         if options.eos_token_id in (None, []):  # imports take that of config.json
             options.eos_token_id = list(self.contract.eos_token_ids) or None
-        original = copy.copy(original)  # of whose own options `generate` takes what is None
+        original = copy.copy(original)  # `generate` takes the model's own options for None
         original.generation_config = options
         ids = torch.tensor(prompts)
         with warnings.catch_warnings(), torch.no_grad():

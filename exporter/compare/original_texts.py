@@ -65,14 +65,14 @@ _CONVERSATIONS = (
 
 
 class Said(NamedTuple):
-    """What was compared."""
+    """The compared parts, in words, and notes."""
 
     words: tuple[str, ...] = ()  # for the line
     notes: tuple[str, ...] = ()
 
 
 class _Reading(NamedTuple):
-    """What both sides make of a text: ids; or of a conversation: a text."""
+    """The ids that both sides make of a text, or the text that they make of a conversation."""
 
     of: str
     ours: Sequence[object]

@@ -25,7 +25,7 @@ from exporter.prover.loss import TextQuality
 from exporter.samples import Tokens
 
 _MIN_LINES = 8
-_PARAMETERS = 5 * 10**9  # of a model, times the lines that it answers
+_PARAMETERS = 5 * 10**9  # parameters of a model, times lines that it answers
 
 
 def measure_text(

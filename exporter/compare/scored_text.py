@@ -1,8 +1,8 @@
-"""The beginning of a text that a package is judged by besides, as tokens.
+"""The beginning of a text by which a package is judged besides, as tokens.
 
 Models give it a perplexity. A text for an encoder-decoder has lines of source, tab, target, or of
-sources alone; models answer them. What stands behind it may fix scales: what a package is made for
-does not judge it.
+sources alone; models answer them. The text behind it may fix scales, because a package is not
+judged by a text that it is made for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from exporter.samples import Tokens
 PIECE = 128  # tokens; nothing before a piece is seen
 MAX_TOKENS = 2048
 MAX_LINES = 64  # that are answered
-_MAX_BYTES = 2**20  # of the file
+_MAX_BYTES = 2**20  # size of the file
 _PER_TOKEN, _MORE = 2, 10  # most tokens of an answer, by those of its source
 
 Pieces = Sequence[tuple[Case, Tokens]]  # cases with the tokens that follow
@@ -38,17 +38,17 @@ class Line(NamedTuple):
     """A source that models answer."""
 
     case: Case
-    reference: str | None  # what a person wrote
+    reference: str | None  # a person's text
 
 
 @dataclass(frozen=True)
 class ScoredText:
-    """What of a text is used."""
+    """The parts of a text that are used."""
 
     pieces: Pieces  # given a perplexity; (): sources alone have none
     lines: Sequence[Line]  # answered; (): the model reads no source
-    tokenizer: Tokenizer  # of answers
-    behind: Sequence[tuple[Tokens, Tokens]]  # sources and targets, of neither
+    tokenizer: Tokenizer  # decodes answers
+    behind: Sequence[tuple[Tokens, Tokens]]  # sources and targets that are neither
 
     @property
     def num_behind(self) -> int:
@@ -59,7 +59,7 @@ class ScoredText:
 def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
     """Return the first MAX_TOKENS tokens of a text in pieces, and the sources in it.
 
-    Where a line has a target, those without one are left out. What stands behind is as long.
+    If one line has a target, those without one are left out. The text behind is as long.
 
     Raises ConfigError if they are none or no UTF-8, or the model has no perplexity; OSError if the
     file cannot be read.

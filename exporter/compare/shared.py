@@ -1,4 +1,4 @@
-"""What is the same however two models are compared."""
+"""The helpers that all comparisons of two models share."""
 
 from __future__ import annotations
 

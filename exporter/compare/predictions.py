@@ -1,4 +1,4 @@
-"""What a model says of one item: labels, numbers or a vector."""
+"""A model's prediction for one item: labels, numbers or a vector."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from exporter.compare.answers import vector_losses
 from exporter.compare.items import Item
 from exporter.graphs.contracts import Contract
 
-ROUNDING = 1e-6  # of 1 less a cosine: float32 leaves less
-_OF_NUMBERS = 1e-4  # that are told, likewise
-_MOST_NUMBERS = 4  # of an answer in numbers that are shown
+ROUNDING = 1e-6  # 1 - cosine of vectors that are equal but for float32
+_NUMBERS_ROUNDING = 1e-4  # numbers, likewise
+_MOST_NUMBERS = 4  # shown of an answer in numbers
 
 Values = NDArray[np.float64]
 Label = tuple[str, ...]  # the names of one, or of all that hold by themselves
@@ -25,23 +25,23 @@ Label = tuple[str, ...]  # the names of one, or of all that hold by themselves
 class Compared(NamedTuple):
     """Two models on one item."""
 
-    equal: NDArray[np.bool_]  # [A], of each answer
+    equal: NDArray[np.bool_]  # [A], by answer
     scores: Values | None  # [A], the largest difference of an answer's scores
-    cosine: float | None  # of the vectors
-    distance: float  # of numbers, or of vectors; 0: no more than rounding does
+    cosine: float | None
+    distance: float  # between numbers, or vectors; 0: no more than rounding makes
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
-    """What a model says of one item, in A answers: of a labeller one a token, else one."""
+class Prediction:
+    """A model's A answers to one item: a labeller has one per token, other models one."""
 
-    labels: tuple[Label, ...]  # A; (): it tells numbers or a vector only
+    labels: tuple[Label, ...]  # A; (): numbers or a vector only
     scores: Values | None  # [A, num_labels]
     vector: Values | None  # [D]
-    spans: tuple[tuple[int, int], ...] = ()  # of a labeller's tokens, in bytes
+    spans: tuple[tuple[int, int], ...] = ()  # a labeller's tokens, in bytes
 
-    def compared(self, other: Told) -> Compared:
-        """Compare with what another model says of the item."""
+    def compared(self, other: Prediction) -> Compared:
+        """Compare with another model's prediction for the item."""
         cosine = _cosine(self.vector, other.vector)
         scores = None
         if self.scores is not None and other.scores is not None:
@@ -50,32 +50,32 @@ class Told:
             pairs = zip(self.labels, other.labels, strict=True)
             return Compared(np.array([a == b for a, b in pairs]), scores, cosine, 0.0)
         if scores is not None:
-            distance, rounding = float(scores.max()), _OF_NUMBERS
+            distance, rounding = float(scores.max()), _NUMBERS_ROUNDING
         else:
-            assert cosine is not None, "a model tells scores or a vector"
+            assert cosine is not None, "a model gives scores or a vector"
             distance, rounding = 1 - cosine, ROUNDING
         is_equal = distance <= rounding
         return Compared(np.array([is_equal]), scores, cosine, 0.0 if is_equal else distance)
 
     def hits(self, item: Item) -> list[bool]:
-        """Return, for each label that the item should have, whether it is told."""
+        """Return, for each label that the item should have, whether it is predicted."""
         if item.reference is None:
             return []
         if item.text:
-            told = [self._label_of(word) for word in item.words]
-            return [(tag,) == label for tag, label in zip(item.reference, told, strict=True)]
+            found = [self._label_of(word) for word in item.words]
+            return [(tag,) == label for tag, label in zip(item.reference, found, strict=True)]
         return [set(item.reference) == set(self.labels[0])]
 
     def text(self, answer: int) -> str:
-        """Return an answer as a person reads it; of a vector nothing."""
+        """Return an answer as a person reads it; nothing for a vector."""
         if self.scores is None:
             return ""
         scores = self.scores[answer]
         if not self.labels:
             return " ".join(f"{value:.6g}" for value in scores[:_MOST_NUMBERS])
         ranked = sorted(scores.tolist(), reverse=True)
-        told = zip(self.labels[answer], ranked, strict=False)
-        return ", ".join(f"{label} {score:.4f}" for label, score in told) or "no label"
+        pairs = zip(self.labels[answer], ranked, strict=False)
+        return ", ".join(f"{label} {score:.4f}" for label, score in pairs) or "no label"
 
     def place(self, answer: int, item: Item) -> str:
         """Say which of the answers of an item it is, where it has several."""
@@ -92,12 +92,12 @@ class Told:
         return () if place is None else self.labels[place]
 
 
-def tell(prediction: ItemPrediction, contract: Contract) -> Told:
-    """Return what a model says, as it would be served."""
+def as_served(prediction: ItemPrediction, contract: Contract) -> Prediction:
+    """Return a prediction as it would be served."""
     logits = prediction.logits
     vector = prediction.embedding.astype(np.float64) if prediction.embedding.size else None
     if not logits.size:
-        return Told((), None, vector)
+        return Prediction((), None, vector)
     scores = SCORES[contract.label_scores](logits.reshape(-1, logits.shape[-1]))  # [A, num_labels]
     names = contract.labels or tuple(map(str, range(scores.shape[-1])))
     if contract.label_scores == "none":
@@ -106,7 +106,7 @@ def tell(prediction: ItemPrediction, contract: Contract) -> Told:
         labels = tuple(_above_half(row, names) for row in scores)
     else:
         labels = tuple((names[best],) for best in scores.argmax(axis=-1))
-    return Told(labels, scores, vector, prediction.spans)
+    return Prediction(labels, scores, vector, prediction.spans)
 
 
 def _above_half(scores: Values, names: tuple[str, ...]) -> Label:
