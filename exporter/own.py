@@ -16,7 +16,7 @@ from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, CheckpointConfig
 from exporter.export import export_package
 from exporter.files import scratch_directory
-from exporter.models.own import OwnConfig, dress
+from exporter.models.own import OwnConfig, wrap
 from exporter.own_trial import try_own
 from exporter.verification import Verification, verify_package
 
@@ -70,9 +70,9 @@ def _as_checkpoint(
             (path / TOKENIZER_NAME).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         said = f"compared with {shortened(name)} itself"
         kept = CheckpointConfig(task=name, model=config, original=said)
-        dressed = dress(model, config)
+        wrapped = wrap(model, config)
         try_own(model, config, tokenizer)
-        yield Checkpoint(path, kept, dressed, tokenizer, tuple(samples))
+        yield Checkpoint(path, kept, wrapped, tokenizer, tuple(samples))
 
 
 @contextmanager

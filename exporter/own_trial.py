@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.errors import ConfigError
 from engine.text.tokenizer_file import parse_tokenizer
 from engine.wording import listed, shortened
-from exporter.models.own import Attend, OwnConfig, PlainAttention, dress
+from exporter.models.own import Attend, OwnConfig, PlainAttention, wrap
 
 _WRITES = ("embed", "blocks", "head")
 _BEHIND_SOURCE = ("encode", "source_keys_values")
@@ -99,7 +99,7 @@ def _try_one_pass(model: nn.Module, config: OwnConfig, name: str) -> None:
         what, ids = f"a text of {length} tokens", _ids(length, config)
         given = (ids, torch.ones_like(ids, dtype=torch.bool))
     with _failing(f"{name} on {what}"):
-        logits, vector = dress(model, config)(*given)
+        logits, vector = wrap(model, config)(*given)
     each = (length,) if config.family == "labeller" else ()
     of_labels = (1, *each, len(config.labels)) if config.labels else None
     of_vector = (1, config.vector_width) if config.vector_width else None

@@ -28,7 +28,7 @@ Normalizer = Literal["softmax", "relu"]
 
 
 class AttentionOutput(NamedTuple):
-    """What attention gives when its probabilities are asked for."""
+    """The output of attention beside its probabilities, which were asked for."""
 
     output: Tensor  # (B, T, d_model)
     probabilities: Tensor  # (B, num_heads, T, S), before dropout

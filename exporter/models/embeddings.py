@@ -1,4 +1,4 @@
-"""What goes into the first layer: token embeddings plus positions."""
+"""The input of the first layer: token embeddings plus positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from exporter.models.config import TransformerConfig
 
-INIT_STD = 0.02  # of embeddings that are not scaled, as in BERT and GPT
+INIT_STD = 0.02  # embeddings that are not scaled, as in BERT and GPT
 
 
 Layout = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_tensor2tensor"]

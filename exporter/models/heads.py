@@ -1,4 +1,4 @@
-"""What stands behind the last layer of a one-pass model: one vector for a text, and labels."""
+"""The head of a one-pass model: one vector for a text, and labels."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class EncoderOutput(NamedTuple):
-    """What a one-pass model gives."""
+    """The output of a one-pass model."""
 
     logits: Tensor | None  # (B, num_labels), or (B, S, num_labels) of a labeller; None: no labels
     embedding: Tensor | None  # (B, D); None: the model gives no vectors
@@ -252,7 +252,7 @@ class Decoder(nn.Module):
         self.token_out: nn.Module = nn.Identity()
         if config.token_dim is not None:
             self.token_out = make_linear(config.d_model, config.token_dim, bias=False)
-        width = config.token_dim or config.d_model  # of what the output reads
+        width = config.token_dim or config.d_model  # the output layer's input
         self.output = make_linear(width, config.vocab_size, bias=config.output_bias)
         if config.tie_output:
             self.output.weight = self.embeddings.token.weight

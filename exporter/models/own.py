@@ -1,4 +1,4 @@
-"""Models of a person's own classes, dressed so that they are exported as ours are."""
+"""Models of a person's own classes, wrapped so that they are exported as ours are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KeysAndValues = Sequence[tuple[Tensor, Tensor]]  # a layer each, (B, S, num_head
 
 
 class OwnConfig(TransformerConfig):
-    """What the engine has to know of a model; what only our blocks have keeps its default."""
+    """The configuration of an own model; options that only our blocks have keep their defaults."""
 
     vector_width: int | None = None  # None: it gives no vectors
 
@@ -103,7 +103,7 @@ class Attend(Protocol):
 
     @property
     def position_ids(self) -> Tensor:
-        """Where the new tokens stand, int64 (B, T)."""
+        """The positions of the new tokens, int64 (B, T)."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend causally from new positions to themselves and to those before.
@@ -336,7 +336,7 @@ class _Viewer(_OnePass):
         return super().forward(pixel_values)
 
 
-def dress(model: nn.Module, config: OwnConfig) -> nn.Module:
+def wrap(model: nn.Module, config: OwnConfig) -> nn.Module:
     """Return a model of a person's own class as one that is exported."""
     kinds: dict[str, type[nn.Module]] = {"vit": _Viewer, "bert": _Reader, "labeller": _Reader}
     return kinds.get(config.family, _Writer)(model, config).eval()

@@ -1,4 +1,4 @@
-"""What is asked of a model: a class of your own that answers is exported as ours."""
+"""The methods that a model needs to be exported: a class of your own with them is taken as ours."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Generator(Protocol):
 
     @property
     def decoder(self) -> CachedDecoder:
-        """What writes."""
+        """The part that generates."""
 
     def encode(self, source_ids: Tensor, source_mask: Tensor | None = None) -> Tensor | None:
         """Return the memory (B, S, D) of sources; None if the model reads none."""

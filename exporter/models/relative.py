@@ -24,7 +24,7 @@ class RelativePositions(nn.Module):
         num_buckets = config.relative_buckets
         self.weight = nn.Parameter(torch.empty(num_buckets, config.num_heads))
         nn.init.normal_(self.weight, std=config.d_model**-0.5)
-        places = torch.arange(0 if causal else 1 - max_len, max_len)  # of a query, behind its key
+        places = torch.arange(0 if causal else 1 - max_len, max_len)  # a query's, behind its key
         self.buckets: Tensor  # int64 (max_len,), with both sides (2 * max_len - 1,)
         buckets = relative_buckets(
             places, num_buckets, config.relative_max_distance, both_sides=not causal

@@ -27,7 +27,7 @@ _PLACES = {"position_ids", "cache_position"}  # tensors that change nothing behi
 
 
 class _Output:
-    """What a body gives to its head: hidden states, and nothing of what else there may be."""
+    """The output of a body for its head: hidden states, and nothing of what else there may be."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden

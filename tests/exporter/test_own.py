@@ -17,7 +17,7 @@ from engine.errors import CertificateError
 from engine.package.package import read_manifest
 from exporter.examples import own_class, torch_transformer
 from exporter.models import ImageConfig
-from exporter.models.own import Attend, OwnConfig, PlainAttention, dress
+from exporter.models.own import Attend, OwnConfig, PlainAttention, wrap
 from exporter.models.torch_transformer import TorchTransformer
 from exporter.own import export_own, verify_own
 
@@ -163,8 +163,8 @@ def test_torch_transformer_computes_what_torch_does(norm_first: bool) -> None:
     mask = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]
     places = torch.arange(5).expand(3, 5)
 
-    dressed: Any = dress(own, config)
-    found = dressed.decoder.hidden_states(target, dressed.encode(source, mask), mask)
+    wrapped: Any = wrap(own, config)
+    found = wrapped.decoder.hidden_states(target, wrapped.encode(source, mask), mask)
 
     expected = module(
         embed(source, places),

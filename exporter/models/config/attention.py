@@ -20,8 +20,8 @@ _CACHE_WIDTHS = 8  # the attention kernels take multiples of it only
 class AttentionOptions(SizeOptions):
     """Heads: how wide they are, and how they score."""
 
-    key_dim: Width | None = None  # of a head's keys and queries; None: d_model / num_heads
-    value_dim: Width | None = None  # of a head's values; None: d_model / num_heads
+    key_dim: Width | None = None  # width of a head's keys and queries; None: d_model / num_heads
+    value_dim: Width | None = None  # width of a head's values; None: d_model / num_heads
     attention_bias: bool = True
     attention_output: bool = True  # W_O; False: the values of a single head are the output
     attention_score: Literal["dot", "additive"] = "dot"  # additive: encoder-only families
@@ -65,7 +65,7 @@ class AttentionOptions(SizeOptions):
 
     @property
     def attention_checks(self) -> Checks:
-        """What has to hold between options of attention."""
+        """The rules between options of attention."""
         return (
             self._check_width,
             self._check_output,

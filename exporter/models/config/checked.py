@@ -29,7 +29,7 @@ class CheckedOptions(BaseModel):
     @property
     @abstractmethod
     def checks(self) -> Checks:
-        """What has to hold between options."""
+        """The rules between options."""
 
     @model_validator(mode="wrap")
     @classmethod

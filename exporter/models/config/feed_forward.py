@@ -8,7 +8,7 @@ from exporter.models.config.sizes import SizeOptions
 
 
 class FeedForwardOptions(SizeOptions):
-    """What stands between the two products."""
+    """The two products, and the activation between them."""
 
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     gated_feed_forward: bool = False  # down(activation(gate(x)) * up(x)), Shazeer 2020

@@ -28,7 +28,7 @@ class HeadOptions(SizeOptions):
 
     @property
     def pooler_kind(self) -> Pooler:
-        """What stands between the last layer and the classifier."""
+        """The layer between the last layer and the classifier."""
         return self.pooler or ("tanh" if self.family == "bert" else "none")
 
     @property
@@ -38,7 +38,7 @@ class HeadOptions(SizeOptions):
 
     @property
     def head_option_checks(self) -> Checks:
-        """What has to hold between options of the head."""
+        """The rules between options of the head."""
         return self._check_pooler_width, self._check_pooler_family, self._check_labeller_width
 
     def _check_pooler_width(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
 
 
 class ImageConfig(CheckedOptions):
-    """What a vision model sees."""
+    """The images that a vision model reads."""
 
     size: ImageSize  # height and width in pixels
     patch_size: ImageSize
@@ -41,7 +41,7 @@ class ImageConfig(CheckedOptions):
 
     @property
     def checks(self) -> Checks:
-        """What has to hold between them."""
+        """The rules between options of images."""
         return self._check_size, self._check_channels
 
     def _check_size(self) -> Iterator[str]:

@@ -33,7 +33,7 @@ class OriginalCode(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+")]  # of transformers
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+")]  # transformers' own
     config: dict[str, Any]  # `config.json` of the original
 
     @field_validator("config")
@@ -108,7 +108,7 @@ class TransformerConfig(
 
     @property
     def checks(self) -> Checks:
-        """What has to hold between options, group by group."""
+        """The rules between options, group by group."""
         return (
             *self.size_checks,
             *self.vocabulary_checks,

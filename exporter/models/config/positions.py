@@ -47,7 +47,7 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
 
     @property
     def position_checks(self) -> Checks:
-        """What has to hold between options of positions."""
+        """The rules between options of positions."""
         rotary: Checks = (
             self._check_rotary_family,
             self._check_rotary_width,

@@ -26,7 +26,7 @@ WITH_DECODER: tuple[Family, ...] = ("encoder-decoder", "gpt")
 
 
 class SizeOptions(CheckedOptions):
-    """What every family has."""
+    """The options that every family has."""
 
     family: Family
     d_model: Width
@@ -38,7 +38,7 @@ class SizeOptions(CheckedOptions):
 
     @property
     def size_checks(self) -> Checks:
-        """What has to hold between family and number of layers."""
+        """The rules between family and number of layers."""
         return (self._check_layers,)
 
     def _check_layers(self) -> Iterator[str]:
