@@ -68,7 +68,7 @@ class OriginalDecoder:
                 raise CheckpointError(
                     f"{directory}: weights are missing: {listed(lacking)}{instead}; {_OTHERS}"
                 )
-            if unread:  # of layers that the configuration leaves out, say
+            if unread:  # layers that the configuration leaves out, say
                 kind = type(empty).__name__
                 raise CheckpointError(f"{directory}: {kind} does not read {unread}; {_OTHERS}")
             try:

@@ -1,4 +1,4 @@
-"""What Marian, BART and those that came of them have in common: options, and names of weights."""
+"""The options and names of weights that Marian, BART and those that came of them share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the weights of a model are in an original, and how they are stored there.
+"""The places of a model's weights in an original, and the form in which they are stored there.
 
 A table has a line for every kind of weight: our name, and theirs. `{i}` in both is the number of a
 layer. It may have more than a model has: the model is asked which weights there are.
@@ -30,7 +30,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Where one of our weights is in an original, and how ours is made of it."""
+    """The place of one of our weights in an original, and how ours is made of it."""
 
     names: tuple[str, ...]  # the first that is there; any other one must be a copy of it
     steps: tuple[Step, ...] = ()  # from theirs to ours
@@ -92,7 +92,7 @@ def packed(
     return found
 
 
-_PARTS = {  # of a layer of ours, by what `layers` calls them
+_PARTS = {  # the parts of our layers, by what `layers` calls them
     "query": "self_attention.q_proj",
     "key": "self_attention.k_proj",
     "value": "self_attention.v_proj",

@@ -20,16 +20,16 @@ from engine.json_file import parse_object
 
 Load = Callable[[io.BytesIO], object]
 
-# What libraries raise for a damaged file.
+# The exceptions that libraries raise for a damaged file.
 DAMAGE: tuple[type[Exception], ...] = (
     *(SafetensorError, OSError, RuntimeError, EOFError, ValueError, struct.error),
     *(pickle.UnpicklingError, AssertionError, AttributeError, LookupError, TypeError),
 )
 
 _MAX_HEADER_BYTES = 2**26
-_PART, _END_OF_PART = b"PK\3\4", b"PK\7\10"  # of a zip archive
+_PART, _END_OF_PART = b"PK\3\4", b"PK\7\10"  # signatures in a zip archive
 _PART_HEADER = struct.Struct("<4s22xHH")  # ..., length of the name, of what is behind it
-_KEY = -4  # of ("storage", type, key, device, size) and the operator that makes a tuple of them
+_KEY = -4  # index in ("storage", type, key, device, size) and the operator that makes a tuple
 
 
 class _Place(BaseModel):

@@ -1,4 +1,4 @@
-"""What decoders without an encoder share."""
+"""The options that decoders without an encoder share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encoders of texts share: all is as in BERT, but for what a family says."""
+"""The options that encoders of texts share: BERT's, unless a family has others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told by the class that saved an encoder: whether it classifies, labels or embeds."""
+"""Reads from the class that saved an encoder whether it classifies, labels or embeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family of models is: a table of its options and of where its weights are."""
+"""A family of models: a table of its options and of the places of its weights."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class Original:
-    """What an original says of its model, and who imports it."""
+    """The statements of an original on its model, and the wishes of its importer."""
 
-    config: Any  # of transformers, which has defaults and one name for each option
+    config: Any  # read by transformers, which has defaults and one name for each option
     tokens: SpecialTokens
     said: Options = field(default_factory=dict)  # config.json as it is
-    asked_len: int | None = None  # by who imports it
+    asked_len: int | None = None  # the importer's wish
     modules: SentenceModules | None = None
     texts: SentenceTexts | None = None
     pictures: Any = None  # the image processor of transformers
@@ -74,19 +74,19 @@ class Family:
     """A family: its options in our terms, its weights by our names, and what it can do."""
 
     title: str  # for a person
-    model_types: tuple[str, ...]  # of config.json
+    model_types: tuple[str, ...]  # names in config.json
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
-    fixed: Options = field(default_factory=dict)  # of ours, in all models of the family
+    fixed: Options = field(default_factory=dict)  # ours that all models of the family share
     options: Mapping[str, str] = field(default_factory=dict)  # ours, and theirs that say the same
     computed: Callable[[Original], Options] = no_options  # the others; they count before
     # Values that an option of theirs may have, where it changes what is computed.
     supported: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    notes: Callable[[Original], list[str]] = no_notes  # what a person should know of them
+    notes: Callable[[Original], list[str]] = no_notes  # remarks for a person
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     sees: bool = False  # pictures, which an image processor makes ready
-    options_name: str = CONFIG_NAME  # what says the options in an original
+    options_name: str = CONFIG_NAME  # the file of an original that has the options
 
     def read_config(self, original: Original) -> TransformerConfig:
         """Return the options in our terms.

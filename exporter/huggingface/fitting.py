@@ -83,8 +83,8 @@ def without_wrappers(
 ) -> tuple[StoredWeights, list[str]]:
     """Return the weights by the names that they had before a trainer wrapped the model, and a note.
 
-    What a wrapper puts in front of names is taken off where most are known without it only; the
-    names of torch's own wrappers stand nowhere else, and are taken off wherever they are.
+    A wrapper's prefix of names is taken off if most are known without it only; the names of
+    torch's own wrappers stand nowhere else, and are taken off wherever they are.
     """
     known = {name for entry in table.values() for name in entry.names}
     known |= {name.removeprefix(family.body) for name in known}

@@ -75,7 +75,7 @@ class GenerationOptions(BaseModel):
     begin_suppress_tokens: list[int] | None = None
     forced_bos_token_id: Ids = None
     forced_eos_token_id: Ids = None
-    max_length: int | None = None  # of a decoder, with the prompt or the start token
+    max_length: int | None = None  # counts the prompt, or the start token
     max_new_tokens: int | None = None
     min_length: int | None = None  # likewise
     min_new_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""What the image processor of transformers does to a picture, in our terms."""
+"""The steps of transformers' image processor for a picture, in our terms."""
 
 from __future__ import annotations
 

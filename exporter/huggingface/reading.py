@@ -26,8 +26,8 @@ _COUNTS = {  # by which transformers divides, or makes lists that are as long
     "num_hidden_layers": range(1, MAX_LAYERS + 1),
     "num_labels": range(2**20 + 1),
 }
-# The first says nothing beside the second: a model that was distilled may have its teacher's number
-# of layers, and labels are counted by their names.
+# The first says nothing beside the second: a distilled model may have its teacher's number of
+# layers, and labels are counted by their names.
 _BEHIND = {"num_hidden_layers": "encoder_layers", "num_labels": "id2label"}
 _WRITERS = ("ForCausalLM", "LMHeadModel")  # how classes end that write, and read nothing but texts
 _ADAPTER_NAME = "adapter_config.json"

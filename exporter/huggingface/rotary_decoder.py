@@ -1,4 +1,4 @@
-"""What most decoders of today share: rotary positions, mean-square norms, gated feed-forward."""
+"""Options that most decoders of today share: rotary positions, RMS norms, gated feed-forward."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _TRANSFORMER_NAMES = tuple(  # older ones are named for the model
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
 )
-_MAX_BYTES = 2**24  # of files that list added tokens
+_MAX_BYTES = 2**24  # each file that lists added tokens
 
 
 class SentenceTexts(BaseModel):
@@ -31,7 +31,7 @@ class SentenceTexts(BaseModel):
 
     limit: int | None = None  # tokens; longer texts are cut; None: what the model takes
     lowers: bool = False  # letters, whatever the tokenizer does
-    activation_fn: str = ""  # what makes a score of a logit, of a model that compares two texts
+    activation_fn: str = ""  # makes a score of a logit, if a model compares two texts
     notes: tuple[str, ...] = ()
 
 

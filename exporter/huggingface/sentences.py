@@ -63,7 +63,7 @@ class Dense(BaseModel):
 
 
 class SentenceModules(BaseModel):
-    """What makes a vector of the last layer, in our terms."""
+    """The steps from the last layer to a vector, in our terms."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -27,10 +27,10 @@ INDEX_NAME = "model.safetensors.index.json"
 TORCH_NAME = "pytorch_model.bin"
 TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 _LAYOUTS = ((WEIGHTS_NAME, INDEX_NAME), (TORCH_NAME, TORCH_INDEX_NAME))
-_OTHERS = (".ckpt", ".pt", ".pth", ".bin")  # what trainers write
+_OTHERS = (".ckpt", ".pt", ".pth", ".bin")  # endings of trainers' files
 _MAX_INDEX_BYTES = 2**26
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-FLOATS = tuple(_FLOATS.values())  # of weights that need nothing else to be understood
+FLOATS = tuple(_FLOATS.values())  # types of weights that need nothing else to be understood
 
 
 class _File(Protocol):

@@ -34,19 +34,19 @@ from exporter.huggingface.stored import StoredWeights
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.models import TransformerConfig
 
-_MOST_CHARS = 100  # of a wrong value
+_MOST_CHARS = 100  # shown of a wrong value
 
 Progress = Callable[[int, int], None]  # weights that are written, and all of them
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was imported, and what a person should know of it."""
+    """An imported model, and remarks for a person."""
 
     model_type: str
     num_parameters: int
     notes: tuple[str, ...]
-    understood: Mapping[str, str]  # what was taken over, by what it is of
+    understood: Mapping[str, str]  # the parts that were taken over, in words, by kind
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
 def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
     """Return a model of other texts: no longer than in the original, unless only distances count.
 
-    Of positions that were learned, the first are left.
+    Learned positions beyond it are left out.
     """
     if not config.vocab_size:
         raise CheckpointError(

@@ -52,7 +52,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 _EXPERTS, _PICTURES = "layers of experts", "pictures beside a text"
-LACKING: Mapping[str, str] = {  # what kin of these families have that ours lack, by model_type
+LACKING: Mapping[str, str] = {  # parts that kin of these families have and ours lack, by model_type
     "gemma3": _PICTURES,
     "llava": _PICTURES,
     "mllama": _PICTURES,

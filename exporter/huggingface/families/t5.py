@@ -14,7 +14,7 @@ from exporter.huggingface.conversion import (
 from exporter.huggingface.family import WRITES, Family, Options, Original, check_writes
 from exporter.models.config import TransformerConfig
 
-_LENGTH = 512  # of sources and answers where config.json has no n_positions
+_LENGTH = 512  # sources and answers, unless config.json has n_positions
 _LENGTH_OF_BYTES = 1024
 
 
@@ -24,7 +24,7 @@ def _computed(original: Original) -> Options:
     is_bytes = said.get("tokenizer_class") == "ByT5Tokenizer"
     # The model itself knows no limit.
     max_len = said.get("n_positions") or (_LENGTH_OF_BYTES if is_bytes else _LENGTH)
-    # What the output reads is scaled, unless it has a table of its own; never in an mT5.
+    # The input of the output layer is scaled, unless it has a table of its own; never in an mT5.
     is_scaled = config.model_type == "t5" and config.scale_decoder_outputs
     pad = tokens.pad or 0
     return {

@@ -43,7 +43,7 @@ class Charsmap:
 
     @cached_property
     def steps(self) -> list[normalizers.Normalizer]:
-        """What does the same to a text, in order."""
+        """Normalizers that do the same to a text, in order."""
         if not self.singles and not self.several:
             return []
         separator = _CONTROL if self.singles.get(_CONTROL) == "" else _UNASSIGNED
@@ -125,7 +125,7 @@ def _children(units: np.ndarray) -> dict[int, list[tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class Branch:
-    """What may follow in a set of keys: characters that go on alike stand together."""
+    """The characters that may follow in a set of keys; those that go on alike stand together."""
 
     groups: frozenset[tuple[frozenset[str], Branch]]
     is_end: bool

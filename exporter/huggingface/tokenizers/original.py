@@ -28,7 +28,7 @@ _MODELS = ("spiece.model", _ANY_MODEL, "sentencepiece.bpe.model", "source.spm", 
 _MOST_BYTES = {SETTINGS_NAME: 2**24, CONFIG_NAME: 2**24, _TEMPLATE_NAME: 4 * MAX_TEMPLATE_CHARS}
 _VOCABULARY_BYTES = 2**26
 _FROM_CONFIG = ("model_type", "tokenizer_class", "transformers_version")  # that say how to read
-_COUNTS = ("extra_ids", "offset")  # of tokens that a class adds
+_COUNTS = ("extra_ids", "offset")  # numbers of tokens that a class adds
 _AGAIN = (
     "save it again with transformers: `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
 )

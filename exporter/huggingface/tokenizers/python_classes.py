@@ -26,7 +26,7 @@ from exporter.huggingface.tokenizers.sentencepiece_model import (
 )
 
 _UNKNOWN = "\uffff"  # in no vocabulary
-_MOST_CHARS = 64  # of a piece that is looked for among unknown characters
+_MOST_CHARS = 64  # longest piece that is looked for among unknown characters
 
 
 class Made(NamedTuple):

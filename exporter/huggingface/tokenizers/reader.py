@@ -22,14 +22,14 @@ from exporter.huggingface.tokenizers.python_classes import Made, convert_python
 from exporter.models import TransformerConfig
 
 _LAST_SIGMA = (
-    r"(?<=\p{Cased}\p{Case_Ignorable}*)\x{3a3}(?!\p{Case_Ignorable}*\p{Cased})"  # of a word
+    r"(?<=\p{Cased}\p{Case_Ignorable}*)\x{3a3}(?!\p{Case_Ignorable}*\p{Cased})"  # ends a word
 )
 _NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
 
 @dataclass(frozen=True)
 class Languages:
-    """What `tokenweir import` was told of a translation model; None: what the original says."""
+    """A person's languages for a translation model; None: those of the original."""
 
     source: str | None = None
     target: str | None = None
@@ -40,10 +40,10 @@ class ImportedTokenizer:
     """The tokenizer of an original, and what to know of it."""
 
     tokenizer: Tokenizer | None = None
-    files: TextFiles = TextFiles()  # what else the checkpoint gets
+    files: TextFiles = TextFiles()  # other files that the checkpoint gets
     target_language: int | None = None  # the token that says what to write, if that is fixed
     starts_with_language: bool = False  # it is what the decoder starts with, else the first output
-    cuts_left: bool = False  # of a text that is cut, transformers keeps the end
+    cuts_left: bool = False  # a text that is cut keeps its end
     notes: tuple[str, ...] = ()
 
     def lower(self) -> None:

@@ -36,7 +36,7 @@ _MAX_PIECE_BYTES = 2**10
 _NEVER = -1e6
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _ALGORITHMS: Mapping[int, Algorithm] = {1: "unigram", 2: "bpe", 4: "char"}
-_WORDS = 3  # what has no id is one token a word, and one for several in a row
+_WORDS = 3  # model type: a word without an id is one token, and so are several in a row
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a SentencePiece model does to a text."""
+    """The effect of a SentencePiece model on a text."""
 
-    name: str  # of its file
+    name: str  # its file's
     pieces: tuple[Piece, ...]
     algorithm: Algorithm
     charsmap_blob: bytes
     begins_with_space: bool  # a text gets a space in front
-    joins_spaces: bool  # of several spaces one stays, and none at the ends
+    joins_spaces: bool  # several spaces become one, and none stays at the ends
 
     @cached_property
     def charsmap(self) -> Charsmap:
-        """What characters become; ValueError if the table is damaged."""
+        """The table that replaces characters; ValueError if it is damaged."""
         try:
             return read_charsmap(self.charsmap_blob)
         except ValueError as error:
@@ -94,7 +94,7 @@ class SentencePieceModel:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of what is not followed."""
+        """Remarks for a person on rules that are not followed."""
         rules = self.charsmap.unfollowed
         if not rules:
             return []
@@ -223,7 +223,7 @@ def _algorithm(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> models
     unknown = next((i for i, piece in enumerate(vocabulary) if piece.kind == _UNKNOWN), None)
     if unknown is None:
         raise ValueError("its class has another token where the model has the unknown one")
-    if model.algorithm != "bpe":  # of characters there is one way to cut a text
+    if model.algorithm != "bpe":  # a text has one way to be cut into characters
         scored = [(piece.text, _score(piece, model)) for piece in vocabulary]
         return models.Unigram(scored, unknown, model.has_bytes)
     ids = {piece.text: i for i, piece in enumerate(vocabulary)}
