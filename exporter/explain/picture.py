@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Inches; labels stay readable because the figure grows with the text, not the other way round.
-_CELL = 0.125  # of a token in a panel
+_CELL = 0.125  # a token in a panel
 _MIN_PANEL = 1.4
 _MAX_TOKENS = 48  # in a panel with labels on all of them; longer texts get every n-th
-_CHARACTER = 0.062  # of a label
+_CHARACTER = 0.062  # a character of a label
 _TITLE = 0.28  # above a panel
 _CAPTION = 0.4
 _BLOCK_TITLE = 0.2
@@ -30,7 +30,7 @@ _FONT_SIZE = 7  # points
 _MAX_LABEL = 14  # characters
 _MAX_CAPTION = 110  # characters
 _DPI = 150
-_MAX_PIXELS = 10_000  # of a side
+_MAX_PIXELS = 10_000  # width, or height
 _RED = (0.85, 0.1, 0.1)
 
 
@@ -55,9 +55,9 @@ class ImageBlock:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Where the panels of a block stand, in inches."""
+    """The layout of the panels of a block, in inches."""
 
-    width: float  # of a panel
+    width: float  # each panel's
     height: float
     left: float  # room for the labels of the queries
     below: float  # room for the labels of the keys

@@ -1,4 +1,4 @@
-"""What a model is traced with: an example of each input of a graph, and which sizes stay open."""
+"""The arguments that a model is traced with: an example of each input, and the open sizes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _FUNCTIONS = DEFAULT.functions["fp32"]
 
 
 class CacheScale(NamedTuple):
-    """What one step of an 8-bit number stands for in a layer."""
+    """The size of one step of an 8-bit number in a layer."""
 
     key: float
     value: float

@@ -1,4 +1,4 @@
-"""What the engine must know of a model to run its graphs: the contracts of the manifest."""
+"""The contracts of the manifest: all that the engine must know of a model to run its graphs."""
 
 from __future__ import annotations
 

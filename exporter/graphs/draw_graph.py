@@ -6,8 +6,8 @@ nothing, for what is read of sums and counts is what they are there. The second 
 tokens, in the order of their ids; the third also finds the fewest likeliest ones that weigh a share
 of all. Nothing of them depends on the model but the size of its vocabulary.
 
-What reduces a row is computed by cuDNN on CUDA, which packages do without. So a few numbers are
-added up and counted by CumSum, which there takes a thread a number, and many by a product.
+Reductions of a row are computed by cuDNN on CUDA, which packages do without. So a few numbers
+are added up and counted by CumSum, which there takes a thread a number, and many by a product.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from engine.package.graph_io import DRAW_GRAPHS
 from engine.sampling.plain import Scope
 from exporter.operators.domain import OPSET
 
-BLOCK = 512  # of tokens whose weights are added up
+BLOCK = 512  # tokens whose weights are added up together
 
-# Scores of which the lowest weighs nothing in float32, and all are below the highest. Halved so
-# often, what lies between them is one number, or as good as one so near to the largest score: of
-# flat rows there is less to be halved, and what they have in it lies close.
+# The lowest score weighs nothing in float32, and all are below the highest. Halved so often, the
+# numbers between them are one, or as good as one so near to the largest score: flat rows leave
+# less to be halved, and the numbers that they have in it lie close.
 _LOWEST, _HIGHEST, _NUM_HALVINGS = -110, 2.0**-20, 32
-_MARGIN = 0.01  # of a score, for what rounds on the way to the lowest
+_MARGIN = 0.01  # difference of scores; rounding on the way to the lowest is less
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 _INT = onnx.TensorProto.INT64

@@ -1,7 +1,7 @@
-"""Fixes the scales by which products round what they read: by the range that it has on a text.
+"""Fixes the scales by which products round their inputs: by the range that these have on a text.
 
 The graphs run in float32, before anything is rounded, and say the least and the largest number that
-every product reads. What is beyond these later is cut off.
+every product reads. Numbers beyond these are cut off later.
 """
 
 from __future__ import annotations

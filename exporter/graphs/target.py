@@ -1,4 +1,4 @@
-"""What graphs are written for: a kind of device, and all that is done otherwise for it."""
+"""The targets of graphs: kinds of devices, and all that is done otherwise for each."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Target:
     """A kind of device; the default of a field asks for nothing beside the plain graph."""
 
     name: TargetName
-    functions: Mapping[Precision, Functions]  # what computes the operators, by type of activations
-    accuracy_level: int  # of MatMulNBits: in what it multiplies
+    functions: Mapping[Precision, Functions]  # compute the operators, by type of activations
+    accuracy_level: int  # the type in which MatMulNBits multiplies
     fuse: Callable[[ir.Model], None] | None = None  # joins nodes into kernels that it has
     patches_as_product: bool = False  # its convolutions need a library that nothing else asks for
     replaces_reductions: bool = False  # they need it too
     replaces_shapes: bool = False  # sizes that nodes ask for are known on the host alone
-    rows_in_pieces: bool = False  # where a row of logits begins decides how it is summed
+    rows_in_pieces: bool = False  # the sum of a row of logits depends on where it begins
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
-    int8_cache_widths: tuple[int, ...] | None = None  # of a head, likewise
+    int8_cache_widths: tuple[int, ...] | None = None  # widths of a head, likewise
     int8_cache_unbounded: bool = False  # it has none where scores have a bound
     has_faster_int8_cache: bool = False  # beside weights in int8, steps take less time with one
     has_unit_scales: bool = False  # a query of a source is read faster where scores have no factor

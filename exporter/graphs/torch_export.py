@@ -253,7 +253,7 @@ def _logprobs_of_long_rows(logits: Tensor, top_logits: Tensor) -> Tensor:
 
 def _log_sum_exp(x: Tensor) -> Tensor:
     """Reduce the last axis by a softmax, which is the fast kernel that sums a row in one order."""
-    finite = x.clamp(min=torch.finfo(x.dtype).min)  # of -inf alone there is no softmax
+    finite = x.clamp(min=torch.finfo(x.dtype).min)  # softmax of -inf alone is NaN
     return finite.amax(-1) - finite.log_softmax(-1).amax(-1)
 
 
@@ -396,7 +396,7 @@ def _quiet() -> Iterator[None]:
     logger = logging.getLogger("torch.onnx")
     level, is_fast = logger.level, torch.backends.mha.get_fastpath_enabled()
     logger.setLevel(logging.ERROR)
-    torch.backends.mha.set_fastpath_enabled(False)  # of torch's own layers; no graph has its kernel
+    torch.backends.mha.set_fastpath_enabled(False)  # torch's layers have a kernel that no graph has
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -21,7 +21,7 @@ interleaved rounds, 128 cached positions, other work on the machine):
 | 32 rows                     | 0.44 | 0.83        | 0.82 |
 | encode a source of 25       | 0.46 | 0.77        | 0.83 |
 
-What it costs a small GPT (4 layers, d_model 128) after 250 steps: int8 0.95 % other greedy
+The cost for a small GPT (4 layers, d_model 128) after 250 steps: int8 0.95 % other greedy
 tokens on random prompts and 0.03 % perplexity, int8-blocks 1.3 % and 0.03 %, int4 9.9 % and 1.9 %.
 Rows were bit-equal alone and in batches of 2 to 32 with each. Files of GPT-2: 498 MB in fp32,
 166, 181 and 119. A processor without VNNI would saturate in int8; the engine asks onnxruntime for
@@ -59,7 +59,7 @@ Matrix = NDArray[np.float32]
 
 
 class FixedScale(NamedTuple):
-    """What a step of an input in 8 bits stands for, and which of the 256 numbers is 0."""
+    """The size of a step of an input in 8 bits, and which of the 256 numbers is 0."""
 
     scale: np.float32
     zero_point: np.uint8
