@@ -59,8 +59,8 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 def float64() -> Iterator[None]:
     """Let eager models compute in float64: every float is widened where an operation reads it.
 
-    A request for a narrower type gives float64, too. What a model writes in place into a float32
-    tensor of its own is rounded to that.
+    A request for a narrower type gives float64, too. Numbers that a model writes in place into a
+    float32 tensor of its own are rounded to that.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

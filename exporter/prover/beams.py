@@ -20,10 +20,10 @@ from exporter.samples import SEED, random_tokens
 
 NUM_STEPS = 6
 PROMPT_TOKENS = 3
-SOURCE_TOKENS = (7, 4)  # of the first sources, and of the last ones
+SOURCE_TOKENS = (7, 4)  # the first sources, and the last ones
 
 _NUM_GROUPS = 10
-_WIDEST = EngineConfig().limits.most_sequences  # of a prompt or source
+_WIDEST = EngineConfig().limits.most_sequences  # beams of a prompt or source
 _FIRST_SHORT = 8  # the groups from here on have the other length
 
 # The groups of a step: which prompt or source, and how many beams it has.

@@ -22,7 +22,7 @@ NUM_ALIGNED = 8  # cases whose attention is compared, at most
 
 _BLOCK_LOGITS = 2**24  # numbers of a block of cases in memory, if it has a wave at least
 _WAVE = max(BATCH_SIZES)  # cases that compute their prompts beside each other
-_ALIGN_EVERY = {2: 0, 5: 2, 8: 1}  # of the rows of a batch, by its size
+_ALIGN_EVERY = {2: 0, 5: 2, 8: 1}  # by the number of rows
 
 
 def play_blocks(

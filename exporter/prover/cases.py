@@ -13,13 +13,13 @@ from engine.package.manifest import Proof
 from exporter.samples import SEED
 
 ALL_LENGTHS_UP_TO = 64
-NUM_LENGTHS = 15  # of a model with a higher limit
+NUM_LENGTHS = 15  # tried if the model's limit is higher
 BATCH_SIZES = (2, 5, 8)  # and 1: every case alone
 # Tokens of the sources or texts that are tried in groups of every size, as few as mean something.
 _COUNTED_LENGTH = 4
-MOST_ROWS = EngineConfig().max_num_seqs  # of a step of the engine, unless a person chose more
+MOST_ROWS = EngineConfig().max_num_seqs  # an engine's step has them, unless a person chose more
 _MOST_TOKENS = EngineConfig().max_num_batched_tokens
-# Of the likeliest tokens, as many as a step may be asked for: engine/scheduling/step.py rounds up
+# Numbers of likeliest tokens that a step may be asked for: engine/scheduling/step.py rounds up
 # to a power of two, engine/sampling/top_k.py ends at MAX_COLUMNS.
 NUM_TOPS = (256, 1, 16, 2, 128, 4, 64, 8, 32)
 

@@ -50,7 +50,7 @@ Array = NDArray[Any]
 
 
 class Found(NamedTuple):
-    """What a process finds."""
+    """The findings of a process."""
 
     digest: str
     buckets: tuple[int, ...]  # the numbers of rows of its decode calls

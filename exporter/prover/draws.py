@@ -31,16 +31,16 @@ from engine.slots.batch import RowOp, ScheduledBatch
 from exporter.prover.driver import Runner, begin, run_step
 from exporter.samples import SEED
 
-NUM_DRAWS = 256  # of each graph
+NUM_DRAWS = 256  # each graph
 
 _MOST_ROWS = 8  # that attend to one source, of an encoder-decoder
-# Of a decode call; no draw begins with more of them than its call has.
+# The likeliest tokens of a decode call; no draw begins with more of them than its call has.
 _NUM_TOPS: Mapping[Reach, tuple[int, ...]] = {
     Reach.COLUMNS: (128, 1, 256, 16),
     Reach.ROW: (128, 1, 256, 16),
     Reach.NUCLEUS: (128, 256),
 }
-# Two exponentials of a number may differ in their last bit. Where a draw hangs on it, either is
+# Two exponentials of a number may differ in their last bit. If a draw hangs on it, either is
 # right: both limits, and the number, are moved by so much.
 _ROUNDING = 1e-6
 

@@ -80,7 +80,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of every step."""
+    """The requests to every step."""
 
     chunk: int = WHOLE
     num_top: int = 1
@@ -89,7 +89,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case is kept: its row, and that of its source."""
+    """The rows in which a case and its source are kept."""
 
     row: int
     source_row: int
@@ -123,7 +123,7 @@ class Replay:
 
     @property
     def places(self) -> list[Place]:
-        """Where each case decodes, if nothing else is said: in the first rows."""
+        """The places in which the cases decode, if nothing else is said: the first rows."""
         rows = {i: row for row, i in enumerate(self.order)}
         return [Place(rows[i], rows[i]) for i in range(len(self._cases))]
 

@@ -1,4 +1,4 @@
-"""What the eager model gives, in float64 and in its own type, in one plain forward pass.
+"""The eager model's numbers, in float64 and in its own type, from one plain forward pass.
 
 No code of it knows of a cache. A model that does not run in float64 is held against the mean of
 its runs with other orders of sums.
@@ -23,28 +23,28 @@ from exporter.prover.generation_cases import Case
 from exporter.samples import Tokens
 
 NEVER = -1e20  # log-probabilities below are of tokens that imports keep from being written
-NUM_ORDERS = 3  # of sums, besides that of the model as it is
+NUM_ORDERS = 3  # orders of sums, besides that of the model as it is
 
 Floats = NDArray[np.floating]
 Forward = Callable[[nn.Module], list[Floats]]  # gives an array of positions [N, V] for each case
-View = Callable[[Floats], Floats]  # what of the numbers of positions is compared
+View = Callable[[Floats], Floats]  # the part of the numbers of positions that is compared
 
 # A number of a row that is so many times the size of the best one below it, or of 10, is never
 # chosen at any temperature, but its own rounding would hide that of all others.
 _FAR, _LEAST = 1000.0, 10.0
-_MOST_TOKENS = 1024  # of a forward pass, to bound the memory
+_MOST_TOKENS = 1024  # a forward pass has them, to bound the memory
 _PADDING = 32  # tokens for nobody that a pass may have
 _CALL = 10**8  # parameters times tokens that take as long as torch's calls of a pass
 
 
 @dataclass(frozen=True, eq=False)
 class Eager:
-    """What the eager model gives at some positions of a case, [N, V]."""
+    """The eager model's numbers at some positions of a case, [N, V]."""
 
     exact: Floats  # in float64, or the mean of the runs
     runs: Sequence[Floats]  # in its own type: as it is, and with other orders of sums
-    origin: Origin | None = None  # what gives it again; None: it has all orders
-    is_mean: bool = False  # of `exact`
+    origin: Origin | None = None  # the way to compute it again; None: it has all orders
+    is_mean: bool = False  # `exact` is the mean
 
     def part(self, positions: slice | NDArray[np.int64]) -> Eager:
         """Return some of the positions."""
@@ -74,7 +74,7 @@ class EagerModel:
     model: nn.Module
     own: nn.Module
     has_float64: bool = True
-    reach: Float16Reach | None = None  # of `own` in float16
+    reach: Float16Reach | None = None  # the numbers that `own` has in float16
 
     @classmethod
     def of(cls, model: nn.Module, own: nn.Module, forward: Forward) -> EagerModel:
@@ -142,11 +142,11 @@ class Group:
 
 
 class Origin(NamedTuple):
-    """Where positions come from."""
+    """The case that positions come from, and its group."""
 
     group: Group
-    case: int  # of the group
-    positions: NDArray[np.int64]  # of the case
+    case: int  # place in the group
+    positions: NDArray[np.int64]  # places in the case
 
 
 def far_below(numbers: Floats) -> NDArray[np.bool_]:
@@ -207,7 +207,7 @@ def alignment_of(case: Case, tokens: Tokens, width: int) -> Forward:
         with record_probabilities(model.get_submodule("decoder")) as recorded:
             ours.decoder.hidden_states(target_ids, ours.encode(source_ids))
         last = [part for name, part in recorded.items() if name.endswith("cross_attention")][-1]
-        attended = as_array(last.mean(dim=1)[0, case.first_logit :])  # of (1, h, T, S)
+        attended = as_array(last.mean(dim=1)[0, case.first_logit :])  # last: (1, h, T, S)
         return [np.pad(attended, ((0, 0), (0, width - attended.shape[1])))]
 
     return forward

@@ -1,4 +1,4 @@
-"""Where the graphs of a package are run to be compared, and in which shapes."""
+"""The device and shapes in which the graphs of a package are run to be compared."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OnCpu:
         """See Execution.
 
         A case alone runs on one thread, a batch on all that the engine would take: a row depends on
-        neither. Where one thread would take much longer, both share the graphs, and their memory.
+        neither. If one thread would take much longer, both share the graphs, and their memory.
         With buckets a row alone is the only one that counts of a padded call.
         """
         threads = decoder_threads(contract)

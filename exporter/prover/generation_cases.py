@@ -108,9 +108,9 @@ def random_case(
 
 
 class Cases(NamedTuple):
-    """What is tried of a model, shuffled."""
+    """The cases that are tried of a model, shuffled."""
 
-    first: list[Case]  # of lengths at which most faults show
+    first: list[Case]  # lengths at which most faults show
     rest: list[Case]
     per_length: int
 
@@ -185,7 +185,7 @@ def _random_cases(
 ) -> list[Case]:
     """Return cases of random tokens, so many of each length.
 
-    Of every second one the logits behind all of the prompt are wanted, as far as memory allows.
+    Every second one wants the logits behind all of its prompt, as far as memory allows.
     """
     rng = np.random.default_rng(SEED)
     deck = Deck(rng, contract.prompt_vocab_size)

@@ -23,7 +23,7 @@ class Text(NamedTuple):
     """A text, or a pair of texts."""
 
     ids: Tokens
-    types: Tokens | None = None  # of the tokens; None: the graph takes none
+    types: Tokens | None = None  # token types; None: the graph takes none
 
 
 EagerInputs = tuple[torch.Tensor | None, ...]

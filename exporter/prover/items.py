@@ -44,11 +44,11 @@ Outputs = Mapping[str, Floats]  # by name: logits (B, C) or (B, S, C); embedding
 
 @dataclass(frozen=True)
 class Rows:
-    """What rows of one shape give alone, and in the eager model."""
+    """The outputs for rows of one shape, alone and from the eager model."""
 
     seen: Outputs
     eager: Mapping[str, Eager]  # positions: those of all tokens of a labeller, else rows
-    numbers: NDArray[np.int64]  # of the items among all
+    numbers: NDArray[np.int64]  # the rows' places among all items
     length: int  # tokens of each
 
     def rows(self, members: Sequence[int]) -> Rows:

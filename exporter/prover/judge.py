@@ -2,8 +2,8 @@
 
 The loss of a position is the largest difference of one of its numbers to the eager model's in
 float64. The graph and the eager model both have one at the same positions, and by play their
-quantiles are compared. Of two right models the tails differ by chance, by what sums happen to
-cancel; the medians do not, so they are held nearer. Where a graph would be refused, the eager model
+quantiles are compared. The tails of two right models differ by chance, by what sums happen to
+cancel; the medians do not, so they are held nearer. If a graph would be refused, the eager model
 runs three times more, with other orders of its sums, and the most that it loses counts.
 """
 
@@ -59,7 +59,7 @@ KINDS = (
     "at the last token",
 )
 
-_LEAST_POSITIONS, _LEAST_CASES = 64, 8  # of a class; one with fewer is joined with its neighbour
+_LEAST_POSITIONS, _LEAST_CASES = 64, 8  # a class with fewer is joined with its neighbour
 _HOPELESS = 20.0  # times the bound of a median: no order of sums makes up for it
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "largest": 1.0}
 _NAMES = {
@@ -82,7 +82,7 @@ def kinds_of_tokens(count: int) -> NDArray[np.int64]:
 
 
 class At(NamedTuple):
-    """Where N positions belong."""
+    """The cases and places of N positions."""
 
     cases: NDArray[np.int64]  # [N], the number of each one's case in its play
     lengths: NDArray[np.int64]  # [N], tokens of the case's source, else of its prompt or text
@@ -96,7 +96,7 @@ class At(NamedTuple):
 
 
 class Judge:
-    """What every judge asks: equal bits where they are claimed, and choices by the own logits."""
+    """The checks of every judge: bits that are claimed equal, and choices by the own logits."""
 
     needs_own: ClassVar[bool]  # whether the eager model is to run in its own type, too
 
@@ -134,8 +134,8 @@ class Judge:
     ) -> bool:
         """Compare all that a step gives in a batch with what it gives alone; return if it is equal.
 
-        Alone as many of the likeliest tokens were asked for as in the batch, or more. Where the
-        batch was not asked for attention to the source, it is NaN.
+        Alone as many of the likeliest tokens were asked for as in the batch, or more. Attention to
+        the source is NaN unless the batch was asked for it.
         """
         k = batched.top_ids.shape[1]
         equal = self.bits(batched.all_logits, alone.all_logits, place)
@@ -181,13 +181,13 @@ class _Played:
     """The positions of a play, and what both sides lose there."""
 
     ours: list[Floats] = field(default_factory=list)  # losses of the graph
-    theirs: list[Floats] = field(default_factory=list)  # of the eager model
+    theirs: list[Floats] = field(default_factory=list)  # the eager model's
     origins: list[tuple[int, Origin | None, View]] = field(default_factory=list)
     at: list[At] = field(default_factory=list)
     leads: list[Floats] = field(default_factory=list)  # NaN: the position chooses no token
     turned: list[NDArray[np.bool_]] = field(default_factory=list)
     largest: float = 0.0  # number in float64
-    num_runs: int = 1  # of the eager model
+    num_runs: int = 1  # the eager model
 
     def settle(self, theirs: Floats) -> None:
         """Keep what the eager model loses in any order of sums; it need not run again."""
@@ -260,8 +260,8 @@ class ExactJudge(Judge):
     def check(self) -> None:
         """Judge what was played; raise CertificateError for the first play that is wrong.
 
-        Where bits may differ, on a device, the error tells of all plays. The eager model runs again
-        where that may change the verdict.
+        If bits may differ, on a device, the error tells of all plays. The eager model runs again
+        if that may change the verdict.
         """
         self.judged, wrong = [], []
         self.tokens_compared = self.tokens_undecided = 0
@@ -285,7 +285,7 @@ class ExactJudge(Judge):
 
     @property
     def _other_type(self) -> str:
-        """What to do first, where a type has fewer numbers than float32."""
+        """The first thing to do, if a type has fewer numbers than float32."""
         return "" if self._precision == "fp32" else "export with --precision bf16 or fp32, and "
 
     @property
@@ -298,7 +298,7 @@ class _Fault(NamedTuple):
     """A quantile of some positions at which the graph loses too much."""
 
     of: str  # which positions
-    name: str  # of the quantile
+    name: str  # the quantile's
     ours: float
     theirs: float
     factor: float  # that is allowed
@@ -381,7 +381,7 @@ class _Table:
 
     @property
     def decided(self) -> NDArray[np.bool_]:
-        """Where the eager model chooses a token by more than rounding turns."""
+        """Positions at which the eager model chooses a token by more than rounding turns."""
         found: NDArray[np.bool_] = self.leads > self._turnable
         return found
 

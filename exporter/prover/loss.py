@@ -15,12 +15,12 @@ from engine.package.manifest import Answers, Judged, Loss, Weights
 from exporter.prover.eager import Eager, Floats, far_below, losses
 from exporter.prover.judge import At, Judge, lead_of, refuse_no_number
 
-# Where the eager model's two best tokens are nearer than this, for every 16 of the largest logit,
+# If the eager model's two best tokens are nearer than this, for every 16 of the largest logit,
 # the order in which a processor sums decides; such a position says nothing of a format.
 UNDECIDED = 1e-5
 _FULL_SIZE = 16.0
-# Of max_logit_loss: a share of the attention to the source. Tiny models of every family came to
-# 0.006 in int8.
+# A share of the attention to the source may differ by this part of max_logit_loss. Tiny models of
+# every family came to 0.006 in int8.
 SHARE_LOSS = 0.2
 _SHARES = 1e-4  # from which shares of attention may add up to another sum than one
 
@@ -58,7 +58,7 @@ DEFAULT_LIMITS = MappingProxyType[Weights, LossLimits](
 
 @dataclass(frozen=True)
 class TextQuality:
-    """What both sides make of a text, by the names that a certificate has for it."""
+    """The results of both sides on a text, by the names that a certificate has for them."""
 
     text_tokens: int = 0
     perplexity: float | None = None  # exp of the mean negative log-likelihood of a token
@@ -82,7 +82,7 @@ class LossJudge(Judge):
         self._largest: dict[str, float] = {}
         self._num_logits = 0
         self._sum_of_diffs = 0.0
-        self._sum_of_squares = 0.0  # of the eager logits, around the mean of their position
+        self._sum_of_squares = 0.0  # squares of the eager logits, around the mean of their position
 
     def numbers(
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True

@@ -45,14 +45,14 @@ ALONE = "alone"
 ALIGNMENT = "alignment"
 
 _LEFT_BEHIND = 12  # tokens of a sequence that the first rows held before: some stay in memory
-_NUM_LEFT = 16  # of these rows: all of them would take gigabytes of a large model
-_EDGE, _LAST_PLACE = 1, 5  # of KINDS
+_NUM_LEFT = 16  # rows that hold such tokens: all would take gigabytes of a large model
+_EDGE, _LAST_PLACE = 1, 5  # places in KINDS
 _NUM_KEPT = 16  # results of the eager model: rows of a batch are copies of fewer cases
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What a case gives alone, and in the eager model."""
+    """The results of a case alone, and of the eager model."""
 
     case: Case
     tokens: Tokens  # that follow
@@ -173,7 +173,7 @@ class GeneratingPair:
     ) -> None:
         """Hold positions of a case in a batch, from `first` on, against the case alone.
 
-        Where they may differ and do, they are judged as positions of their own play.
+        If they may differ and do, they are judged as positions of their own play.
         """
         positions = slice(first, first + len(seen.logits))
         at = self.at(alone.case, how, first, len(seen.logits))

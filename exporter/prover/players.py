@@ -54,13 +54,13 @@ class Subject:
 
 
 class Outcome(NamedTuple):
-    """What plays came to."""
+    """The outcome of plays."""
 
     num_cases: int
     covered: Covered
     has_float64: bool
     largest_float16: float | None  # number that the eager model computes in float16, if it does
-    num_items: int = 0  # of a one-pass model
+    num_items: int = 0  # one-pass models only
     told: tuple[Outputs, Outputs] | None = None  # by the graph of these, and in float64
 
 

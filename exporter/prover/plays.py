@@ -53,12 +53,12 @@ class Scope:
     """How much of a model is played."""
 
     proof: Proof = "standard"
-    few: bool = False  # of the widths of groups, and of the numbers of rows
+    few: bool = False  # fewer widths of groups, and fewer numbers of rows
     blocks_only: bool = False
 
 
 class Program(NamedTuple):
-    """What is played, and what it covers."""
+    """The plays of a model, and the cases that they cover."""
 
     plays: list[Play]
     num_cases: int

@@ -11,7 +11,7 @@ import numpy as np
 _PASSES = 2.0  # operations for each parameter and token
 _CALLS = 1e-5  # seconds of a token that are no arithmetic: calls of graphs and of torch
 _KNOWN = 0.05  # share of the work, behind which its own speed tells more than the machine's
-_SIZE = 1024  # of a product of matrices that tells the machine's speed
+_SIZE = 1024  # width of the matrices whose product tells the machine's speed
 
 
 class Progress(Protocol):

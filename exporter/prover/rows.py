@@ -32,9 +32,9 @@ from exporter.prover.pair import MOST_TOP, Alone, GeneratingPair
 from exporter.samples import SEED, Tokens
 
 _NUM_CASES = 8  # the rows behind them are copies
-_PROMPT_TOKENS = (2, 3, 4)  # of one case after the other
+_PROMPT_TOKENS = (2, 3, 4)  # one case after the other
 _SOURCE_TOKENS = 5
-_NUM_STEPS = 3  # of the long row
+_NUM_STEPS = 3  # the long row's
 _FEW_ROWS = (1, 2, 3, 4, 8, 16, 17, 32)
 _SHORT = 256  # tokens of the long row of a quick proof
 

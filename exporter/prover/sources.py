@@ -55,7 +55,7 @@ def _hold(
 ) -> None:
     """Hold what one token sees of a source against what it sees of it alone.
 
-    Where it may depend on the group and does, it is held against the eager model.
+    If it may depend on the group and does, it is held against the eager model.
     """
     case = _case(pair, source)
     if not pair.judge.step_bits(found, alone, pair.at(case, how).place):
