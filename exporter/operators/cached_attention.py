@@ -2,7 +2,7 @@
 
 `CachedAttention`, with rotary positions `RotaryCachedAttention`, with a bias for the distance of
 query and key `BiasedCachedAttention`; where a query sees only its last keys, `Windowed` stands
-before the first two. Of each there is a twin whose cache is int8. The new positions are the last of
+before the first two. Each has a twin whose cache is int8. The new positions are the last of
 each row: those up to seqlens_k[b] of row b exist after the call.
 """
 
@@ -23,11 +23,11 @@ CACHED, ROTARY = "CachedAttention", "RotaryCachedAttention"
 BIASED = "BiasedCachedAttention"
 _WINDOWED = {name: f"Windowed{name}" for name in (CACHED, ROTARY)}
 _ALL = (CACHED, ROTARY, BIASED, *_WINDOWED.values())
-INT8_OF = {name: f"Int8{name}" for name in _ALL}  # what takes its place: an int8 cache
+INT8_OF = {name: f"Int8{name}" for name in _ALL}  # the same with an int8 cache
 
 
 class _Inputs(NamedTuple):
-    """What the operator reads, the queries, keys and values of the new positions still apart."""
+    """The operator's inputs; queries, keys and values of the new positions are still apart."""
 
     query: Tensor
     key: Tensor
@@ -61,7 +61,7 @@ class _Heads:
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """What it reads beside the inputs that all have."""
+        """The inputs beside those that all have."""
         return (self.rotary or ()) if self.distance_bias is None else (self.distance_bias,)
 
 

@@ -68,10 +68,10 @@ def _emit(
 # again. Every row is a product of its own over the whole source row: its bits depend on no other.
 # So is the mean over the heads, since ReduceMean of 16 heads changes bits with the number of rows.
 # onnxruntime computes an output that nobody has bound (RunOptions.only_execute_path_to_fetches does
-# nothing outside its training builds), so a branch that is not taken is what makes it free. A step
-# of the Marian-base shape, 8 rows with sources of 25 in rows of 512, took of the CPU time of the
-# same graph without the output: 0.99 unasked, 1.00 asked for one row, 1.07 for all eight
-# (one thread, medians of 150 steps in turns; the plain graph twice: 1.00).
+# nothing outside its training builds), so a branch that is not taken is what makes it free. A
+# step of the Marian-base shape, 8 rows with sources of 25 in rows of 512, took this share of the
+# CPU time of the same graph without the output: 0.99 unasked, 1.00 asked for one row, 1.07 for
+# all eight (one thread, medians of 150 steps in turns; the plain graph twice: 1.00).
 _HEAD = """
 CrossAlignment <num_heads, head_dim, width, capacity, scale>
   (query, cross_key, source_lengths, alignment_idx, alignment_sources) => (alignment)

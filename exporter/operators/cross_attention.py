@@ -95,8 +95,8 @@ def _attend(query: Tensor, source: SourceRow, num_heads: int, scale: float) -> T
     return merge_heads(output)
 
 
-# One query a source is what decoding does at every step. Measured on CPU, 4 heads of 32 over a row
-# of 512 positions of which 25 are the source, microseconds for batch 1 / 8 / 32:
+# One query a source is what decoding does at every step. Measured on CPU, 4 heads of 32 over 512
+# positions of which 25 are the source, microseconds for batch 1 / 8 / 32:
 # GroupQueryAttention with no new key 9 / 29 / 76, Attention-24 with nonpad_kv_seqlen 18 / 94 / 269,
 # MultiHeadAttention with key_padding_mask 20 / 97 / 296: the last two compute the whole row. On a
 # full row all three take the same time. Each gave rows bit-equal alone and in a batch; only the
@@ -123,8 +123,8 @@ CrossAttention
   gathered = Gather <axis: int = 0> (query, beam_rows)
 """
 
-# Of nothing that a layer has for itself, nor of constants that a branch reads: so onnxruntime
-# computes it once for all layers.
+# It reads nothing that a layer has for itself, and no constant that a branch reads. So
+# onnxruntime computes it once for all layers.
 _NO_NEW_KEY = """
   unit = Constant <value_ints: ints = [1]> ()
   none = Constant <value_ints: ints = [0]> ()

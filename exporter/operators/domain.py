@@ -1,4 +1,4 @@
-"""The operator domain `tokenweir`, and what the functions that compute its operators are made of.
+"""The operator domain `tokenweir`, and the parts of the functions that compute its operators.
 
 | operator              | inputs                                                                 |
 |-----------------------|------------------------------------------------------------------------|
@@ -10,7 +10,7 @@
 | CrossAttention        | query, cross_key, cross_value, source_lengths, beam_rows, row_queries  |
 | CrossAlignment        | query, cross_key, source_lengths, alignment_idx, alignment_sources     |
 
-What the standard has an operator for is emitted as that operator.
+Operations for which the standard has an operator are emitted as that operator.
 """
 
 from __future__ import annotations
@@ -21,4 +21,4 @@ DOMAIN = "tokenweir"
 VERSION = 1
 OPSET = 24
 
-Functions = Mapping[str, str]  # what computes operators, by their types, in ONNX's text form
+Functions = Mapping[str, str]  # bodies of operators, by their types, in ONNX's text form
