@@ -1,6 +1,6 @@
 """Dates as people write them in English, French and German.
 
-What is ambiguous is settled so, and the model learns it so:
+Ambiguous dates are settled so, and the model learns them so:
 * `03/04/2010` is day first, 3 April; month first only if the second number is above 12.
 * A number of four digits in front is the year: `2010-04-03`, `2010 april 3`.
 * Two-digit years 00 to 68 are 2000 to 2068, 69 to 99 are 1969 to 1999, as POSIX reads `%y`.

@@ -1,6 +1,6 @@
 """Sentences of praise and blame from a small grammar, with negation and changes of mind.
 
-What counts:
+Rules of the label:
 * a negation turns what it negates: "not good" is blame, "never boring" is praise;
 * of two clauses with "but" or "although", the main one decides: "it was slow, but I loved it";
 * words about nothing ("yesterday", "with my sister") count for nothing.

@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 from exporter.checkpoint import Checkpoint, unique_weights
 from exporter.models.config import Family, TransformerConfig
 
-FINE_TUNING = 0.1  # of the learning rate from fresh weights
+FINE_TUNING = 0.1  # share of the learning rate from fresh weights
 _HEADS = ("classifier.", "distillation_classifier.")  # how the names of weights begin
 
 

@@ -27,7 +27,7 @@ from exporter.training.task import Outcome, Recipe, Task
 
 END_OF_TEXT = "<|endoftext|>"  # between passages; the model ends its output with it
 MIN_BYTES = 20_000
-MAX_BYTES = 2**28  # of a file; more than a model of this size can learn from
+MAX_BYTES = 2**28  # each file; more than a model of this size can learn from
 PASSAGE_BYTES = 4096  # the unit of the split into training and held-out text
 VOCAB_SIZE = 1024
 CONTEXT = 256  # tokens the served model can hold

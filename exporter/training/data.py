@@ -31,7 +31,7 @@ class Example:
 
     source: NDArray[np.int64] | NDArray[np.float32]
     target: NDArray[np.int64]
-    text: str | None = None  # what is to be written, where that is judged as a text
+    text: str | None = None  # the expected output, if that is judged as a text
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Batch:
     source_mask: torch.Tensor | None  # bool [B, S], True at real tokens; None: nothing to mask
     decoder_input: torch.Tensor | None  # int64 [B, T]; encoder-decoder only
     labels: torch.Tensor  # int64 [B, T], IGNORED at padding; [B] for one label an example
-    num_tokens: int  # of sources and targets, without padding
+    num_tokens: int  # sources and targets, without padding
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Position:
     """How far a run has come in its stream of examples."""
 
     chunk: int = 0
-    batch: int = 0  # of that chunk, the next to be used
+    batch: int = 0  # the next of that chunk
 
 
 ChunkSource = Callable[[int], Sequence[Example]]  # number -> always the same examples
@@ -101,7 +101,7 @@ def pack(examples: Sequence[Example], family: Family, batch_tokens: int) -> list
     """Group examples of like length; no batch, padding included, is above `batch_tokens`.
 
     An example that alone is longer becomes a batch of its own. The order of examples of equal
-    length is kept. Of images, the number in a batch is limited.
+    length is kept. The number of images in a batch is limited.
     """
     batches: list[list[Example]] = []
     current: list[Example] = []

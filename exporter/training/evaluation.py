@@ -30,7 +30,7 @@ class Evaluation:
     negative_log_likelihood: float  # in nats, summed over the labels, without smoothing
     labels_right: int
     examples_right: int  # all labels of the example are right
-    chrf: float = 0.0  # of what the model writes, where examples have texts; 0 to 100
+    chrf: float = 0.0  # the model's outputs, if examples have texts; 0 to 100
     bleu: float = 0.0
 
     @property
@@ -63,7 +63,7 @@ def evaluate(
 ) -> Evaluation:
     """Run the model over `examples` in eval mode; it is left in the mode that it came in.
 
-    Where examples have texts, what the model writes is compared with them, by `tokenizer`, that
+    If examples have texts, the model's outputs are compared with them, by `tokenizer`, that
     of the targets; see `write_greedily` for `generation`.
     """
     was_training = model.training

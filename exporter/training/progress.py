@@ -22,7 +22,7 @@ LINE_INTERVAL = 10.0  # seconds between plain lines
 
 
 class TrainingProgress(Protocol):
-    """What a run tells while it goes on."""
+    """Shows how a run goes on."""
 
     def __enter__(self) -> Self: ...
 

@@ -31,7 +31,7 @@ class RunState(BaseModel):
     format_version: Annotated[int, Field(gt=0)] = STATE_FORMAT_VERSION
     task: str
     seed: int
-    fingerprint: str  # of configuration, recipe, tokenizer and data; a resumed run has the same
+    fingerprint: str  # configuration, recipe, tokenizer and data; a resumed run has the same
     steps: Annotated[int, Field(gt=0)]  # that the run is to have in the end
     step: Annotated[int, Field(ge=0)] = 0  # updates done
     chunk: Annotated[int, Field(ge=0)] = 0  # position in the data

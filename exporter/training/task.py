@@ -1,4 +1,4 @@
-"""What a task is: a model's configuration, its data, and when it is good enough."""
+"""A task: a model's configuration, its data, and when it is good enough."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Recipe:
     label_smoothing: float = 0.0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it
-    average_decay: float = 0.99  # of the moving average of weights that is kept; 0: no average
+    average_decay: float = 0.99  # weights are kept as a moving average; 0: no average
     validate_every: int = 200  # steps; the state of the run is saved as often, or more
 
     def warmup_of(self, steps: int) -> int:
@@ -40,7 +40,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the held-out examples say of the trained model."""
+    """The results of the trained model on the held-out examples."""
 
     metrics: dict[str, float]
     summary: str  # one line with the target in it
@@ -58,14 +58,14 @@ class Task:
     chunks: ChunkSource  # the training examples, an endless stream in chunks
     validation: Sequence[Example]  # chooses the best checkpoint
     held_out: Sequence[Example]  # judged once, at the end
-    selection: Selection  # what makes a checkpoint the best
+    selection: Selection  # chooses the best checkpoint
     judge: Callable[[Evaluation], Outcome]
     samples: tuple[tuple[str, str], ...] = ()  # input and expected output, to try the model on
-    data_fingerprint: str = ""  # of given files: a resumed run must have the same
-    data_summary: str = ""  # of given files: how much of what is in them
+    data_fingerprint: str = ""  # given files: a resumed run must have the same
+    data_summary: str = ""  # given files: how much they hold
     # The model starts from these, by the names of its weights; others are freshly drawn.
     initial_weights: Mapping[str, Tensor] = field(default_factory=dict)
-    generation: GenerationDefaults = GenerationDefaults()  # of what it starts from
+    generation: GenerationDefaults = GenerationDefaults()  # the starting checkpoint's
     text: TextFiles = TextFiles()  # likewise
 
     @property

@@ -66,7 +66,7 @@ _OF_A_RUN = (  # beside that
 )
 SAVE_SECONDS = 600.0  # the state is saved at every validation, and as often as this
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
-MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # what torch can be seeded with
+MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # torch takes no larger seed
 ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
 
 
@@ -77,11 +77,11 @@ class TrainingReport:
     task: str
     out: Path
     steps: int
-    best_step: int  # of the checkpoint in `out`
+    best_step: int  # the checkpoint in `out`
     seed: int
-    seconds: float  # of training, without the time between an interruption and its resumption
+    seconds: float  # training, without the time between an interruption and its resumption
     num_parameters: int
-    metrics: dict[str, float]  # of the best checkpoint on held-out examples
+    metrics: dict[str, float]  # best checkpoint, on held-out examples
     summary: str  # one line that has the metric and its target
     target_reached: bool
     samples: tuple[tuple[str, str], ...]  # inputs and outputs to try the model on

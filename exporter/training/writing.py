@@ -1,4 +1,4 @@
-"""What an encoder-decoder writes, word for word the likeliest."""
+"""Greedy outputs of an encoder-decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is right without learning anything but counts: a model has to do better."""
+"""Baselines that learn nothing but counts: a model has to do better."""
 
 from __future__ import annotations
 

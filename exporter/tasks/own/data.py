@@ -1,4 +1,4 @@
-"""What a person gives a task to learn from."""
+"""The data that a person gives a task to learn from."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from exporter.training.task import Recipe, Task
 
 Row = TypeVar("Row")
 Vary = Callable[[np.random.Generator, Example], Example]
-# Examples that are drawn at a time, in another order each time. Of many, more are alike in length,
-# and less of a batch is padding; of pictures each is a copy in memory.
+# Examples that are drawn at a time, in another order each time. Large chunks have more examples of
+# like length, so that less of a batch is padding; each picture is a copy in memory.
 _CHUNK_EXAMPLES, _CHUNK_IMAGES = 16_384, 1024
 
 

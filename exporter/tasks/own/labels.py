@@ -11,7 +11,7 @@ from exporter.training.evaluation import Evaluation
 from exporter.training.task import Outcome
 
 MAX_LABELS = 10_000
-# What a model of texts has where it told something else before: a bare body under its head.
+# The options of a model of texts that had another head before: a bare body under its head.
 _BARE = {
     "pooler": "none",
     "pooler_bias": True,

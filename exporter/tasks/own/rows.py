@@ -8,12 +8,12 @@ from pathlib import Path
 from engine.errors import ConfigError
 from engine.lines import read_lines
 
-MAX_BYTES = 2**30  # of a file; models of these sizes do not learn more from more
+MAX_BYTES = 2**30  # each file; models of these sizes do not learn more from more
 _MOST_NAMED = 8  # lines of a file that are named; the others are counted
 
 
 class BadLines:
-    """What is wrong with the lines of a file, to be told at once."""
+    """The wrong lines of a file, to be told at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

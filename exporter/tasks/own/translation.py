@@ -110,7 +110,7 @@ def _target_encoder(data: OwnData, tokenizer: Tokenizer, config: TransformerConf
     end = [] if config.eos_token_id is None else [config.eos_token_id]
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
-        # What the tokenizer puts around a text is that of a source, its language for one.
+        # The tokenizer's own special tokens are those of a source: they may name its language.
         encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [[*begin, *encoding.ids, *end] for encoding in encodings]
 
