@@ -55,7 +55,7 @@ class FairseqConfig(ToolkitOptions):
     task: Literal["translation"] = "translation"
     source_size: PositiveInt
     target_size: PositiveInt
-    encoder_version: float  # of the form in which weights are saved
+    encoder_version: float  # the form in which weights are saved
     decoder_version: float
     encoder_embed_dim: PositiveInt = 512
     decoder_embed_dim: PositiveInt = 512
@@ -226,7 +226,7 @@ def _options(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         else:
             flat[name] = value
     given = {name: value for name, value in flat.items() if value is not None}
-    if "max_positions" in given:  # of both sides, in files of 2018
+    if "max_positions" in given:  # files of 2018 have one for both sides
         both = {f"max_{side}_positions": given["max_positions"] for side in ("source", "target")}
         given = {**both, **given}
     if not given.get("activation_dropout") and given.get("relu_dropout"):

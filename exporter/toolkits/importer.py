@@ -30,7 +30,7 @@ from exporter.toolkits.original import ToolkitModel
 from exporter.toolkits.tokenizers import Cut, find_cutters, make_tokenizers
 from exporter.toolkits.torch_file import read_torch_file
 
-_NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # of fairseq; the first counts
+_NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # fairseq's; the first counts
 _OF_HUGGING_FACE = (
     "of a model of Hugging Face give the directory that holds its config.json, tokenizer and "
     "weights"

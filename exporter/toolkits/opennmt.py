@@ -23,7 +23,7 @@ from exporter.toolkits.torch_file import plain, tensors_of
 from exporter.toolkits.words import Words, read_vocabulary
 
 _UNKNOWN, _PAD, _BEGIN, _END = "<unk>", "<blank>", "<s>", "</s>"
-_MAX_LEN = 5000  # of the toolkit, whatever a model was trained on
+_MAX_LEN = 5000  # the toolkit's, whatever a model was trained on
 _USUAL_LEN = 512
 _GATED = ("silu", "gated-gelu")
 _ACTIVATIONS: Mapping[str, Literal["relu", "gelu", "silu"]] = {

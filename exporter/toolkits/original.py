@@ -1,4 +1,4 @@
-"""What a file of a toolkit holds, in the terms in which all are imported."""
+"""The content of a toolkit's file, in the terms in which all are imported."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class ToolkitModel:
     weights: dict[str, Tensor]
     source_words: Words
     target_words: Words
-    tokens: SpecialTokens  # of what is written
-    generation: GenerationDefaults  # what the toolkit does, where it is asked for nothing else
-    usual_len: int | None = None  # of a text, where a person says none; None: the longest
+    tokens: SpecialTokens  # the target's
+    generation: GenerationDefaults  # the toolkit's defaults
+    usual_len: int | None = None  # tokens of a text, if a person says none; None: the longest

@@ -25,7 +25,7 @@ from exporter.toolkits.subword_nmt import CONTINUES, Merge, cut_by_codes, read_c
 from exporter.toolkits.words import Words
 
 CODES_NAMES = ("bpe.codes", "bpecodes", "codes.bpe", "codes", "code")
-_JOINER = "￭"  # of OpenNMT's tokenizer: a piece stands without a space on this side
+_JOINER = "￭"  # OpenNMT's tokenizer: a piece stands without a space on this side
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Cutters:
     """The files that say how words are cut: codes of subword-nmt, or models of SentencePiece."""
 
     codes: Path | None = None
-    models: tuple[Path, ...] = ()  # of sources and of targets, or one of both
+    models: tuple[Path, ...] = ()  # one for sources and one for targets, or one for both
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What texts become."""
+    """The tokenizer of a side."""
 
     text: ImportedTokenizer
     num_more: int = 0  # ids of sources behind their vocabulary, all of which mean the unknown word

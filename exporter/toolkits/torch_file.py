@@ -43,11 +43,11 @@ _KNOWN_TYPES = (
     *("bool", "bytearray", "bytes", "complex", "dict", "float", "int", "list", "object", "set"),
     *("slice", "str", "tuple"),
 )
-_NUM_PICKLES = 4  # of a file from before 2020: its mark, version, machine, and then the object
+_NUM_PICKLES = 4  # a file from before 2020 has its mark, version, machine, and then the object
 
 
 class Record:
-    """What a file says of an object: what it was made of, and its attributes."""
+    """An object in a file: the arguments that it was made of, and its attributes."""
 
     arguments: tuple[object, ...]
     fields: dict[str, object]
@@ -120,12 +120,12 @@ def plain(value: object) -> object:
 
 
 def _plain_record(record: Record) -> object:
-    for name in ("_content", "_val"):  # of OmegaConf: a container's, a node's
+    for name in ("_content", "_val"):  # OmegaConf: a container's, a node's
         if name in record.fields:
             return plain(record.fields[name])
     if record.fields or not record.arguments:
         return plain(record.fields)
-    return plain(record.arguments[0])  # of an enumeration: its value
+    return plain(record.arguments[0])  # the value of an enumeration
 
 
 def _plain_dict(*_: object) -> dict[object, object]:
