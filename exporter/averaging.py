@@ -29,7 +29,7 @@ from exporter.checkpoint import (
 from exporter.training.state import STATE_NAME
 
 _NOT_COPIED = {WEIGHTS_NAME, STATE_NAME, REPORT_NAME}
-_MAX_FILE_BYTES = 2**28  # of what lies beside the weights
+_MAX_FILE_BYTES = 2**28  # each file beside the weights
 
 
 def average_checkpoints(
@@ -38,7 +38,7 @@ def average_checkpoints(
     """Write the mean of the weights of two or more checkpoints to the directory `out`.
 
     "Attention Is All You Need" does so with its last 5 or 20 checkpoints (section 6.1). The sums
-    are made in float64, one weight at a time. What lies beside the weights is that of the last
+    are made in float64, one weight at a time. Files beside the weights are those of the last
     checkpoint. Raises ConfigError for fewer than two, CheckpointError for ones that are damaged or
     of different models or tokenizers.
     """

@@ -38,7 +38,7 @@ from exporter.samples import Tokens
 # The words in front of what a stage refuses.
 _UNROUNDED, _MAIN, _IN_HALF = "before anything is rounded", "", "in float16"
 _PLAIN = PackageFormat()
-_BYTES_PER_NUMBER = 4  # of weights at most
+_BYTES_PER_NUMBER = 4  # weights take at most so many
 _SECONDS_A_LAYER = 1.3  # to be traced, and written
 
 
@@ -50,7 +50,7 @@ class Stage(NamedTuple):
     """Graphs that are played, how much, and what judges them."""
 
     graphs: Callable[[], AbstractContextManager[Path]]
-    form: PackageFormat  # of these graphs
+    form: PackageFormat
     judge: ExactJudge | LossJudge
     scope: Scope
     precision: Precision = "fp32"  # that the eager model runs in, beside float64

@@ -45,7 +45,7 @@ WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 SAMPLES_NAME = "samples.json"
 TARGET_TOKENIZER_NAME = "target_tokenizer.json"
-REPORT_NAME = "report.json"  # of the run that made it
+REPORT_NAME = "report.json"  # written by the run that made it
 _MAX_CONFIG_BYTES = 2**20
 _MAX_SAMPLES_BYTES = 2**20
 _FEW_LAYERS = 128  # built in a second
@@ -57,7 +57,7 @@ class CheckpointConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: Annotated[int, Field(gt=0, le=FORMAT_VERSION)] = FORMAT_VERSION
-    task: str  # what the model was trained for; a name of `exporter.tasks`, or the user's own
+    task: str  # the model was trained for it: a name of `exporter.tasks`, or the user's own
     model: TransformerConfig
     # What an imported model gives to requests that leave options away.
     generation: GenerationDefaults = GenerationDefaults()
@@ -73,9 +73,9 @@ class CheckpointConfig(BaseModel):
 
 @dataclass(frozen=True)
 class TextFiles:
-    """What texts need beside the tokenizer."""
+    """The files for texts beside the tokenizer."""
 
-    target_tokenizer: Tokenizer | None = None  # of what is written; None: as of what is read
+    target_tokenizer: Tokenizer | None = None  # None: outputs have the inputs' tokenizer
     chat: ChatFormat | None = None  # how a conversation becomes a text; None: not at all
 
     def content(self) -> dict[str, bytes]:

@@ -67,11 +67,11 @@ def export_package(
     """Export a checkpoint, prove it equal to the eager model, and write the package.
 
     The model is served under `name`, else under that of `out_dir`, and its answers tell `version`.
-    In half precision the graphs are as near to the eager model as it is itself in that type. Where
-    weights or cache are rounded, the certificate says what was lost, on `text` too, and `limits`
-    (else DEFAULT_LIMITS of the weights) bound it. int8-fixed takes its scales from the part of
-    `text` that nothing is measured on. Without `kv_cache`, int8 weights for a CPU have an int8
-    cache beside them, where the limits let them. `progress(done, total)` follows the certificate.
+    Graphs in half precision are as near to the eager model as it is itself in that type. If weights
+    or cache are rounded, the certificate says what was lost, on `text` too, and `limits` (else
+    DEFAULT_LIMITS of the weights) bound it. int8-fixed takes its scales from the part of `text`
+    that nothing is measured on. If `kv_cache` is None, int8 weights for a CPU have an int8 cache
+    beside them if the limits let them. `progress(done, total)` follows the certificate.
     A package at `out_dir` is replaced when the new one is whole. Raises ConfigError,
     CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
@@ -168,7 +168,7 @@ def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
 
 
 class _Title(NamedTuple):
-    """What a package is called."""
+    """The name and version of a package."""
 
     name: str
     version: str

@@ -17,7 +17,7 @@ from engine.errors import CheckpointError, PackageError, TokenweirError
 _unfinished: set[Path] = set()  # hidden directories of this process
 _EIGHT = "????????/"  # ends the name of a temporary directory
 _UNLOCKED = ".new"  # ends the name of a directory that nobody has locked yet
-Content = bytes | Iterable[bytes | memoryview]  # of a file: whole, or piece by piece
+Content = bytes | Iterable[bytes | memoryview]  # a whole file, or its pieces
 
 
 class Staging:
@@ -60,7 +60,7 @@ def writing_to(
 def scratch_directory(purpose: str) -> Iterator[Path]:
     """Give a directory below TMPDIR, and remove it at the end.
 
-    What processes that were killed left there for the same purpose is removed first.
+    Directories that killed processes left there for the same purpose are removed first.
     """
     parent, prefix = Path(tempfile.gettempdir()), f"tokenweir-{purpose}-"
     for _ in _abandoned(parent, prefix, _EIGHT):
@@ -81,7 +81,7 @@ def writing_scratch(num_bytes: int) -> Iterator[None]:
 def stage(out: Path, refusal: type[TokenweirError] = PackageError) -> Iterator[Staging]:
     """Give a directory to be filled and published; without that, nothing of it is left.
 
-    What a process that was killed left beside `out` is removed first. Raises `refusal` where the
+    Directories that killed processes left beside `out` are removed first. Raises `refusal` if the
     disk or its permissions do not let it be written.
     """
     with writing_to(out, refusal):
@@ -183,7 +183,7 @@ def _prefix(out: Path) -> str:
 
 def _write_synced(path: Path, content: Content) -> None:
     with path.open("wb") as file:
-        with suppress(OSError):  # where the disk has no locks
+        with suppress(OSError):  # some disks have no locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for piece in [content] if isinstance(content, bytes) else content:
             file.write(piece)

@@ -23,11 +23,11 @@ from exporter.toolkits import import_toolkit_checkpoint, is_toolkit_checkpoint
 
 @dataclass(frozen=True)
 class Options:
-    """What a person says of an import."""
+    """A person's choices for an import."""
 
     max_len: int | None = None
-    languages: Languages = field(default_factory=Languages)  # of Hugging Face
-    codes: Path | None = None  # of OpenNMT-py and fairseq
+    languages: Languages = field(default_factory=Languages)  # Hugging Face only
+    codes: Path | None = None  # OpenNMT-py and fairseq only
     compares: bool = True
 
 

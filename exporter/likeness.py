@@ -12,8 +12,8 @@ from sacrebleu.metrics.chrf import CHRF
 class Likeness(NamedTuple):
     """How near texts are to references, 0 to 100."""
 
-    chrf: float  # of characters, Popović 2015
-    bleu: float  # of words, Papineni et al. 2002
+    chrf: float  # characters, Popović 2015
+    bleu: float  # words, Papineni et al. 2002
 
 
 def likeness(texts: Sequence[str], references: Sequence[str]) -> Likeness:

@@ -24,7 +24,7 @@ class Picture(NamedTuple):
 def find_pictures(directory: Path) -> list[Picture]:
     """Return the PNG and JPEG files, in order.
 
-    What is hidden is not a person's own: thumbnails, and the notes that macOS lays beside files.
+    Hidden files are not a person's own: thumbnails, and the notes that macOS lays beside files.
     Raises ConfigError for what is no directory, and names pictures of kinds that are not read.
     """
     if not directory.is_dir():

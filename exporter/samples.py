@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
-SEED = 20170612  # of all that is drawn to try a model
+SEED = 20170612  # all draws that try a model
 
 Tokens = tuple[int, ...]
 

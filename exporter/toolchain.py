@@ -1,4 +1,4 @@
-"""What a package is made and compared with: versions of libraries, and what decides its kernels."""
+"""The versions of libraries and the machine that a package is made and compared with."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.prover.progress import Progress, no_progress
 from exporter.toolchain import read_toolchain
 
-# What is measured differs a little from processor to processor: what rounding costs by up to twice
-# in the median and at the 90th percentile, behind them by chance; what a format loses by up to half
+# Measurements differ a little from processor to processor: the cost of rounding by up to twice in
+# the median and at the 90th percentile, behind them by chance; the loss of a format by up to half
 # at the most, by 5 % in the mean; a count of tokens or labels by 2 % of them.
 _TIMES = 2.0
 _OF_MAXIMA = 0.5
@@ -35,8 +35,8 @@ _OF_MEANS = 0.05
 _OF_COUNTS = 0.02
 _NOTHING = 1e-7
 _CHANCE = frozenset({"p99", "largest", "runs", "floor", "undecided_tokens", "undecided_labels"})
-_FIRST_VERSION = Manifest.model_fields["version"].default  # where nobody chose one
-# What a newer version of made, this machine cannot show: it writes graphs, or runs them.
+_FIRST_VERSION = Manifest.model_fields["version"].default  # unless somebody chose another
+# This machine cannot show the work of newer versions of these: they write graphs, or run them.
 _JUDGED = ("tokenweir", "opset", "onnxruntime", "onnxruntime-gpu")
 # A package is often exported beside the one and verified on a GPU beside the other.
 _OTHER_RUNTIME = {"onnxruntime": "onnxruntime-gpu", "onnxruntime-gpu": "onnxruntime"}
@@ -61,7 +61,7 @@ class Verification:
 
     package: Package
     checkpoint: Path
-    certificate: Certificate  # of this comparison; that of the package agrees with it
+    certificate: Certificate  # the new one; that of the package agrees with it
     notes: tuple[str, ...]
 
     def summary(self) -> str:

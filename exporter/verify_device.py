@@ -51,8 +51,8 @@ def verify_on_device(
 ) -> DeviceVerification:
     """Compare a package with a checkpoint on the GPU, as a worker with `config` runs it there.
 
-    What is found is written into the manifest, which is replaced whole, or stays as it was. Where
-    it has a certificate of the same device and use, that must be what is found. Raises ConfigError
+    The findings are written into the manifest, which is replaced whole, or stays as it was. A
+    certificate that it has of the same device and use must agree with them. Raises ConfigError
     if the package was not made for a GPU, DeviceError if there is none, PackageError if the package
     is damaged, and CertificateError if it is not this checkpoint's or does not give what that does.
     """
