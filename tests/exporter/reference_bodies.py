@@ -1,4 +1,4 @@
-"""What the operators of a graph compute, in standard operators alone: all bodies agree with it."""
+"""The operators of a graph, computed in standard operators alone: all bodies agree with it."""
 
 from __future__ import annotations
 

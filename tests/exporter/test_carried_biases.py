@@ -72,7 +72,7 @@ def rows(dtype: type[Any]) -> np.ndarray:
 
 def test_a_product_behind_a_norm_carries_its_bias() -> None:
     weights, x = draw(), rows(np.float32)
-    weights["matrix"][:, 5], weights["bias"][5] = 0, 0  # of a head that was widened
+    weights["matrix"][:, 5], weights["bias"][5] = 0, 0  # a head that was widened
 
     found = fused(graph(weights, np.float32))
 

@@ -222,7 +222,7 @@ def test_what_rounds_in_half_precision_is_near_the_eager_model(
     )
 
     found = manifest.certificate
-    share = 0.25 if weights == "int4" else 0.1  # of tokens
+    share = 0.25 if weights == "int4" else 0.1  # share of tokens
     assert found.loss is not None and not found.half
     assert found.tokens_compared - found.tokens_equal < share * found.tokens_compared
     assert 0 < found.loss.mean_abs_logit_diff < share * found.loss.logit_std
@@ -263,7 +263,7 @@ def higher_bias(graph: ir.Graph) -> None:
 
 
 def longer_vector(graph: ir.Graph) -> None:
-    """Of the same logits."""
+    """Make the embedding of the same logits longer."""
     cast = next(value for value in graph.outputs if value.name == "embedding").producer()
     assert cast is not None and cast.op_type == "Cast"
     factor = ir.Value(name="factor", const_value=ir.tensor(np.float16([1.02]), name="factor"))

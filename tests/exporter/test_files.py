@@ -1,4 +1,4 @@
-"""What is being made stands beside its place, and what a dead process left there goes."""
+"""A file in the making stands beside its place, and the remains of a dead process there go."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_a_killed_process_had_begun_to_write_is_removed_by_the_next_one(
 
     def pieces() -> Iterator[bytes]:
         yield b"whole"
-        remove_unfinished(tmp_path, ["state"])  # what another process would do
+        remove_unfinished(tmp_path, ["state"])  # as another process would
         (temporary,) = tmp_path.glob(".state.[0-9]*.tmp")
         assert temporary.name != ".state.1234.tmp"
 

@@ -139,7 +139,7 @@ def test_nothing_of_a_graph_looks_for_a_largest_value_or_adds_a_bias(
     assert ops["MatMulIntegerToFloat"] == before["MatMul"] + before["Gemm"]
     assert ops["MatMul"] == ops["Gemm"] == ops["Abs"] == ops["Div"] == 0
     assert ops["Mul"] == before["Mul"] + 1  # the scale of a token
-    # Of the sums only those with a residual or with positions are left.
+    # The sums that are left have a residual or positions.
     assert ops["Add"] < before["Add"] - 4
 
 

@@ -1,4 +1,4 @@
-"""What graphs for CUDA are made of, counted in every family: what would cost a capture or a launch.
+"""Nodes of graphs for CUDA, counted in every family: some would cost a capture or a launch.
 
 That onnxruntime places and captures such nodes is seen on the emulated device; this needs none.
 """
@@ -147,7 +147,7 @@ def expected(exported: Exported) -> dict[str, Left]:
 def test_a_twin_in_float32_has_the_attention_of_the_package(
     make_checkpoint: MakeCheckpoint, traced: Trace, tmp_path: Path
 ) -> None:
-    """What is proven in float32 is proven of these nodes; a package in float32 has others."""
+    """Proofs in float32 are proofs of these nodes; a package in float32 has others."""
     checkpoint, numbers = load_checkpoint(make_checkpoint("gpt")), PackageFormat.of("cuda", "fp32")
     write_graphs(traced(checkpoint.model, target=CUDA), tmp_path)
 

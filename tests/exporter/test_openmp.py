@@ -1,4 +1,4 @@
-"""What is said to OpenMP is said by commands, not by whoever imports a name."""
+"""Commands set up OpenMP; an import of a name does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of a person's own class does wrong is said before anything is traced."""
+"""The faults of a model of a person's own class are said before anything is traced."""
 
 from __future__ import annotations
 

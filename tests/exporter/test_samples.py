@@ -1,4 +1,4 @@
-"""What a model is tried with besides random tokens is kept in its checkpoint."""
+"""Samples that a model is tried with, besides random tokens, are kept in its checkpoint."""
 
 from __future__ import annotations
 

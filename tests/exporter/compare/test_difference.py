@@ -205,7 +205,7 @@ def test_no_answer_has_a_token_that_is_banned(
 
     assert found.tokens == found.tokens_equal > 4
     assert found.one.chrf == found.other.chrf and found.one.chrf is not None
-    assert found.one.chrf < 50  # of w7 w7 w7 w7 it is above
+    assert found.one.chrf < 50  # w7 w7 w7 w7 has more
     assert 0 < found.logit_quantiles["100%"] < 1e-4
 
 

@@ -1,4 +1,4 @@
-"""What the certificate of a format that rounds tells of answers to a person's own lines."""
+"""A format that rounds is certified with how it answers a person's own lines."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_eager_model_writes_the_likeliest_tokens(checkpoint: Path) -> None:
             return [np.eye(VOCAB_SIZE)[list(one)] for one in ids]
 
     assert eager_answers(eager, cases, (2,), Right()) == answers
-    assert rounds == [8, 1]  # of a batch one each, for all was guessed
+    assert rounds == [8, 1]  # one for each batch, for all was guessed
 
 
 def test_answers_begin_as_the_package_says(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_an_output_of_its_own_counts_though_it_is_said_to_be_tied(
     source = tmp_path / "source"
     tied = save_decoder(source, family, tie_word_embeddings=True)
     weights = safetensors.torch.load_file(source / "model.safetensors")
-    head = tied.get_output_embeddings().weight.detach().double()  # of another type than the table
+    head = tied.get_output_embeddings().weight.detach().double()  # another type than the table's
     weights["lm_head.weight"] = head.flip(0).contiguous() if differs else head
     safetensors.torch.save_file(weights, source / "model.safetensors", {"format": "pt"})
     twin = AutoModelForCausalLM.from_pretrained(source).eval()

@@ -37,9 +37,9 @@ from tests.exporter.huggingface.translation_sources import save as save_translat
 from tests.parity.eager import Eager, greedy_search
 
 ROWS = "4"
-LENGTHS = (1, 3, 8, 8)  # of prompts
+LENGTHS = (1, 3, 8, 8)  # tokens of prompts
 NUM_TOKENS = 10
-MOST_FROM_HALF = 0.02  # of what is answered in float16, in standard deviations
+MOST_FROM_HALF = 0.02  # answers in float16, in standard deviations
 
 pytestmark = pytest.mark.long
 

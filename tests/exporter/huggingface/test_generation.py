@@ -1,4 +1,4 @@
-"""What an original says of generation is what its package does where a request says nothing."""
+"""A package does by default what an original says of generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.greedy import check_tokens
 from tests.exporter.huggingface.sources import EOS, PAD, edit_json, save_gpt2, save_marian
 
-OF_TRANSFORMERS = {"length_penalty": 1.0, "beam_end": "estimate"}  # where an original says nothing
+OF_TRANSFORMERS = {"length_penalty": 1.0, "beam_end": "estimate"}  # unless an original says more
 
 
 def imported(save: Any, path: Path, **options: Any) -> tuple[GenerationDefaults, tuple[str, ...]]:

@@ -50,7 +50,7 @@ def options_of(model_type: str) -> set[str]:
     return (fields - common) | settable | set(theirs.attribute_map)
 
 
-# What transformers makes others of, which are read.
+# Options that are read as others, which transformers makes of them.
 FOLDED = {"feed_forward_proj", "max_window_layers", "rope_scaling", "use_sliding_window"}
 FOLDED |= {"original_max_position_embeddings", "sliding_window"}  # the latter of a ModernBERT
 
@@ -261,7 +261,7 @@ def check_changes(file: Path, ours: Callable[[], Tensor], theirs: Callable[[], T
     wrong, num_changed = [], 0
     for name, value in _changes(saved, options_of(saved["model_type"])):
         if name == "num_hidden_layers" and "encoder_layers" in saved:
-            continue  # where both stand, the weights say how many layers there are
+            continue  # both stand there: the weights say how many layers there are
         edit(file, {name: value})
         try:
             found, expected = ours(), theirs()

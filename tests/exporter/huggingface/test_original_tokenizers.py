@@ -120,7 +120,7 @@ def test_marian_reads_with_one_model_and_writes_with_another(
     told, *others = original(text_target="hello there").input_ids
     ids = [told, found.tokenizer.token_to_id("<s>"), *others]  # which is not a special token there
     assert target.decode(ids) == original.decode(ids, skip_special_tokens=True)
-    typed = "a <s> b</s> c<pad>"  # of which a Marian has no use for the first
+    typed = "a <s> b</s> c<pad>"  # a Marian has no use for the first
     assert found.tokenizer.encode(typed).ids == original(typed).input_ids
     assert target.encode(typed).ids == original(text_target=typed).input_ids
     told = found.tokenizer.encode(">>fra<< hello")
@@ -150,7 +150,7 @@ def test_a_checkpoint_has_a_tokenizer_for_what_is_written_until_it_is_another_on
     assert checkpoint.tokenizer.encode("a c").tokens == ["▁", "a", "▁", "c", "</s>"]
     assert checkpoint.tokenizer.encode("a cd").ids[-2:] == [names.index("<unk>"), 0]
 
-    save_marian(source)  # whose class is one that its file says all of
+    save_marian(source)  # all of its class is said in its file
     import_checkpoint(source, out)
 
     assert copied_files(load_checkpoint(out)) == ["config.json", "tokenizer.json"]

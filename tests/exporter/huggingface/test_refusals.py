@@ -1,4 +1,4 @@
-"""What cannot be imported is refused before anything is written, with what is supported."""
+"""A model that cannot be imported is refused before anything is written, with what is supported."""
 
 from __future__ import annotations
 

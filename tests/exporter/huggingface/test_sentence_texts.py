@@ -122,7 +122,7 @@ def test_letters_become_small_where_sentence_transformers_makes_them_so(tmp_path
     tokenizer = load_checkpoint(tmp_path / "checkpoint").tokenizer
     assert tokenizer is not None
     assert tokenizer.encode("THE cat").tokens == tokenizer.encode("the cat").tokens
-    for text in ("ΟΔΟΣ, ΟΔΟΣ", "Σ ΑΣ'Α ΑΣ'", "Α.Σ 1Σ ΑΣΣ"):  # of which the last of a word differs
+    for text in ("ΟΔΟΣ, ΟΔΟΣ", "Σ ΑΣ'Α ΑΣ'", "Α.Σ 1Σ ΑΣΣ"):  # the last of a word differs
         assert tokenizer.normalizer.normalize_str(text) == text.lower()
 
 

@@ -31,7 +31,7 @@ class Class(NamedTuple):
 
     name: str
     model_type: str
-    file: str  # of its pieces, or of its words
+    file: str  # its pieces, or its words
     trained: dict[str, Any] = {}
     settings: dict[str, Any] = {}
 

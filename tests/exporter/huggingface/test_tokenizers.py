@@ -31,7 +31,7 @@ BYTES = {
     "split_digits": True,
 }
 
-# What models are trained with that are published; the last two show options that few have.
+# Options of published models; the last two show some that few have.
 MODELS: dict[str, dict[str, Any]] = {
     "unigram": {},
     "bpe": {"model_type": "bpe"},
@@ -162,7 +162,7 @@ def test_a_text_comes_back_as_sentencepiece_gives_it_back(
             ids = original.encode(line)
             known = [i for i in ids if not original.is_unknown(i)]
             found = tokenizer.decode(known)
-            # What stands behind an unknown character at the start keeps its space.
+            # Text behind an unknown character at the start keeps its space.
             assert found.lstrip(" ") == original.decode(known).lstrip(" ")
             assert len(known) < len(ids) or found == original.decode(ids)
 

@@ -45,7 +45,7 @@ DIFFERENCES: list[tuple[str, dict[str, Any]]] = [
     ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "own_output": True}),
     ("t5", {"feed_forward_proj": "gated-silu", "num_decoder_layers": 1}),
     ("t5", {"num_decoder_layers": 3}),
-    ("t5", {"own_output": True}),  # of its own, and scaled, as older versions save it
+    ("t5", {"own_output": True}),  # scaled, as older versions save it
     ("mt5", {"own_output": True}),
 ]
 

@@ -100,7 +100,7 @@ def test_pictures_and_patches_that_are_no_squares_are_refused(
 def test_body_alone_gives_the_vector_of_its_class_token(tmp_path: Path) -> None:
     twin = save_vision(tmp_path / "source", "ViTModel", VIT)
     path = tmp_path / "source" / "model.safetensors"
-    token = {"embeddings.mask_token": torch.zeros(1, 1, 16)}  # of a training that hides patches
+    token = {"embeddings.mask_token": torch.zeros(1, 1, 16)}  # left by training with hidden patches
     safetensors.torch.save_file({**safetensors.torch.load_file(path), **token}, path)
     pixels = torch.randn(3, 3, 8, 8)
 

@@ -18,10 +18,10 @@ from exporter.export import export_package
 from exporter.graphs.torch_export import Graphs
 
 Mutation = Callable[["Surgery"], None]
-Spoil = Callable[..., Checkpoint]  # of a family, by a file and a mutation, with options
+Spoil = Callable[..., Checkpoint]  # a family's, by a file and a mutation, with options
 
 DECODERS = ("encoder-decoder", "gpt")
-# What tells where a fault was found, or that a graph does not run at all.
+# The place of a fault, or that a graph does not run at all.
 PLACE = r"source of \d|prompt of \d|text of \d|image \d|cannot be run"
 
 

@@ -1,4 +1,4 @@
-"""What a device certificate asks of steps that the device feeds itself."""
+"""A device certificate tries steps that the device feeds itself."""
 
 from __future__ import annotations
 

@@ -34,6 +34,6 @@ def test_what_a_format_loses_is_counted_without_tokens_that_are_banned(
     counted = prove(replace(loaded, config=config), package.path, form, limits=limits)
     found = package.manifest.certificate
 
-    assert counted.tokens_equal == counted.tokens_compared > 100  # of the banned one alone
+    assert counted.tokens_equal == counted.tokens_compared > 100  # the banned one alone
     assert 0.5 < found.tokens_equal / found.tokens_compared < 0.97
     assert found.covered["banned_tokens"] == 1 and "banned_tokens" not in counted.covered

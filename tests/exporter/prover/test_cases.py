@@ -1,4 +1,4 @@
-"""What a certificate tries, for models of every size."""
+"""A certificate tries enough, for models of every size."""
 
 from __future__ import annotations
 

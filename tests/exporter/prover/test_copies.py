@@ -32,7 +32,7 @@ ANY_LOSS = LossLimits(1, 100, 100, 100)
 
 
 class RowsDiffer(LossJudge):
-    """Of a format whose rows differ in a batch from the same rows alone."""
+    """A judge of a format whose rows differ in a batch from the same rows alone."""
 
     def bits(self, *rows: Any) -> bool:
         super().bits(*rows)
@@ -78,7 +78,7 @@ def test_copies_do_not_count_but_one_that_is_far_off_is_noted(
 
     assert max(group_sizes(SOURCES, pair.num_rows, few=False)) > len(SOURCES)
     assert of_sources[0] == 0 < of_sources[1] < 1e-4
-    assert 8 <= found.tokens_seen <= 6 * 8  # of its prompt and one token
+    assert 8 <= found.tokens_seen <= 6 * 8  # its prompts and one token
     loss = found.result(ANY_LOSS)
     assert loss.mean_abs_logit_diff < 1e-4
     assert loss.max_abs_logit_diff == pytest.approx(WRONG_BY, rel=1e-3)

@@ -211,7 +211,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Spoil, float], None]:
             runner: SlotModelRunner, batch: ScheduledBatch, draws: GraphDraws | None = None
         ) -> StepLogits:
             step = run(runner, batch, draws)
-            if draws is not None:  # what is drawn is compared with this very step
+            if draws is not None:  # draws are compared with this very step
                 return step
             logits = np.array(step.logits)
             how(runner, batch, logits)

@@ -1,4 +1,4 @@
-"""What the eager model gives in float64 and in its own type, and what it loses there."""
+"""The eager model gives numbers in float64 and in its own type, and loses some there."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ cross_decoder = MUTANTS.of("encoder-decoder", file="decoder.onnx")
 encoder = MUTANTS.of("encoder-decoder", file="encoder.onnx")
 
 
-# What tokens are chosen from: the logits are right
+# Numbers that tokens are chosen from: the logits are right
 
 
 @decoder
@@ -183,7 +183,7 @@ def what_an_earlier_sequence_left_is_seen(surgery: Surgery) -> None:
     surgery.replace_uses(attended, surgery.compute_before(reader, "Add", attended, left))
 
 
-# What is drawn, and what is asked for of some rows
+# Draws, and requests of some rows
 
 
 @decoder

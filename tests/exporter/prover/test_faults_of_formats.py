@@ -1,4 +1,4 @@
-"""What rounds excuses no fault: graphs are proven before, and what rounding costs is counted."""
+"""Rounding excuses no fault: graphs are proven before, and the cost of rounding is counted."""
 
 from __future__ import annotations
 

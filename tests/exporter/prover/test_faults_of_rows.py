@@ -330,7 +330,7 @@ def logprobs_of_sixteen_wrong(surgery: Surgery) -> None:
     surgery.spoil_output("top_logprobs", 16, axis=1)
 
 
-# What is asked for of some rows
+# Requests of some rows
 
 
 @cross_decoder

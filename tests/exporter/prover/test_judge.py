@@ -96,7 +96,7 @@ def test_every_quantile_of_a_play_has_its_bound(
 
 @pytest.mark.parametrize(("largest", "is_taken"), [(9.5, True), (10.5, False)])
 def test_the_largest_is_held_against_that_of_all_plays(largest: float, *, is_taken: bool) -> None:
-    """Where attention is hard one position of 100 loses much, and a play of 30 may have none."""
+    """Hard attention loses much at one position of 100, and a play of 30 may have none of these."""
     many, few = drawn(3000), drawn(30)
     many[7], ours = 1.0, few.copy()
     ours[3] = largest
@@ -386,7 +386,7 @@ def test_a_token_that_another_order_of_sums_may_turn_is_not_decided() -> None:
 
 
 def test_a_token_is_not_decided_where_the_eager_model_itself_loses_as_much() -> None:
-    """What one position in a hundred loses, where two keys are equal but for rounding."""
+    """One position in a hundred loses so much if two keys are equal but for rounding."""
     exact = np.tile([3.0, 2.0], (400, 1))
     seen, own = exact + 1e-5, exact - 1e-5
     seen[7] = 2.0, 3.0
@@ -484,7 +484,7 @@ def test_tokens_that_are_never_written_count_in_no_loss_lead_or_size() -> None:
     (found,) = judge.judged
     assert found.exported.largest == pytest.approx(1e-4)
     assert found.eager.largest == pytest.approx(1e-4)
-    assert found.floor == 4 * 2.0**-22  # of 3
+    assert found.floor == 4 * 2.0**-22  # rounding of 3
     assert judge.tokens_compared == 2
 
 
@@ -496,7 +496,7 @@ def test_a_token_that_is_never_written_and_may_be_is_refused() -> None:
         ExactJudge().numbers("alone", "logits", ours, Eager(NEVER, [NEVER]), at(2))
 
 
-# What a refusal says
+# Words of a refusal
 
 
 def test_a_refusal_tells_place_both_losses_and_what_to_do() -> None:

@@ -1,4 +1,4 @@
-"""What a format loses that rounds weights or cache, and how much of it is allowed."""
+"""A format that rounds weights or cache loses something, and some of it is allowed."""
 
 from __future__ import annotations
 

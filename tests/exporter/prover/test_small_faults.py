@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("few_cases")
 EPSILON = {"norm_eps": 1e-6}
 ROTARY = {**LLAMA, **EPSILON}
 WINDOW = {"window": 4}
-CHUNK, LAST = 3, 11  # of the tiny GPT: a chunk's length, and the last place of a row
+CHUNK, LAST = 3, 11  # the tiny GPT's: a chunk's length, and the last place of a row
 
 
 class Small(NamedTuple):
@@ -56,7 +56,7 @@ def head_scaled(factor: float, op_type: str = "CachedAttention", width: int = 8)
 
 
 def residual_scaled(surgery: Surgery) -> None:
-    """What the first layer adds its attention to is 0.1 % too large there."""
+    """The first layer adds its attention to a sum that is 0.1 % too large there."""
     names = {tensor.name for tensor in surgery.model.graph.initializer}
     sums = [node for node in surgery.nodes("Add") if not names & set(node.input)]
     larger = surgery.compute_before(sums[0], "Mul", sums[0].input[0], np.float32([1.001]))

@@ -1,4 +1,4 @@
-"""What OpenNMT-py and fairseq compute with their weights, in plain torch.
+"""The computation of OpenNMT-py and fairseq with their weights, in plain torch.
 
 Written after their modules: `onmt.encoders.transformer`, `onmt.decoders.transformer`,
 `onmt.modules.embeddings` and `position_ffn` of OpenNMT-py 2.3 and 3.5,

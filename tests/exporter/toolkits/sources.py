@@ -75,7 +75,7 @@ OPENNMT_OPTIONS: dict[str, Any] = {
 
 
 class Source(NamedTuple):
-    """What was saved."""
+    """A saved checkpoint."""
 
     path: Path
     options: Namespace

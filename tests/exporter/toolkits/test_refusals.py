@@ -1,4 +1,4 @@
-"""What cannot be imported from OpenNMT-py and fairseq is named, all at once."""
+"""Parts of OpenNMT-py and fairseq that cannot be imported are named, all at once."""
 
 from __future__ import annotations
 

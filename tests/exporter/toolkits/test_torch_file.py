@@ -92,7 +92,7 @@ def test_a_function_of_a_known_package_is_not_called(tmp_path: Path) -> None:
     save({"opt": Calls(Path.unlink, victim), "model": {}}, tmp_path / "a.pt", is_archive=True)
     save({"opt": Calls(torch.save, 1, str(tmp_path / "b")), "n": 1}, tmp_path / "c.pt")
 
-    with pytest.raises(CheckpointError, match=r"names builtins\.getattr"):  # of the class, unlink
+    with pytest.raises(CheckpointError, match=r"names builtins\.getattr"):  # the class of unlink
         read_torch_file(tmp_path / "a.pt")
     content = read_torch_file(tmp_path / "c.pt")
 

@@ -1,4 +1,4 @@
-"""What evaluation counts, and that exact match is what greedy decoding gets right."""
+"""Evaluation counts labels and examples; exact match is what greedy decoding gets right."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_training_lowers_the_loss(tmp_path: Path, make_task: MakeTask) -> None:
 
 def test_a_seed_makes_a_run_repeatable(tmp_path: Path, make_task: MakeTask) -> None:
     for name in ("one", "two"):
-        torch.manual_seed(len(name) + ord(name[0]))  # what was drawn before does not matter
+        torch.manual_seed(len(name) + ord(name[0]))  # earlier draws do not matter
         train_task(make_task(seed=7), tmp_path / name, seed=7, progress=False)
     train_task(make_task(seed=8), tmp_path / "other", seed=8, progress=False)
 

@@ -1,4 +1,4 @@
-"""What an encoder-decoder writes while it is trained."""
+"""An encoder-decoder writes greedily while it is trained."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_start_of_another_family_is_refused(texts: Path, pairs: Path, tmp_path
         build_own_task("classification", OwnData(texts, start=start))
 
 
-# What most people start from: a body that was trained on texts without labels, and embeds.
+# The usual start: a body that was trained on texts without labels, and embeds.
 EMBEDS = {"labels": (), "pooler": "linear", "embedding_dim": 8, "normalize": True, "cut_at": 9}
 
 

@@ -1,4 +1,4 @@
-"""What is learned from, and what is judged by."""
+"""Examples are parted: some are learned from, some are judged by."""
 
 from __future__ import annotations
 
