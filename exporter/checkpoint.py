@@ -59,9 +59,9 @@ class CheckpointConfig(BaseModel):
     format_version: Annotated[int, Field(gt=0, le=FORMAT_VERSION)] = FORMAT_VERSION
     task: str  # the model was trained for it: a name of `exporter.tasks`, or the user's own
     model: TransformerConfig
-    # What an imported model gives to requests that leave options away.
+    # An imported model's values for options that requests leave away.
     generation: GenerationDefaults = GenerationDefaults()
-    # With what an imported model was compared, in words; "": it was trained here.
+    # The comparison of an imported model with its original, in words; "": it was trained here.
     original: Annotated[str, Field(max_length=MAX_ORIGINAL)] = ""
 
     def content(self) -> bytes:

@@ -34,7 +34,7 @@ NUM_JUDGED = 2000  # likewise to judge by: half of them choose the best checkpoi
 class Made:
     """Data of another task, the model that learns from them, and how good it is to be."""
 
-    task: str  # of OWN_TASKS
+    task: str  # one of OWN_TASKS
     write: Callable[[Path, Part], None]  # a part of the examples, which gets its name
     size: Size
     metric: Literal["exact_match", "label_accuracy"]
@@ -50,7 +50,7 @@ def made_task(name: str, seed: int) -> Task:
         made.write(directory, "judged")
         data = OwnData(directory / "learned", directory / "judged", made.size)
         task = build_own_task(made.task, data, seed=seed)
-    # What is to be exact is judged by its tokens, not as a text.
+    # Texts that are to be exact are judged by their tokens.
     validation, held_out = (
         [replace(example, text=None) for example in part]
         for part in (task.validation, task.held_out)

@@ -16,14 +16,14 @@ Pooler = Literal["tanh", "relu", "gelu", "gelu_tanh", "silu", "linear", "none"]
 class HeadOptions(SizeOptions):
     """From vectors of tokens to the one of a text, and to labels."""
 
-    pooling: Pooling = "first"  # of bert: which vector is the text's
+    pooling: Pooling = "first"  # bert: the vector of a text
     # A dense layer behind it, of a labeller on every token, by its activation; None: tanh of bert
     pooler: Pooler | None = None
     pooler_bias: bool = True
     pooler_norm: bool = False  # behind the activation
-    embedding_dim: Width | None = None  # of the pooler; None: d_model
+    embedding_dim: Width | None = None  # the pooler's width; None: d_model
     normalize: bool = False  # vectors of length 1
-    # What makes probabilities of logits: one label of many, or each by itself; none: they are told
+    # The function from logits to probabilities: one label of many, or each by itself; none: logits
     label_scores: LabelScores = "softmax"
 
     @property

@@ -21,7 +21,7 @@ class ImageConfig(CheckedOptions):
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # pixel_values = (pixel / 255 - mean) / std
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    # What a picture's height and width become before its middle is seen; None: `size`
+    # Height and width that a picture gets before its middle is cut out; None: `size`
     resize: ImageSize | None = None
     keep_ratio: bool = False  # only its shorter edge becomes that
     resample: Resample = "bilinear"

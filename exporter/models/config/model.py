@@ -72,11 +72,11 @@ class TransformerConfig(
     output_bias: bool = False
     logit_softcap: PositiveFloat | None = None  # c * tanh(logit / c)
     parallel_residual: bool = False  # x + attention(x) + feed_forward(x)
-    output_scale: PositiveFloat = 1.0  # of what the output reads (T5)
+    output_scale: PositiveFloat = 1.0  # factor of the output layer's input (T5)
     embedding_norm: bool = False  # BERT
     num_token_types: VocabSize = 0  # BERT; 0: no token type embedding
     pad_token_id: TokenId = 0
-    # Of encoders: a token that no place counts, its own is the one before the first (RoBERTa, M2M)
+    # Encoders: positions skip this token, whose own is the one before the first (RoBERTa, M2M)
     uncounted_token_id: TokenId | None = None
     bos_token_id: TokenId | None = None  # also the first decoder token of an encoder-decoder
     eos_token_id: TokenId | None = None
@@ -87,7 +87,7 @@ class TransformerConfig(
     labels: tuple[str, ...] = ()  # none: a bert or vit that gives vectors only
     image: ImageConfig | None = None
 
-    # Of gpt: what computes it, in place of our blocks; the other options say how its layers attend
+    # gpt: the code that computes it, in place of our blocks; the others say how its layers attend
     code: OriginalCode | None = None
 
     @property

@@ -15,10 +15,10 @@ class NormOptions(SizeOptions):
     norm: Literal["layer", "rms"] = "layer"
     # both: the sublayer's output has a norm of its own before it is added
     norm_position: Literal["first", "last", "both"] = "last"
-    norm_bias: bool = True  # of layer norms
+    norm_bias: bool = True  # layer norms only
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     final_norm: bool | None = None  # a norm after the last layer; None: unless they are last
-    # Of the first layer, before its attention; ModernBERT: the embedding's norm stands there
+    # The first layer's, before its attention; ModernBERT: the embedding's norm stands there
     first_norm: bool = True
 
     @property

@@ -41,7 +41,7 @@ class PositionOptions(VocabularyOptions, AttentionOptions):
     relative_max_distance: PositiveInt = 128  # one bucket from here on
     rotary_base: Annotated[float, Field(gt=0)] = 10000.0
     rotary_scaling: AnyScaling | None = None
-    rotary_dim: PositiveInt | None = None  # of a head turn; None: all
+    rotary_dim: PositiveInt | None = None  # the part of a head that turns; None: all
     # The base in layers that have a window, where nothing is stretched; None: as elsewhere
     local_rotary_base: PositiveFloat | None = None
 

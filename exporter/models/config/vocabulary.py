@@ -12,17 +12,17 @@ class VocabularyOptions(SizeOptions):
     """Sizes of what goes in and comes out."""
 
     vocab_size: VocabSize = 0  # 0: vit
-    # What the encoder before a decoder reads; None: vocab_size
+    # The vocabulary of the encoder before a decoder; None: vocab_size
     source_vocab_size: VocabSize | None = None
     # Width of the tokens' vectors where a product makes them as wide as the model, and one makes
     # what the output reads as narrow: gpt; None: d_model
     token_dim: Width | None = None
     max_source_len: Length = 0  # encoder positions
     max_target_len: Length = 0  # decoder positions
-    # Of bert: texts lose what they have above so many tokens; None: longer ones than
-    # max_source_len are refused
+    # bert: longer texts are cut to so many tokens; None: texts that are longer than max_source_len
+    # are refused
     cut_at: Length | None = None
-    cuts_left: bool = False  # of a text that is cut the end is left
+    cuts_left: bool = False  # a text that is cut keeps its end
 
     @property
     def vocabulary_checks(self) -> Checks:

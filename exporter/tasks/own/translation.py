@@ -23,7 +23,7 @@ from exporter.training.task import Outcome, Task
 
 COLUMNS = ("source", "target")
 BOS, EOS = "[BOS]", "[EOS]"
-_MAX_CHARACTERS = 4096  # what has more has more tokens too; counted before it is cut
+_MAX_CHARACTERS = 4096  # longer texts have more tokens too; counted before they are cut
 _TOKENIZER_PAIRS = 500_000  # that the tokenizer is trained on
 _WRITTEN = 200  # sentences that are translated to choose the best checkpoint
 _NUM_SAMPLES = 6

@@ -1,4 +1,4 @@
-"""What of a configuration does not go together is told at once."""
+"""Options that do not go together are told at once."""
 
 from __future__ import annotations
 
