@@ -18,7 +18,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: os._exit(128 + number))
-    # What gRPC itself says of a handshake that has failed is no line of our log, and no JSON.
+    # gRPC's own message about a failed handshake is no line of our log, and no JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     code = 0
     atexit.register(lambda: _leave(code))  # the first, so that it is called last

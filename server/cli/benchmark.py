@@ -65,7 +65,7 @@ def bench(
     """Run PACKAGE on random prompts in this process: scheduler, model, sampler, detokenizer.
 
     Every request has exactly so many prompt tokens and gets exactly so many new ones. The rates are
-    medians; a decode step is what the work takes beyond its prompts. Where that is less than its
+    medians; a decode step is what the work takes beyond its prompts. If that is less than its
     parts, as noise makes it with tiny models, their shares are unclear.
     """
     work, settings = _work_and_settings(**typed)

@@ -75,7 +75,7 @@ def train(
     labelling       word ... tag; --file CONLL               sequence labeller
     images          a folder a class; --dir DIR              ViT
 
-    The first four make their own data. Of yours, a tenth is held out and a twentieth chooses the
+    The first four make their own data. A tenth of yours is held out and a twentieth chooses the
     best checkpoint. The last line but one says how it does on held-out data, against the task's
     target. A model that misses it is written all the same, and the command exits with 5.
     """

@@ -1,4 +1,4 @@
-"""What commands that call a server share: its client, their inputs."""
+"""The client and the inputs of commands that call a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LINES_TOGETHER = 32  # what a worker decodes at once; a server takes 64 inputs in a call
+LINES_TOGETHER = 32  # a worker decodes so many at once; a server takes 64 inputs in a call
 
 
 @contextlib.contextmanager
@@ -30,14 +30,14 @@ def open_client(server: Server) -> Iterator[Client]:
     try:
         with Client(server.address, **server.client_arguments) as client:
             yield client
-    except ValueError as error:  # what was typed cannot be sent at all
+    except ValueError as error:  # the typed values cannot be sent at all
         raise CommandError(str(error), USAGE) from error
     except Unavailable as error:
         if error.reason:
             raise  # a server has answered, or does not speak to us
         raise CommandError(
             f"no server answers at {server}; start one with `tokenweir serve`, or give --server, "
-            # Of a name with several addresses gRPC tells of one, at which nobody may listen.
+            # gRPC tells of one address of a name with several, at which nobody may listen.
             f"or what one with TLS asks for (--tls-ca, --tls-cert) ({error.args[0]})",
             UNAVAILABLE,
         ) from error

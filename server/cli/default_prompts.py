@@ -1,4 +1,4 @@
-"""What a load test asks where nobody says it: what the model takes."""
+"""Default prompts of a load test, by the kind of model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PICTURES, _SIDE = 8, 224  # pixels
 def default_prompts(server: Server, model: str) -> Iterator[Work]:
     """Give pictures to a model that takes such, conversations to one that has them, else texts.
 
-    Models that generate are given dates, those of the demo, and others sentences. Where the server
+    Models that generate are given dates, those of the demo, and others sentences. If the server
     does not tell, dates are asked.
     """
     from loadtest.work.ask import Ask, InTurn, texts

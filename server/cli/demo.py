@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 MODEL = "dates"
 NUM_REPLICAS = 2
-NUM_WRONG_ALLOWED = 1  # of the typed dates; a model that is 99 % right errs now and then
-_PORT = 50051  # of --keep-serving
-LAST = "loadtest.json"  # what a demo writes at its end
+NUM_WRONG_ALLOWED = 1  # typed dates; a model that is 99 % right errs now and then
+_PORT = 50051  # with --keep-serving
+LAST = "loadtest.json"  # written at the end of a demo
 LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
 
 
@@ -92,7 +92,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     if device == "cuda":
         from engine.device.device import open_device
 
-        open_device()  # what is missing there is missed before the training
+        open_device()  # fails before the training if something is missing
     from exporter.openmp import settle_openmp
 
     settle_openmp()  # before torch is loaded

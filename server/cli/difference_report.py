@@ -1,4 +1,4 @@
-"""What `tokenweir diff` has found, on the terminal and in files: JSON, Markdown, JUnit."""
+"""Reports of `tokenweir diff`: on the terminal and in files, JSON, Markdown, JUnit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bound(NamedTuple):
 
 
 class First(NamedTuple):
-    """Where B first gives something else, and what A and B give there."""
+    """The place of the first difference, and what A and B give there."""
 
     where: str
     texts: tuple[str, str]  # an empty one is not shown

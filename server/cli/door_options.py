@@ -1,4 +1,4 @@
-"""Options of who may call a server, and by which ports."""
+"""Options of access to a server: authentication, and ports."""
 
 from __future__ import annotations
 

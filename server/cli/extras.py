@@ -1,4 +1,4 @@
-"""What a command needs that a plain `pip install tokenweir` does not bring."""
+"""Extras that a command needs beyond a plain `pip install tokenweir`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from server.cli.exit_codes import NOT_USABLE, CommandError
 
-# What an extra brings, first that by which it is seen whether it is installed; for `gpu` as `cpu`.
+# Modules of an extra, first the one that shows whether it is installed; for `gpu` as `cpu`.
 _MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "serve": ("ray", "uvloop"),

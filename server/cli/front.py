@@ -1,4 +1,4 @@
-"""What the commands have in common that put a server of another protocol in front of ours."""
+"""Parts common to the commands that put a server of another protocol in front of ours."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Front(Generic[ConfigT]):
 
     server: Server  # that one
     settings: Settings
-    config: ConfigT  # of them, what it is served with
+    config: ConfigT  # the part of them for this server
     serve: Serve[ConfigT]
     announcement: str  # with a place for the address
 
     @property
     def log(self) -> LogConfig:
-        """What is logged."""
+        """The settings of its log."""
         return self.settings.log()
 
     def run(self) -> None:

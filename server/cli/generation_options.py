@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokenweir import Chat, Message, Prompt
 
 _MAX_FILE_BYTES = 2**22  # the largest message that a server takes
-_MAX_TOKEN_ID = 2**31 - 1  # what the protocol has room for; the server knows the vocabulary
+_MAX_TOKEN_ID = 2**31 - 1  # the protocol has room for no more; the server knows the vocabulary
 
 
 class _TokenId(click.ParamType[int]):
@@ -192,7 +192,7 @@ def prompt_of(text: str, typed: dict[str, Any]) -> Prompt | Chat:
 def client_options(typed: dict[str, Any]) -> dict[str, Any]:
     """Return what was typed as options of the client; files are read.
 
-    What says how TEXT is read is left out.
+    Options that say how TEXT is read are left out.
 
     Raises UsageError for what click cannot see in one option alone.
     """

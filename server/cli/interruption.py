@@ -23,7 +23,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """What shells report of a command that a signal has ended."""
+        """The exit code that shells report of a command that a signal has ended."""
         return 128 + self.signal
 
 

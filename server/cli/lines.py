@@ -17,9 +17,9 @@ _NOT_UTF8 = "surrogateescape"  # keeps what is not UTF-8 in a text that nothing 
 def arriving_lines(most: int) -> Iterator[list[str]]:
     """Yield the lines of the standard input, UTF-8 in every locale, up to `most` at a time.
 
-    Of a file they come together; of a pipe or a person each when it is there, and nobody who waits
-    for the answer to a line has to write another one first. Bytes that are not UTF-8 are halves of
-    surrogate pairs.
+    The lines of a file come together; those of a pipe or a person each when it is there, so that
+    nobody has to write another line before the answer to one. Bytes that are not UTF-8 are halves
+    of surrogate pairs.
     """
     rest, mark = b"", codecs.BOM_UTF8
     for chunk in _chunks():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where the outcome is written; None: nowhere."""
+    """Paths of the files of the outcome; None: not written."""
 
     json: Path | None = None
     csv: Path | None = None

@@ -24,7 +24,7 @@ _DEFAULT_REQUESTS, _DEFAULT_CONCURRENCY, _DEFAULT_TRIAL = 200, 8, 10.0
 
 
 class _Parsed(click.ParamType[Any]):
-    """What a function of the load test reads; its LoadTestError is wrong usage."""
+    """A value that a function of the load test reads; its LoadTestError is wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name

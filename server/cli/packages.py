@@ -280,7 +280,7 @@ def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineC
     from engine.device.device import open_device
     from exporter.openmp import settle_openmp
 
-    open_device()  # what is missing there is missed before anything is loaded or read
+    open_device()  # fails before anything is loaded or read
     settle_openmp()  # before torch is loaded
     from exporter.verify_device import verify_on_device
     from server.cli.progress import show_progress

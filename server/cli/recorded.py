@@ -32,7 +32,7 @@ class Recorded:
     place: str  # file and line
     model: str
     prompt: Any  # a text, token ids, or a conversation
-    options: dict[str, Any]  # of the client
+    options: dict[str, Any]  # the client's
     answer: dict[str, Any]  # a Generation
 
 
@@ -40,8 +40,8 @@ class Recorded:
 def recording(path: Path | None) -> Iterator[Note]:
     """Write what is noted in the block; the file is there at its end, however that comes.
 
-    None: nowhere. Where nothing was noted, what was at the path stays. Raises CommandError if it
-    cannot be written there.
+    None: nowhere. If nothing was noted, an older file stays. Raises CommandError if it cannot be
+    written there.
     """
     if path is None:
         yield lambda *_: None

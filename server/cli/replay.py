@@ -18,7 +18,7 @@ from server.cli.server_options import Server, server_option
 if TYPE_CHECKING:
     from tokenweir import Client, GenerateOptions
 
-# What a difference may come from: fields of Provenance, as people call them.
+# Possible causes of a difference: fields of Provenance, as people call them.
 _CAUSES = {
     "manifest_sha256": "package",
     "model_version": "version of the model",
@@ -42,8 +42,8 @@ _CAUSES = {
 def replay(file: Path, timeout: float, server: Server) -> int:
     """Ask every request of FILE again, by the seed that it was drawn with.
 
-    FILE is what `tokenweir generate --record FILE` has written. Of every request it says whether
-    the answer is bit-equal, else what is not: where it came from, and the first other token.
+    FILE was written by `tokenweir generate --record FILE`. Every request is reported as bit-equal,
+    or with what differs: where the answer came from, and the first other token.
     """
     code = DONE
     with open_client(server) as client:
@@ -73,7 +73,7 @@ def _asked_again(client: Client, recorded: Recorded, timeout: float) -> dict[str
 def differences(recorded: Recorded, now: dict[str, Any]) -> Iterator[str]:
     """Say what of an answer is not what it was; nothing if all bits are the same.
 
-    Where it comes from is named only where its bits are others.
+    Its origin is named only if its bits are others.
     """
     before = recorded.answer
     found = [

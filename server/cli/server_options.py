@@ -1,4 +1,4 @@
-"""Which server a command calls, and how: its address, certificates, and who calls."""
+"""The server that a command calls: its address, certificates, and the caller's token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Server:
 
     @property
     def client_arguments(self) -> dict[str, Any]:
-        """What a client takes besides the address; CommandError for files that nobody can use."""
+        """The client's arguments besides the address; CommandError for unusable files."""
         return {"credentials": self._credentials(), "token": self.token}
 
     def _credentials(self) -> grpc.ChannelCredentials | None:

@@ -183,7 +183,7 @@ def serve(
 
     Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
-    still runs. Where other machines can call, it wants a certificate, and to know who calls.
+    still runs. If other machines can call, it requires a certificate and authentication.
     """
     settings = _settings(file, typed)
     if packages or named or not ("serve.packages" in settings or print_config):
@@ -195,7 +195,7 @@ def serve(
     if checkpoint is not None:
         from server.ray.serving import check_doors
 
-        check_doors(config)  # what is missing there is missed before minutes of comparing
+        check_doors(config)  # fails before minutes of comparing
         _verify(config.packages, checkpoint, config)
     low = config.min_replicas
     say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)
@@ -204,7 +204,7 @@ def serve(
 
 
 def say(text: str, config: LogConfig) -> None:
-    """Tell who waits for a command, in the form that its log has."""
+    """Tell the user of a command, in the form that its log has."""
     from server.telemetry.logs import log_to_stderr
 
     if config.format == "text":
@@ -286,7 +286,7 @@ def serve_until_ended(config: ServeConfig) -> None:
             serve_models(config, lambda service: announce(service, config.packages, config.log))
         except RayLost as error:
             click.echo(f"error: {error}; start the command again", err=True)
-            os._exit(FAILED)  # what is left of Ray in this process would keep it forever
+            os._exit(FAILED)  # the rest of Ray in this process would keep it forever
 
 
 def announce(service: Service, models: Iterable[str], log: LogConfig) -> None:

@@ -32,8 +32,8 @@ def sign(package: Path, key: Path) -> None:
     """Sign PACKAGE: its manifest, and every file by its hash.
 
     The signature is model.sig in the package, in the format of OpenSSF's model-signing, whose
-    `model_signing verify key` checks it too. What changes the manifest, such as `tokenweir verify
-    --device cuda`, comes before.
+    `model_signing verify key` checks it too. Commands that change the manifest, such as
+    `tokenweir verify --device cuda`, come before.
     """
     from server.packages.signature import sign as sign_package
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, DecodeStep
 
 _PIPE_WIDTH = 120
-_MOST_IDS = 8  # of a default
-_LABEL_WIDTH, _VALUE_WIDTH = 20, 14  # of a table of measurements, with borders
+_MOST_IDS = 8  # shown of a default
+_LABEL_WIDTH, _VALUE_WIDTH = 20, 14  # a table of measurements, with borders
 
 
 def print_table(table: Table) -> None:
