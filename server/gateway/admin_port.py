@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _MOST = 32  # connections
 _HEALTH = f"/{HEALTH}/"
-# What changes nothing: a page that shows the load would fill the log.
+# Methods that change nothing: a page that shows the load would fill the log.
 _ASKED_OFTEN = frozenset(f"/{ADMIN}/{name}" for name in ("GetLoad", "GetServerInfo", "ListModels"))
 
 
@@ -42,7 +42,7 @@ def admin_socket(socket: Path) -> Path:
 
 
 class AdminPort:
-    """Answers the AdminService, to who shows a token of an operator where one is asked for."""
+    """Answers the AdminService, to callers with an operator's token if one is asked for."""
 
     def __init__(self, config: GatewayConfig, service: AdminService, health: Health) -> None:
         """Raise ConfigError if the file of tokens cannot be used."""
@@ -89,7 +89,7 @@ class AdminPort:
         self._loop.call_soon_threadsafe(self._begin, call)
 
     def _name(self, call: ServerCall) -> str:
-        """Return who calls; Unauthenticated if nobody knows."""
+        """Return the caller's name; Unauthenticated if it is not known."""
         if self._tokens is None:
             return call.peer().decode()
         return self._tokens.identity(call.invocation_metadata()).tenant

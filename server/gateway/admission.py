@@ -17,13 +17,13 @@ from server.gateway.share import Share
 _LEAST_RETRY = 0.1  # seconds
 _NUM_OWN_TIMES = 64  # calls of late, of which half were as fast as one is given credit for
 _REMEMBERED = 10.0  # seconds after its last call that a tenant is still there
-# The wait that is foretold is about right, and who is late costs others their time: so it is taken
+# The wait that is foretold is about right, and late calls cost others their time: so it is taken
 # for longer, more so after every call that had its turn and was late, less after one in time. With
 # these steps one of 160 is late, where what a call takes cannot be told better. A shorter queue
 # serves as many as long as it does not run empty: when it does, half of the caution was too much.
 _CAUTION, _MOST_CAUTION = 1.15, 2.5
 _CAUTION_IF_LATE, _TRUST_IF_IN_TIME, _KEPT_IF_EMPTY = 0.08, 0.0005, 0.5
-_LATE = 0.05  # seconds before its deadline, from where on who fails has not had the time
+_LATE = 0.05  # seconds before its deadline: a call that fails later had too little time
 _MARGIN = 0.02  # seconds before its deadline in which a call can be told that it has expired
 
 
@@ -39,11 +39,11 @@ class Admission:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._places: int | None = None  # None: as many as there are calls
-        self._crowded: int | None = None  # of them, for tenants that have calls waiting
+        self._crowded: int | None = None  # places for tenants that have calls waiting
         self._satisfied: OrderedDict[str, float] = OrderedDict()  # tenants without, when last seen
         self._num_under_way = 0
         self._queue = FairQueue()
-        self._lock = threading.Lock()  # of the calls that are coming
+        self._lock = threading.Lock()  # guards the calls that are coming
         self._coming: Counter[tuple[str, int]] = Counter()  # by tenant and priority
         self._drain = Drain()
         self._own_times: deque[float] = deque()
@@ -56,8 +56,8 @@ class Admission:
         """Let so many calls be under way at once; None: all of them.
 
         Only `crowded` of them are of tenants that have others waiting, while there is a tenant
-        that has none. That one sends less than its share, and whoever floods must not slow it down.
-        Those who all wait want whole batches instead.
+        that has none. That one sends less than its share, and a flood must not slow it down.
+        Tenants that all wait want whole batches instead.
         """
         self._places = places
         self._crowded = places if crowded is None else crowded

@@ -1,4 +1,4 @@
-"""Where the beginning of a prompt was read last: its worker may still have it in its cache."""
+"""Prefix affinity: the worker that last read the beginning of a prompt may still have it cached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEAR = 4  # calls that a worker may have more than the least busy one
 _MAX_PREFIXES = 16_384  # that are remembered
 _BLOCK = 256  # characters of a text, or a quarter of it of tokens; shorter prompts are left alone
 
-# Of a stream the request is one level down.
+# A stream has the request one level down.
 _VIEWS = message_views(
     generation_service_pb2,
     "/tokenweir.v1.GenerationService",

@@ -20,10 +20,10 @@ Difference = admin_service_pb2.Difference
 
 @dataclass(frozen=True)
 class Compared:
-    """What was found of two answers; see Comparison in the protocol."""
+    """The difference between two answers; see Comparison in the protocol."""
 
     first_difference: Difference | None = None
-    distance: float = 0.0  # of numbers, at most
+    distance: float = 0.0  # between numbers, at most
 
 
 def compare(method: str, one: Any, other: Any) -> Compared:
@@ -57,7 +57,7 @@ def _scores(one: generation.ScoreResponse, other: generation.ScoreResponse) -> _
 
 
 def _classes(one: prediction.ClassifyResponse, other: prediction.ClassifyResponse) -> _Found:
-    """Of all labels that there are: of one alone the number is compared."""
+    """Compare the likeliest label, and its number if it is the only one."""
     for i, (found, other_found) in enumerate(zip(one.results, other.results, strict=False)):
         numbers = {label.label: label.probability for label in other_found.labels}
         distance = max(

@@ -32,7 +32,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),  # the gateway retries, at another worker
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new worker at an old address starts afresh
-    ("grpc.max_receive_message_length", -1),  # of answers: their size is the worker's business
+    ("grpc.max_receive_message_length", -1),  # answers: their size is the worker's business
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -1,4 +1,4 @@
-"""What becomes of calls at the gateway: counted, and logged where no worker has a line of them."""
+"""Outcomes of calls at the gateway: counted, and logged if no worker has a line of them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def check_files(config: DoorsConfig) -> None:
 
 
 class Door:
-    """Knows who calls, where tokens or certificates are asked for; any thread may ask it."""
+    """Knows the callers, if tokens or certificates are asked for; any thread may ask it."""
 
     def __init__(self, config: DoorsConfig) -> None:
         """Raise ConfigError if the file of tokens cannot be used."""
@@ -40,10 +40,10 @@ class Door:
         self._quotas = Quotas()
 
     def identity(self, call: ServerCall) -> Identity | None:
-        """Return who calls, None where nobody is asked; Unauthenticated without a known token.
+        """Return the caller, None if nobody is asked; Unauthenticated without a known token.
 
-        Where no tokens are asked for, it is who a certificate is of. At the socket of this machine
-        none is asked for: who calls there tells which one he was shown.
+        The name on the caller's certificate counts if no tokens are asked for. The socket of this
+        machine asks for none: its caller tells the name on the certificate that it was shown.
         """
         if self._tokens is not None:
             return self._tokens.identity(call.invocation_metadata())
@@ -54,7 +54,7 @@ class Door:
         return None if name is None else Identity(name[:_MAX_ECHO])
 
     def usable_models(self, call: ServerCall) -> frozenset[str] | None:
-        """Return the models that who calls may use, None for all; as `identity` raises."""
+        """Return the models that the caller may use, None for all; as `identity` raises."""
         identity = self.identity(call)
         return None if identity is None else identity.models
 
@@ -66,7 +66,7 @@ class Door:
         The message may ask for a later turn than the identity has, not for an earlier one. Raises
         MalformedMessage, and PermissionDenied if the identity may not use the model.
         """
-        if not share.is_readable:  # what was written behind it might not be read as such
+        if not share.is_readable:  # an appended tenant might not be read as such
             what = f"{len(request)} bytes are not a request of {method}"
             raise MalformedMessage([FieldViolation("request", what)])
         if identity.models is not None and share.model not in identity.models:

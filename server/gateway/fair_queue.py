@@ -14,21 +14,21 @@ class Waiting:
 
     tenant: str
     priority: int  # lower goes earlier
-    turn: asyncio.Event = field(default_factory=asyncio.Event)  # for who waits; not touched here
+    turn: asyncio.Event = field(default_factory=asyncio.Event)  # for its caller; not touched here
 
 
 class FairQueue:
     """Orders calls by priority, then fairly between tenants, then by arrival.
 
-    Of a priority's tenants, the one with the fewest calls under way is next, among equals the one
-    that has been so for longest. So tenants have equal shares of what the workers do at once,
+    The tenant of a priority with the fewest calls under way is next, among equals the one that has
+    been so for longest. So tenants have equal shares of what the workers do at once,
     however many calls each of them sends and however long those take.
 
     One thread changes it; any thread may ask where a call would stand.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # of the priorities and tenants that wait
+        self._lock = threading.RLock()  # guards the priorities and tenants that wait
         self._under_way: Counter[str] = Counter()  # calls, by tenant
         self._waiting: Counter[str] = Counter()  # the same
         self._classes: dict[int, _PriorityClass] = {}  # those in which somebody waits

@@ -71,7 +71,7 @@ _LIST_MODELS = f"{_ADMIN}ListModels"
 _OK = grpc.StatusCode.OK.name
 _RETRY_AFTER = 0.5  # seconds
 _NEVER = 2**31 - 1  # milliseconds, as gRPC has it
-_FREE = 0.5  # of the calls that a worker is handed, up to which it has room to compare versions
+_FREE = 0.5  # share of a worker's calls up to which it has room to compare versions
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
 # Refusals that say nothing of the load: for them new calls of others need not wait.
 _OF_THE_CALLER = (PermissionDenied, TenantQuota, Unauthenticated)
@@ -220,7 +220,8 @@ class Gateway:
     async def drain(self, grace: float | None) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds.
 
-        None: wait for all of them. Who asks again behind an answer is still refused; 0: nobody is.
+        None: wait for all of them. Requests that clients send right after an answer are still
+        refused, except with 0.
         """
         self._health.go_down()
         self._draining = True
@@ -423,9 +424,9 @@ class Gateway:
                 return await relay(call.method, request, call, share)
 
     async def _list_models(self, call: ServerCall, data: bytes) -> bytes | None:
-        """Return what the caller may use of what all workers have.
+        """Return the models of all workers that the caller may use.
 
-        Where each has all that any has, one of them says it.
+        If all workers have the same, one of them answers.
         """
         usable = self._door.usable_models(call)
         if self._pool.is_uniform and usable is None:

@@ -1,4 +1,4 @@
-"""What one worker has said so far in answer to a stream."""
+"""The answer of one worker to a stream so far."""
 
 from __future__ import annotations
 

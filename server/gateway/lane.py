@@ -31,7 +31,7 @@ from server.lane import (
 
 logger = logging.getLogger(__name__)
 
-_Part = TypeVar("_Part")  # of an answer
+_Part = TypeVar("_Part")  # any part of an answer
 
 _NO_FLAGS = 0
 _CANCELLED = grpc.StatusCode.CANCELLED.value[0]
@@ -50,7 +50,7 @@ class Lane:
         self.is_open = self.has_ended = False
         self._open_calls = open_calls
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # of all below
+        self._lock = threading.Lock()  # guards all below
         self._calls: dict[int, LaneCall] = {}
         self._asked: list[Any] = []
         self._taken: list[int] = []

@@ -1,4 +1,4 @@
-"""Remembers how many workers a request has lost: who asks again brings the same bytes."""
+"""Remembers how many workers a request has lost: a repeated request has the same bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Losses:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: dict[bytes, int] = {}
-        self._times: dict[bytes, float] = {}  # of the last loss, the oldest first
+        self._times: dict[bytes, float] = {}  # the last loss of each, the oldest first
 
     @property
     def has_any(self) -> bool:

@@ -1,4 +1,4 @@
-"""What all workers of a gateway serve, as one list."""
+"""The models that all workers of a gateway serve, as one list."""
 
 from __future__ import annotations
 

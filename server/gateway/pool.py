@@ -31,13 +31,13 @@ _MAX_LOSSES = 3  # workers that one call may lose: it might be what kills them
 
 @dataclass
 class Attempts:
-    """What one call has met with so far."""
+    """The attempts of one call so far."""
 
     method: str
     request: bytes
     wait: float  # seconds that it waits for a worker that takes it, anew for every one it loses
-    memory: Losses  # of this call and of those that asked the same before
-    share: Share  # which model it is for
+    memory: Losses  # this call and those that asked the same before
+    share: Share  # the model that it is for
     refused: set[Backend] = field(default_factory=set)
     excluded: set[Backend] = field(default_factory=set)  # that give another answer
     last: CallStatus | None = None
@@ -53,17 +53,17 @@ class Attempts:
 
     @cached_property
     def request_id(self) -> str:
-        """What the call is called where the gateway has an error to tell."""
+        """The call's id in errors of the gateway."""
         return request_id_of(self.share)
 
     @cached_property
     def key(self) -> bytes:
-        """What is the same when the call is made again."""
+        """Bytes that are the same when the call is made again."""
         return self.share.request_id.encode() or self.request
 
     @cached_property
     def _asked(self) -> bytes:
-        """What is the same whenever the call is made, also where it goes on with a stream."""
+        """Bytes that are the same whenever the call is made, also if it goes on with a stream."""
         return asked_at_first(self.request) if self.method == STREAM else self.request
 
     def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
@@ -137,7 +137,7 @@ class Pool:
         self._affinity = affinity
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        self._refusal: TokenweirError | None = None  # of every call, once the gateway closes
+        self._refusal: TokenweirError | None = None  # answers every call, once the gateway closes
         self._news = asyncio.Condition()  # notified when there may be a worker to ask
 
     @property
@@ -234,7 +234,7 @@ class Pool:
     def _able(self, attempts: Attempts) -> list[Backend]:
         """Return the serving workers of the version that a call falls to.
 
-        Where none is left of that one, those of another version that may answer; all of them where
+        If none of that version is left, those of another version that may answer; all of them if
         any one can say that the model or version is not there. Else raises NotFound.
         """
         named = ModelVersion(attempts.share.model, attempts.share.model_version)

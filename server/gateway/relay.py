@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER = 0.5  # seconds
 _OWN = frozenset({"user-agent", WAITING_KEY, WAITED_KEY, TENANT_KEY, METADATA_KEY})
 _NAMELESS = f"/{PREDICTION}/"  # calls whose messages do not say whose they are
-# What another worker may do better.
+# Statuses after which another worker may do better.
 _ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
 
@@ -95,7 +95,7 @@ class Relay:
     ) -> None:
         """Write all messages of an answer; raises as `unary`.
 
-        Of a resumed one the client has the beginning from another call.
+        The client of a resumed one has its beginning from another call.
         """
         attempts = self._attempts(method, request, share)
         stream = ResumableStream(context, request)
@@ -140,7 +140,7 @@ class Relay:
             return await call.end()
         except BaseException as error:
             call.cancel()  # does nothing if it has ended there
-            if isinstance(error, asyncio.CancelledError):  # or else by the client, who has gone
+            if isinstance(error, asyncio.CancelledError):  # or else by the client, which has gone
                 backend.raise_if_lost()
                 if self._refusal is not None:
                     raise self._refusal from None

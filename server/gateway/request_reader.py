@@ -100,7 +100,7 @@ class RequestReader:
         self._num_reading[reading.connection] = self._num_reading.get(reading.connection, 0) + 1
 
     def _leave(self, reading: _Reading) -> _Reading | None:
-        """Give a place back; return who has it now."""
+        """Give a place back; return the reading that has it now."""
         del self._under_way[reading]
         self._num_free += 1
         if num_others := self._num_reading.pop(reading.connection) - 1:

@@ -18,7 +18,7 @@ from server.lane import Metadata
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
 
 _Passed = Callable[[bool], object]
-_MAX_SEQUENCES = 1024  # of one stream; what is received of each is kept while it runs
+_MAX_SEQUENCES = 1024  # per stream; what is received of each is kept while it runs
 
 
 def asked_at_first(request: bytes) -> bytes:
@@ -46,7 +46,7 @@ class ResumableStream:
         self.has_begun = False  # to send something to the client
         self.is_answered = False  # by the last worker, that may be lost since
         self._is_of_another_origin = False  # the last answer
-        self.difference = ""  # of the last answer from what the client has
+        self.difference = ""  # between the last answer and what the client has
         self._client = client
         self._origin = ""
         self._is_second = False  # not the first answer to the request, so messages have new numbers
@@ -55,9 +55,9 @@ class ResumableStream:
         self._catching_up: CatchingUp | None = None
 
     def resume(self) -> None:
-        """Go on behind what a client has, that says so in its request; nothing if it does not.
+        """Continue after the part that a client has, if its request tells of one.
 
-        What says so goes to no worker. Raises InvalidRequest for more sequences than a stream has.
+        No worker gets those fields. Raises InvalidRequest for more sequences than a stream has.
         """
         try:
             request = pb.GenerateStreamRequest.FromString(self.request)
@@ -119,7 +119,7 @@ class ResumableStream:
         rest = self._rest_of(message)
         if rest is None:
             passed(not self.difference)
-        else:  # of a second answer, what follows may be what the client has
+        else:  # the client may have what follows in a second answer
             is_followed = is_followed and not self._is_second
             self._client.pass_message(rest, passed, is_followed=is_followed)
 

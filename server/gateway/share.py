@@ -1,4 +1,4 @@
-"""What a call says of its share of the server: read from its bytes, or written behind them."""
+"""A call's tenant, priority and model: read from its bytes, or appended to them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _MAX_TENANT = 256  # characters that are kept
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Whose a call is, when it wants to run, and what its client calls it."""
+    """The tenant, priority and model of a call, and its client's name for it."""
 
-    tenant: str = ""  # of one that is too long for any worker, the beginning
+    tenant: str = ""  # the beginning of one that is too long for any worker
     priority: int = 0  # lower runs earlier
     request_id: str = ""  # whatever the client wrote there
     model: str = ""  # that answers it, as the client wrote it
-    model_version: str = ""  # of it; "": any
+    model_version: str = ""  # "": any
     is_resumed: bool = False  # a stream of which the client has the beginning
     is_readable: bool = True  # False: its bytes are not a message
 
 
-NOBODYS = Share()  # where it is of no weight, or not known, whose a call is
+NOBODYS = Share()  # for calls whose tenant is not known, or does not matter
 
 
 def share_of(method: str, data: bytes) -> Share:
@@ -45,7 +45,7 @@ def share_of(method: str, data: bytes) -> Share:
     except DecodeError:  # the worker says so
         return Share(is_readable=False)
     is_resumed = bool(getattr(request, "origin", ""))
-    request = getattr(request, "request", request)  # of a stream it is one level down
+    request = getattr(request, "request", request)  # a stream has it one level down
     if method.startswith(_PREDICTION):
         return Share(
             request_id=request.request_id,
@@ -73,7 +73,7 @@ def request_id_of(share: Share) -> str:
 def stamped(method: str, data: bytes, share: Share) -> bytes:
     """Return the bytes of a readable request, whatever they said, with this tenant and priority.
 
-    What comes later in a message replaces what was there before, so this stands behind it.
+    Later fields of a message replace earlier ones, so these are appended.
     """
     if method not in _STAMPS:
         return data
@@ -105,7 +105,7 @@ def message_views(
     messages = {name: kind for one in files for name, kind in one.message_types_by_name.items()}
     for name, fields in wanted.items():
         view.message_type.append(_only(messages[name], *fields))
-    pool = DescriptorPool()  # of its own: in the default one the whole messages have these names
+    pool = DescriptorPool()  # its own: in the default one the whole messages have these names
     pool.Add(view)
     return {
         f"{service}/{name.removesuffix('Request')}": GetMessageClass(

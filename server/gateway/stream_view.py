@@ -34,10 +34,10 @@ def numbered(message: bytes, number: int) -> bytes:
 def _make_views() -> tuple[Any, Any]:
     """Return the classes of StreamView and RunView.
 
-    What a message has once is repeated in them: so bytes of several messages, one behind the
-    other, are read as one. What is only hashed or handed on stays bytes. A StreamView has a list
-    of deltas, a RunView one delta with the lists of what all of them brought: no object is made of
-    a delta.
+    Fields that a message has once are repeated in them: so bytes of several messages, one behind
+    the other, are read as one. Fields that are only hashed or handed on stay bytes. A StreamView
+    has a list of deltas, a RunView one delta with the lists of what all of them brought: no object
+    is made of a delta.
     """
     file = FileDescriptorProto(name="stream_view.proto", package=_PACKAGE, syntax="proto3")
     common_pb2.TokenIds.DESCRIPTOR.CopyToProto(file.message_type.add())
@@ -52,7 +52,7 @@ def _make_views() -> tuple[Any, Any]:
         _add(run, _DELTA, name, type=_BYTES, label=_REPEATED)
     _add_stream(file.message_type.add(name="StreamView"), "Delta", label=_REPEATED)
     _add_stream(file.message_type.add(name="RunView"), "DeltaRun")
-    pool = DescriptorPool()  # of its own: it is not part of the protocol
+    pool = DescriptorPool()  # its own: it is not part of the protocol
     pool.Add(file)
     names = ("StreamView", "RunView")
     stream, run_of = (pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in names)

@@ -24,7 +24,7 @@ from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic, check_share
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CREDENTIALS = re.compile(r"://[^/@]*@")  # of a URL
+_CREDENTIALS = re.compile(r"://[^/@]*@")  # in a URL
 _MAX_REPLICAS = 1024
 _JOIN_TIMEOUT = 30.0  # seconds in which workers that have started take calls
 _NUM_REMEMBERED = 100  # unloads, by the ids of their requests
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedPackage:
-    """What is known of a checked package."""
+    """The facts of a checked package."""
 
     address: Path | str  # a directory, or a URL
     name: str
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def versions(self) -> tuple[ModelVersion, ...]:
-        """What each of the workers serves."""
+        """The versions that each of the workers serves."""
         return tuple(ModelVersion(model, one.version) for model, one in self.packages.items())
 
 
@@ -74,7 +74,7 @@ class Deployment(Protocol):
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """What an operator wants to be loaded; fields as in LoadModelRequest."""
+    """An operator's order to load a package; fields as in LoadModelRequest."""
 
     package: str
     model: str = ""
@@ -112,7 +112,7 @@ class Versions:
         self._deployment = deployment
         self._groups = [first]
         self._operation: _Operation | None = None
-        self._unloaded: dict[tuple[str, str], None] = {}  # what, and ids of requests; of late
+        self._unloaded: dict[tuple[str, str], None] = {}  # recent, with request ids
         self.loading: ModelVersion | None = None
         self.leaving: ModelVersion | None = None
 
@@ -125,7 +125,7 @@ class Versions:
         """
         check_share(order.share)
         _check_replicas(order.replicas)
-        address = _CREDENTIALS.sub("://", order.package)  # what is refused is logged too
+        address = _CREDENTIALS.sub("://", order.package)  # refused addresses are logged too
         what = f"the load of {address}"
         package = await self._alone(what, order.request_id, lambda: self._load(order))
         assert package is not None, "a load returns what it has loaded"
@@ -243,7 +243,7 @@ class Versions:
         await self._pool.tell()
         rest = {model: p for model, p in group.packages.items() if model != one.model}
         try:
-            if rest:  # what shares the processes goes on in new ones
+            if rest:  # other models of these processes go on in new ones
                 following = self._new_group(rest, group.replicas)
                 await self._start(following)
                 self._groups.append(following)

@@ -59,7 +59,7 @@ class Status(NamedTuple):
 class WorkerCall(ABC):
     """A call that was started on the event loop; how its messages come is told by a subclass.
 
-    What begins with an underscore runs in threads of the worker's connection and of the client's
+    Methods with an underscore run in threads of the worker's connection and of the client's
     server. Only `end` and `cancel` are for others.
     """
 
@@ -67,11 +67,11 @@ class WorkerCall(ABC):
         """Hand the answer to a client as it comes, or keep the one message of it."""
         self.is_committed = False  # something of the answer has come
         self.initial_metadata: Metadata = ()
-        self.response: bytes | None = None  # of a call that passes nothing on
+        self.response: bytes | None = None  # the message of a call that passes nothing on
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Metadata] = self._loop.create_future()
-        self._lock = threading.RLock()  # of all below
+        self._lock = threading.RLock()  # guards all below
         self._is_over = False  # here: nothing more is passed on
         self._is_passing = False
         self._waiting: deque[bytes] = deque()  # until the one before them has gone

@@ -2,7 +2,7 @@
 
 grpc.aio wakes its event loop for every message, and once more when it has gone. This stands on
 cygrpc, as CallServer does: one thread takes what happens to all calls of a connection, and hands
-each message to the client's call. The event loop hears of the end. Where the worker has a lane,
+each message to the client's call. The event loop hears of the end. If the worker has a lane,
 small requests for streams go by that.
 """
 

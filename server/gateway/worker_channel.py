@@ -1,4 +1,4 @@
-"""What a gateway itself asks a worker: the stubs of generated code stand on its connection.
+"""Calls that the gateway itself makes to a worker: generated stubs, on the same connection.
 
 A channel of grpc.aio would have a thread that waits for events beside those of the gateway. gRPC
 lets any thread that waits read what has come, and that one would wake another for all of it.
@@ -15,7 +15,7 @@ from server.lane import Metadata
 
 
 class WorkerChannel:
-    """What stubs ask of a channel. Their calls raise WorkerFailed where they fail."""
+    """The part of a channel that stubs use. Calls that fail raise WorkerFailed."""
 
     def __init__(self, calls: WorkerCalls) -> None:
         self._calls = calls
@@ -29,7 +29,7 @@ class WorkerChannel:
     ) -> Callable[..., Awaitable[Any]]:
         """Return what asks for the answer to a request."""
 
-        # Who uses stubs calls it so.
+        # Users of stubs pass a timeout.
         async def ask(request: Any, timeout: float | None = None) -> Any:  # noqa: ASYNC109
             call = self._calls.start_alone(method, request_serializer(request), (), timeout, None)
             try:
