@@ -20,14 +20,14 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 
 @dataclass(frozen=True, kw_only=True)
 class FrontConfig:
-    """Where a server in front of ours listens, and what it takes."""
+    """The address of a server in front of ours, and its limits."""
 
     host: str = "127.0.0.1"
     port: int  # 0: any that is free
     max_requests: int = 1024  # open at once; one more is refused
     timeout: float = 600.0  # seconds of a call of the server behind
     grace: float = 30.0  # seconds that open requests get at the end
-    # Its certificate; who calls is asked behind.
+    # Its certificate; callers are authenticated by the server behind.
     tls: DoorsConfig = field(default_factory=DoorsConfig)
 
     def __post_init__(self) -> None:
@@ -47,17 +47,17 @@ class FrontConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HttpConfig(FrontConfig):
-    """Where the HTTP server listens, and what it takes."""
+    """The address of the HTTP server, and its limits."""
 
     port: int = 8000
-    max_body_bytes: int = 4 << 20  # of one request
+    max_body_bytes: int = 4 << 20  # per request
     body_seconds: float = 30.0  # for the body of a request to come
     head_seconds: float = 10.0  # for what stands before it
     max_head_bytes: int = 64 << 10
-    keep_alive_seconds: float = 75.0  # of a connection without a request; more than proxies wait
-    ping_seconds: float = 1.0  # of silence in a stream before a comment is sent
-    allowed_origins: tuple[str, ...] = ()  # whose pages may ask, "*": all; of none by default
-    # Of the admin port, if it asks for one: who reads the load on the page shows it too.
+    keep_alive_seconds: float = 75.0  # a connection without a request; more than proxies wait
+    ping_seconds: float = 1.0  # silence in a stream before a comment is sent
+    allowed_origins: tuple[str, ...] = ()  # sites whose pages may ask; "*": all
+    # The admin port's, if it asks for one; readers of the load on the page show it too.
     admin_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,11 +74,11 @@ class HttpConfig(FrontConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KserveConfig(FrontConfig):
-    """Where the KServe server listens, and what it takes."""
+    """The address of the KServe server, and its limits."""
 
     port: int = 8001
     max_request_bytes: int = 16 << 20
-    max_open_bytes: int = 256 << 20  # of the requests that are open
+    max_open_bytes: int = 256 << 20  # all open requests together
 
     def __post_init__(self) -> None:
         super().__post_init__()

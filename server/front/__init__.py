@@ -1,1 +1,1 @@
-"""What the servers in front of ours have in common: they are clients of it, no more."""
+"""Parts common to the servers in front of ours: they are clients of it, no more."""

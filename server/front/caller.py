@@ -1,4 +1,4 @@
-"""Calls of the server behind as who called the one in front: his token, his name, his trace."""
+"""Calls the server behind on behalf of a client of the one in front: its token, name and trace."""
 
 from __future__ import annotations
 

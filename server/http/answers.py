@@ -19,9 +19,9 @@ _IMPOSSIBLE = -9999.0
 
 
 class Form(Protocol):
-    """What tells completions of texts from those of conversations."""
+    """The differences between completions of texts and those of conversations."""
 
-    prefix: str  # of the ids
+    prefix: str  # begins the ids
     object: str
     chunk_object: str
 

@@ -46,7 +46,7 @@ Prompt = str | list[int] | list[dict[str, Any]]
 _CLIENT_GONE = 499  # nobody reads it
 _REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
-_MAX_STREAMS = 64  # of a request
+_MAX_STREAMS = 64  # per request
 _STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
 
 
@@ -226,7 +226,7 @@ class HttpDoor:
         return EventStream(streams, found, request_id, ping_seconds)
 
     def caller(self, request: Request) -> AsyncClient:
-        """Return a client that calls as who sent the request."""
+        """Return a client that calls on behalf of the sender of the request."""
         return client_as(self._client, request.headers, getattr(request.state, CERTIFIED, None))
 
 
@@ -262,7 +262,7 @@ def _of_a_whole(options: StreamOptions) -> GenerateOptions:
 
 
 async def _unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:
-    """Return what a call of the server returns; end it as soon as who asked is gone."""
+    """Return what a call of the server returns; end it as soon as the caller is gone."""
     work, gone = asyncio.create_task(call), asyncio.create_task(_gone(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

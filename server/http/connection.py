@@ -17,7 +17,7 @@ from server.front_config import HttpConfig
 from server.identity.certified import certified_name
 
 CERTIFIED = "certified"  # in the state of a request: the name on the certificate of its client
-_Parser: Any = AutoHTTPProtocol  # of httptools, where that is installed, or of h11
+_Parser: Any = AutoHTTPProtocol  # httptools' if that is installed, else h11's
 _GOODBYE = 1.0  # seconds for the other side to close too
 _FRAMES = 8  # times as long as a body may be what comes on the wire, in chunks of a byte each
 
@@ -25,21 +25,21 @@ _FRAMES = 8  # times as long as a body may be what comes on the wire, in chunks 
 def bounded(config: HttpConfig, parser: Any = _Parser) -> type[asyncio.Protocol]:
     """Return the protocol of connections whose requests are no longer than they may be.
 
-    The time of a body is for who reads it.
+    The reader of a body limits its time.
     """
     return type("Bounded", (_Bounded, parser), {"bounds": config})
 
 
 class _Bounded(asyncio.Protocol):
-    """What is done beside one of uvicorn's protocols, which comes behind it."""
+    """Limits beside one of uvicorn's protocols, which comes behind it."""
 
     bounds: HttpConfig
     transport: asyncio.Transport
-    app_state: dict[str, Any]  # what every request has as its state
+    app_state: dict[str, Any]  # the state of every request
     cycle: Any  # the last request whose head has come, None before the first
     send_400_response: Callable[[str], None]
     _timer: asyncio.TimerHandle | None = None
-    _num_bytes = 0  # of a head, or of what has come behind one
+    _num_bytes = 0  # received of a head, or behind one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if certificate := transport.get_extra_info("peercert"):
@@ -55,7 +55,7 @@ class _Bounded(asyncio.Protocol):
             return
         is_new = self._is_waiting and self._timer is None
         is_rest = before is not None and before.response_complete and before.more_body
-        size = 0 if is_rest else len(data)  # of a body that was refused
+        size = 0 if is_rest else len(data)  # the rest of a refused body
         self._num_bytes = size if is_new else self._num_bytes + size
         most = self.bounds.max_head_bytes
         if self._is_waiting:

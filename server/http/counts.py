@@ -15,7 +15,7 @@ _TYPE = "text/plain; version=0.0.4"
 
 
 class Counts:
-    """What was answered so far."""
+    """The number of answers so far."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, int]] = Counter()
@@ -43,7 +43,7 @@ class Counting:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         found = (route.path for route in self._routes if route.path_regex.match(scope["path"]))
-        route, status = next(found, "other"), 500  # of what ends without an answer
+        route, status = next(found, "other"), 500  # if it ends without an answer
 
         async def noted(message: Message) -> None:
             nonlocal status

@@ -22,7 +22,7 @@ class Moment:
     running: int
     waiting: int
     tokens_per_second: float
-    cache_percent: float  # of the fullest
+    cache_percent: float  # the fullest worker's
 
 
 class LoadHistory:

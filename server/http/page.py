@@ -36,7 +36,7 @@ class Page:
         counts: Counts,
         admin_token: str | None,
     ) -> None:
-        """Without a `history` the page says so; with an `admin_token` who reads it shows that."""
+        """The page says if it has no `history`; readers show the `admin_token`, if any."""
         self._caller, self._health, self._counts = caller, health, counts
         self._history, self._token = history, admin_token
         self._html = _FILE.read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ class Page:
 
     @property
     def routes(self) -> list[Route]:
-        """What is answered."""
+        """The routes of the page and of its data."""
         get = ["GET"]
         return [
             Route("/", self.page, methods=get),
@@ -58,7 +58,7 @@ class Page:
         ]
 
     async def metrics(self, request: Request) -> Response:
-        """Return what was answered, for Prometheus, to who may see the load."""
+        """Return counts of answers, for Prometheus, to those that may see the load."""
         await self._shown(request)
         return self._counts.page()
 
@@ -67,7 +67,7 @@ class Page:
         return HTMLResponse(self._html, headers=self._headers)
 
     async def models(self, request: Request) -> Response:
-        """Return the models with their certificates, to who may list them."""
+        """Return the models that the caller may list, with their certificates."""
         models = await self._caller(request).models()
         found = {"health": await self._health(), "models": list(map(_model, models))}
         return JSONResponse(found, headers=_NEVER_KEPT)
@@ -93,8 +93,8 @@ class Page:
     async def _shown(self, request: Request) -> set[str] | None:
         """Return the models whose load is told, None for all.
 
-        Who shows the token of the admin port sees all; HttpError without it. Where this server has
-        none, they are those that who calls may list; else TokenweirClientError.
+        The token of the admin port shows all; HttpError without it. If this server has none, they
+        are the models that the caller may list; TokenweirClientError if they cannot be listed.
         """
         if self._token is None:
             return {model.model for model in await self._caller(request).models()}

@@ -1,4 +1,4 @@
-"""What OpenAI's requests say, in the options of our client."""
+"""OpenAI's requests, in the options of our client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HARMLESS = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
     "parallel_tool_calls cache_prompt".split()
 )
-# What says the same as nothing, as null, false and what is empty do for every other name.
+# Values that say the same as nothing, as null, false and empty ones do for every other name.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),  # without tools
     "function_call": ("none", "auto"),
@@ -39,7 +39,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
 }
 _ABSENT: tuple[object, ...] = (None, False, "", [], {})
-_TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # what rules them out with "none"
+_TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # "none" there rules them out
 _RENAMED: Mapping[str, str] = {  # options of our client that have another name here
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -53,7 +53,7 @@ _ALSO: Mapping[str, str] = {  # those that have another name besides
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-# Those of the door, of who calls, those that have a name above, and what no answer here has.
+# Options of the server or the caller, those named above, and those that no answer here has.
 _NOT_TAKEN = frozenset(
     "request_id timeout answer_others tenant priority alignment prompt_logprobs".split()
 )
@@ -61,8 +61,8 @@ _NOT_TAKEN = frozenset(
 OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED.values()}
 _OF_SAMPLING = {one.name for one in OPTIONS if one.strategy == "sampling"} - {"best_of"}
 _OF_SEARCH = frozenset(("strategy", "beam", "best_of", *_OF_SAMPLING))
-_LIKENESS, _MAX_NAME_CHARS = 0.7, 64  # of a name that may have been meant
-_MAX_INPUTS = 2048  # of a request, as OpenAI takes; our client divides them
+_LIKENESS, _MAX_NAME_CHARS = 0.7, 64  # a name that may have been meant
+_MAX_INPUTS = 2048  # per request, as OpenAI takes; our client divides them
 
 # A field of our protocol in a message, and the names of our client's options.
 _PATH = re.compile(
@@ -109,13 +109,13 @@ _Texts = Annotated[list[str], PlainValidator(_texts)]
 
 
 class Body(BaseModel):
-    """What is in a request, or in an object of it, with the types that JSON has."""
+    """The content of a request, or of an object in it, with the types that JSON has."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What is known by no field of the model."""
+        """The members that are no field of the model."""
         return self.model_extra or {}
 
     def faults(self) -> Iterator[tuple[str, str]]:
@@ -201,7 +201,7 @@ class OpenAiRequest(Body):
     def _sent_names(self) -> dict[str, str]:
         """Return what the request calls options of our client, where it does not call them so."""
         given = {*self.model_fields_set, *self.extra}
-        names = {"max_new_tokens": "max_tokens"}  # of its two names
+        names = {"max_new_tokens": "max_tokens"}  # the first of its two names
         names |= {ours: name for name, ours in _ALSO.items() if name in given}
         others = {
             ours: name for name, ours in _RENAMED.items() if name in given or ours not in names
@@ -232,7 +232,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer must be."""
+    """The required form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -259,7 +259,7 @@ class StructuredOutputs(Body):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was given, as options of our client."""
+        """The given values, as options of our client."""
         schema = {"type": "object"} if self.json_object else self.json_
         given: dict[str, Any] = {"json_schema": schema, "regex": self.regex}
         given |= {"choice": self.choice, "grammar": self.grammar}
@@ -267,7 +267,7 @@ class StructuredOutputs(Body):
 
 
 class GenerationRequest(OpenAiRequest):
-    """What completions have in common."""
+    """The fields that both kinds of completion share."""
 
     own_names = OWN_OPTIONS | {*_ALSO}
 
@@ -316,7 +316,7 @@ class GenerationRequest(OpenAiRequest):
             said |= form
         if said.get("top_k") == -1:
             said["top_k"] = 0  # all
-        if said.get("length_penalty") == 1 and "beam" not in said:  # of no search, a default
+        if said.get("length_penalty") == 1 and "beam" not in said:  # a default without a search
             del said["length_penalty"]
         if self.temperature == 0:  # the most likely token, whatever else is said of sampling
             said = {name: said[name] for name in said if name not in _OF_SAMPLING}

@@ -43,7 +43,7 @@ async def serve(
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=config.keep_alive_seconds,  # type: ignore[arg-type]  # of asyncio
+            timeout_keep_alive=config.keep_alive_seconds,  # type: ignore[arg-type]  # asyncio's
             timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # likewise
         ),
         certificate,

@@ -19,7 +19,7 @@ from server.http.errors import AsSent, http_error
 
 _MOST_READ_AHEAD = 16  # messages
 Message = generation_service_pb2.GenerateStreamResponse
-Start = Callable[[int, asyncio.Event], AsyncGenerator[Message]]  # of a prompt; what is set with it
+Start = Callable[[int, asyncio.Event], AsyncGenerator[Message]]  # prompt's index; set once admitted
 
 
 class Streams:
@@ -33,7 +33,7 @@ class Streams:
         self._messages: asyncio.Queue[tuple[int, Message | None]] = asyncio.Queue(_MOST_READ_AHEAD)
         self._streams = [start(place, event) for place, event in enumerate(self._admitted)]
         self._tasks: list[asyncio.Task[None]] = []
-        self.failure: tuple[int, Exception] | None = None  # of which prompt
+        self.failure: tuple[int, Exception] | None = None  # index of the prompt
 
     def begin(self) -> None:
         """Ask for all of them."""
@@ -72,7 +72,7 @@ class Streams:
             async for message in self._streams[place]:
                 self._admitted[place].set()
                 await self._messages.put((place, message))
-        except Exception as error:  # noqa: BLE001  # it is for who reads the messages
+        except Exception as error:  # noqa: BLE001  # the reader of the messages gets it
             self.failure = self.failure or (place, error)
             for event in self._admitted:  # nobody has to wait for the others
                 event.set()
@@ -83,8 +83,8 @@ class Streams:
 class EventStream(StreamingResponse):
     """Streams that end as soon as their reader is gone.
 
-    A comment is sent whenever nothing else was for `ping_seconds`: who reads, or stands between,
-    does not wait in silence.
+    A comment is sent whenever nothing else was for `ping_seconds`: readers and proxies do not
+    wait in silence.
     """
 
     def __init__(

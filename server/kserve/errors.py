@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 def short(text: str, most: int = _MAX_NAME) -> str:
-    """Return a text, or the beginning of a longer one: who calls may send any."""
+    """Return a text, or the beginning of a longer one: callers may send any."""
     return text if len(text) <= most else text[:most] + "..."
 
 

@@ -10,7 +10,7 @@ from operator import eq
 from server.kserve.errors import Refused
 from server.kserve.tensors import Tensor
 
-_COLOURS = {1: 0, 3: 2}  # what PNG calls gray and RGB, by their number of channels
+_COLOURS = {1: 0, 3: 2}  # PNG's numbers for gray and RGB, by their number of channels
 _FASTEST = 1
 
 

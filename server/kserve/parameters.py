@@ -13,7 +13,7 @@ from engine.requests.options import OPTIONS
 from server.kserve.errors import Refused, short
 
 TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
-# Those of the call, of who calls, of conversations, and what no output has.
+# Options of the call, the caller and conversations, and those that no output has.
 _NOT_TAKEN = frozenset(
     "request_id model_version timeout answer_others tenant chat_template_kwargs logprobs "
     "prompt_logprobs alignment".split()

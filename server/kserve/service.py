@@ -24,7 +24,7 @@ from server.kserve.tasks import Answered, Asked, Named, inputs_of, task_for, tas
 from server.kserve.tensors import read_inputs, write_outputs
 
 T = TypeVar("T")
-Versions = list[ModelInfo]  # of a model, at least one
+Versions = list[ModelInfo]  # one model's, at least one
 Context = grpc.aio.ServicerContext[Any, Any]
 _PLATFORM = "tokenweir_onnx"
 _KNOWN_SECONDS = 5.0  # that a model's description is believed
@@ -130,11 +130,11 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             return False
 
     async def _described(self, context: Context, name: str) -> Versions:
-        """Return what the server says of a model to who calls."""
+        """Return the server's description of a model for the caller."""
         return await self._asked_for(_client_as(self._client, context), name)
 
     async def _model(self, client: AsyncClient, name: str) -> ModelInfo:
-        """Return what is known of a model; who may not use it is told so by the call itself."""
+        """Return a model's description; the call itself refuses callers that may not use it."""
         told, found = self._models.get(name, (0.0, []))
         if not found or time.monotonic() - told >= _KNOWN_SECONDS:
             found = await self._asked_for(client, name)

@@ -23,8 +23,8 @@ INPUT_IDS: Named = ("input_ids", "INT64", (-1, -1))
 IMAGE: Named = ("image", "BYTES", (-1,))
 _OF_ITEMS = ("text", "input_ids", "image")
 _INTEGERS = ("INT32", "INT64")
-_MAX_ITEMS = 2048  # of a request; our client divides them
-_RANKS = {"input_ids": 2, "image": 4}  # of several items
+_MAX_ITEMS = 2048  # per request; our client divides them
+_RANKS = {"input_ids": 2, "image": 4}  # for several items
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Asked:
     model: ModelInfo
     inputs: Mapping[str, Tensor]
     parameters: Mapping[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)  # of every call of our client
+    options: dict[str, Any] = field(default_factory=dict)  # for every call of our client
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a request got."""
+    """The answer to a request."""
 
     outputs: tuple[Tensor, ...]
     usage: Usage
@@ -49,7 +49,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Task:
-    """What one capability of a model is in this protocol."""
+    """One capability of a model in this protocol."""
 
     outputs: tuple[Named, ...]
     run: Callable[[AsyncClient, Asked], Awaitable[Answered]]

@@ -13,7 +13,7 @@ from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from server.kserve.errors import Refused, short
 
-# Of every type its field in InferTensorContents, and its letter for struct.
+# Each type's field in InferTensorContents, and its letter for struct.
 _TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "BYTES": ("bytes_contents", ""),
@@ -23,7 +23,7 @@ _TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "FP32": ("fp32_contents", "f"),
     }
 )
-_LENGTH = struct.Struct("<I")  # of an element of BYTES, before it
+_LENGTH = struct.Struct("<I")  # stands before each element of BYTES
 _MAX_DIMENSIONS = 8  # no tensor here has more; a product of thousands of them takes minutes
 
 
