@@ -1,1 +1,1 @@
-"""Who may call: certificates, tokens, and how much each tenant may ask for."""
+"""Authentication and quotas: certificates, tokens, and how much each tenant may ask for."""

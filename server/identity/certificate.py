@@ -61,7 +61,7 @@ class Certificate:
 
     def _read(self) -> ssl.SSLContext:
         config = self._config
-        server_credentials(config)  # what cannot be used is refused there
+        server_credentials(config)  # refuses files that cannot be used
         assert config.tls_cert is not None, "there is a certificate"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(config.tls_cert, config.tls_key, password="")

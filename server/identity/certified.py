@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-CERTIFIED_KEY = "tokenweir-certified-bin"  # of metadata
+CERTIFIED_KEY = "tokenweir-certified-bin"  # a key of metadata
 
 
 def certified_name(certificate: Mapping[str, Any]) -> str:

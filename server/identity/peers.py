@@ -18,7 +18,7 @@ _CLOCKS_APART = timedelta(days=1)  # on the machines of a cluster, at most
 
 @dataclass(frozen=True)
 class Peers:
-    """A certificate that signs itself: who shows it has its key, and is one of the service."""
+    """A certificate that signs itself: its presenter has its key, and belongs to the service."""
 
     cert: bytes  # PEM
     key: bytes = field(repr=False)  # PEM

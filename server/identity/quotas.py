@@ -28,7 +28,7 @@ class Quotas:
     def enter(self, identity: Identity) -> Visit:
         """Count a call until `leave`; TenantQuota, with when to come back, if it is one too many.
 
-        Of the tokens, what its calls took of late is taken at once.
+        As many tokens as its calls took of late are taken at once.
         """
         if identity.max_requests is None and identity.tokens_per_minute is None:
             return Visit(identity, 0.0, 0.0)
@@ -56,7 +56,7 @@ class Visit:
 
 
 class _Tenant:
-    """What one tenant has taken."""
+    """The usage of one tenant."""
 
     def __init__(self) -> None:
         self._open: set[Visit] = set()

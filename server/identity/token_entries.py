@@ -1,4 +1,4 @@
-"""What is in a file of tokens, checked: every mistake is named with its line and its key."""
+"""The entries of a file of tokens, checked: every mistake is named with its line and its key."""
 
 from __future__ import annotations
 

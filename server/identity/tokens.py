@@ -35,7 +35,7 @@ _LOOK_PERIOD = 1.0  # seconds between two looks at the file
 
 @dataclass(frozen=True)
 class Identity:
-    """Who calls, and what that one may ask for; None: as much as there is."""
+    """A caller and its limits; None: as much as there is."""
 
     tenant: str
     max_priority: int = 0  # the lowest number, so the earliest turn
@@ -57,7 +57,7 @@ class TokenFile:
         self._known = _read(path)
 
     def identity(self, metadata: Iterable[tuple[str, str | bytes]]) -> Identity:
-        """Return who sends metadata with a call; Unauthenticated without a token of the file."""
+        """Return the sender of a call's metadata; Unauthenticated without a token of the file."""
         if self._clock() - self._looked >= _LOOK_PERIOD:
             self._look()
         digest = hashlib.sha256(_token_in(metadata).encode()).digest()

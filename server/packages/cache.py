@@ -1,7 +1,7 @@
 """Packages that were fetched, a directory each under the SHA-256 of the manifest.
 
-One process of a node fetches a package while others wait for it. What is not whole, or was changed
-since, is fetched again.
+One process of a node fetches a package while others wait for it. Packages that are not whole, or
+were changed since, are fetched again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def default_cache() -> Path:
-    """Return the directory of a node where nobody chose one, in the user's cache folder.
+    """Return the default directory of a node, in the user's cache folder.
 
-    Raises PackageError for a user who has none, as in a container that runs under another number.
+    Raises PackageError for a user that has none, as in a container that runs under another number.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
@@ -78,7 +78,7 @@ def _load(directory: Path, digest: str) -> Package:
 def _download(remote: RemotePackage, url: str, digest: str, cache: Path) -> None:
     """Bring a package into the cache: whole, or not at all."""
     part = cache / f".{digest}.part"
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
     part.mkdir(mode=0o700)
     try:
         raw = remote.manifest()

@@ -24,7 +24,7 @@ from server.packages.remote import RemotePackage
 
 @dataclass(frozen=True)
 class PinnedPackage:
-    """Where a package is, and which."""
+    """The address of a package, and the hash of its manifest."""
 
     address: Path | str  # a directory of every node, or a URL that is fetched there
     manifest_sha256: str

@@ -1,6 +1,6 @@
 """A package that is not on this machine: its files are read through fsspec, as large as they say.
 
-What fails there, whatever it is, is told as a PackageError with the address of the file.
+Every failure there is told as a PackageError with the address of the file.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What operators see of a server: logs, metrics, traces."""
+"""Observability: logs, metrics, traces."""

@@ -1,4 +1,4 @@
-"""What the processes of a server write to the standard error: lines for people, or JSON.
+"""Log lines of a server's processes, on the standard error: for people, or JSON.
 
 A record may have `fields`, values by name that are not in its message: `extra=with_fields(...)`.
 Those of a worker come over its connection to the command, which writes them with its own. Lines of
@@ -18,7 +18,7 @@ from typing import Any
 
 from server.config import LogConfig
 
-OWN_LOGGERS = ("server", "engine")  # of others only errors are written
+OWN_LOGGERS = ("server", "engine")  # other loggers write errors only
 REQUESTS = "server.requests"  # the logger of the one line that every request has
 
 _REQUEST = "request"  # the message of a line of a request

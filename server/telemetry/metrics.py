@@ -24,13 +24,13 @@ Snapshot = list[Sample]
 
 @dataclass(frozen=True)
 class Metric:
-    """What a metric is; the name has no prefix, and a counter's no `_total`."""
+    """A metric; the name has no prefix, and a counter's no `_total`."""
 
     name: str
     kind: Kind
     labels: tuple[str, ...]
     help: str
-    bounds: tuple[float, ...] = ()  # of a histogram's buckets
+    bounds: tuple[float, ...] = ()  # a histogram's buckets
 
     @property
     def exported(self) -> str:
@@ -45,7 +45,7 @@ def _latency(name: str, what: str) -> Metric:
     return Metric(name, "histogram", _MODEL, what, LATENCY_BOUNDS)
 
 
-# Of workers: the page adds the label `worker`.
+# The page adds the label `worker`.
 WORKER_METRICS = (
     Metric("num_sequences_running", "gauge", _MODEL, "Sequences in the batch."),
     Metric("num_requests_waiting", "gauge", _MODEL, "Requests that wait in the engine."),
@@ -76,7 +76,6 @@ WORKER_METRICS = (
     ),
     Metric("wasted_tokens", "counter", (*_MODEL, "kind"), "Tokens computed for no answer."),
 )
-# Of the gateway.
 GATEWAY_METRICS = (
     Metric("gateway_requests", "counter", ("method", "code"), "Calls that have ended."),
     Metric("gateway_refusals", "counter", ("reason",), "Calls that the gateway has ended itself."),

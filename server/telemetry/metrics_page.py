@@ -47,8 +47,8 @@ class MetricsPage:
     ) -> None:
         """Listen; `gateway` and `workers` are asked in another thread, whenever somebody reads.
 
-        Who reads shows a token of operators where the doors have such; what other machines can read
-        is encrypted where they have a certificate. Raises ConfigError for files that cannot be
+        Readers show an operator's token if the doors have such; pages that other machines can read
+        are encrypted if the doors have a certificate. Raises ConfigError for files that cannot be
         used, and if nobody can listen there.
         """
         doors = doors or DoorsConfig()

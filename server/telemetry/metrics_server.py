@@ -19,11 +19,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from server.hosts import family_of
 from server.identity.certificate import Certificate
 
-App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # of WSGI
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # WSGI
 logger = logging.getLogger(__name__)
 
 _MOST = 32  # requests at once
-_SECONDS = 10.0  # of one
+_SECONDS = 10.0  # per request
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
