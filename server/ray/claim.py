@@ -1,4 +1,4 @@
-"""The name of a service on a cluster: who holds it, and what becomes of one that nobody holds."""
+"""The name of a service on a cluster: its holder, and the end of one without a holder."""
 
 from __future__ import annotations
 

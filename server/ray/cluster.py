@@ -35,7 +35,7 @@ _LOCAL_RAY = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints nothing; what matters is logged here
     "RAY_kill_worker_timeout_milliseconds": "500",  # then SIGKILL, which a stopped process needs
     "RAY_enable_pipe_based_agent_to_parent_health_check": "1",  # else agents look every 0.4 s
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # else who loses it dies amid the drain
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # else its clients die amid the drain
     # Models come and go: what is kept of the processes that had them.
     "RAY_maximum_gcs_destroyed_actor_cached_count": "16",
     "RAY_maximum_gcs_dead_worker_cached_count": "16",
@@ -120,8 +120,8 @@ def _adapted_processes() -> Iterator[None]:
 
     Not started are the autoscaler of nodes, the log monitor, the dashboard and its agent. The
     raylet's other agent, which has to start workers, ends with it: by itself it stays forever. A
-    signal to the process group of the command does not reach Ray, which the drain needs. Where a
-    cluster is joined nothing is started.
+    signal to the process group of the command does not reach Ray, which the drain needs. Nothing is
+    started if a cluster is joined.
     """
     with private_names():
         from ray._private import parameter, services

@@ -9,7 +9,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-M_ARENA_MAX = -8  # of mallopt, in <malloc.h>
+M_ARENA_MAX = -8  # for mallopt, in <malloc.h>
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What Ray Serve is told to run, and what it says of it."""
+"""The deployments of workers on Ray Serve, and their state."""
 
 from __future__ import annotations
 

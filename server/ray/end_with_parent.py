@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h; it outlives exec
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h; it outlives exec
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 async def follow(registry: Registry, gateway: Gateway, seen: dict[str, WorkerInfo]) -> None:
     """Keep the gateway's workers equal to the registry's; note all by address in `seen`.
 
-    Of those that have left, the last ones: a worker hangs once it is heard no more.
+    The last of those that have left stay in it: a worker hangs once it is heard no more.
     """
     known: tuple[WorkerInfo, ...] = ()
     while True:

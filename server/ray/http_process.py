@@ -66,7 +66,7 @@ class HttpProcess:
         )
         self._process = process
         said = ""
-        async for line in _stderr(process):  # of Python's warnings, too
+        async for line in _stderr(process):  # with Python's warnings
             said += line.decode(errors="replace")
             if found := _ANNOUNCEMENT.search(said):
                 self.url = found[1]

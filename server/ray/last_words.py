@@ -1,4 +1,4 @@
-"""What a process has written to its standard error before it died, which no logger has seen."""
+"""The last output of a dead process to its standard error, which no logger has seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service tells of itself on its Ray cluster: where its workers are known, to gateways."""
+"""The publication of a service on its Ray cluster, by which gateways find its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT = 5.0  # seconds for an answer of Ray's table of keys
 
 @dataclass(frozen=True)
 class Publication:
-    """Where gateways hear of the workers of a service, and what follows from its settings."""
+    """The roster of a service's workers, and limits that follow from its settings, for gateways."""
 
     roster: RosterAddress
     max_request_bytes: int
@@ -40,7 +40,7 @@ class Publication:
 
 
 def publish(name: str, publication: Publication) -> None:
-    """Tell it to who asks for a service of this name; the process is connected to the cluster."""
+    """Tell it to gateways of the service of this name; the process is connected to the cluster."""
     from ray.experimental import internal_kv
 
     internal_kv._internal_kv_put(

@@ -1,4 +1,4 @@
-"""What the workers need of their machines, and what is missing."""
+"""Resources that the workers need of their machines, and those that are missing."""
 
 from __future__ import annotations
 

@@ -54,12 +54,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RosterAddress:
-    """Where a roster listens, and what it asks for."""
+    """The address of a roster, and the token that it asks for."""
 
     host: str
     port: int
     token: str = field(repr=False)
-    peers: Peers | None = None  # where others reach the host: only they connect
+    peers: Peers | None = None  # if other machines reach the host: only they connect
 
 
 async def connect(roster: RosterAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -81,10 +81,10 @@ class Roster:
         self._hearing: set[asyncio.Task[None]] = set()
         self._is_over = False
         self._following: set[asyncio.Task[None]] = set()
-        self.snapshots: dict[str, Snapshot] = {}  # of the workers that serve, by address
+        self.snapshots: dict[str, Snapshot] = {}  # serving workers', by address
         self.loads: dict[str, int] = {}  # likewise
         self.restarts = Restarts()
-        self.traffic: Callable[[], Mapping[str, Any]] | None = None  # of the gateway beside it
+        self.traffic: Callable[[], Mapping[str, Any]] | None = None  # from the gateway beside it
 
     @property
     def num_workers(self) -> int:

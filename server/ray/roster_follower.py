@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Follower(Protocol):
-    """What hears of workers: a gateway."""
+    """A gateway, which hears of workers."""
 
     def trust(self, peers: Peers | None) -> None:
         """Use this certificate for workers that are new from now on."""
@@ -30,7 +30,7 @@ class Follower(Protocol):
         """Send versions of models the calls that this says."""
 
     def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
-        """Take what workers say of how many calls they have, by address, and who sends some."""
+        """Take the workers' numbers of calls, by address, and the number of gateways."""
 
 
 Find = Callable[[], Awaitable[RosterAddress | None]]

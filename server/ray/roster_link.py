@@ -44,7 +44,7 @@ class RosterLink:
         self._find = find
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.name = ""  # of the worker, once it is alive
+        self.name = ""  # the worker's, once it is alive
         self._worker: WorkerInfo | None = None
         self._measure: Callable[[], Snapshot] | None = None
         self._measured = -math.inf  # when last

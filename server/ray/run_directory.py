@@ -59,7 +59,7 @@ def run_directory(parent: Path | None = None) -> Iterator[RunDirectory]:
     By default that is /tmp, or TMPDIR where /tmp may not be written.
     """
     path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent or socket_directory()))
-    # Locked before it has its name: nobody may take it for that of an owner who has died.
+    # Locked before it has its name: it must not look like that of a dead owner.
     with (path / f".{_OWNER}").open("w") as owner:
         fcntl.flock(owner, fcntl.LOCK_EX)
         owner.write(f"{os.getpid()}\n")

@@ -18,7 +18,7 @@ class ServePort:
         """Raise ConfigError if this Ray does not let it be chosen."""
         import ray
 
-        self.host = str(ray.util.get_node_ip_address())  # of the node
+        self.host = str(ray.util.get_node_ip_address())  # the node's
         self._is_bound = False
         with private_names():
             from ray.serve._private import replica

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """What `serving` has started."""
+    """A service that `serving` has started."""
 
     def __init__(
         self,
