@@ -22,7 +22,7 @@ from server.worker.catalog import Catalog
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What GetServerInfo and ListModels say of the process."""
+    """Facts of the process that GetServerInfo and ListModels tell."""
 
     version: str
     start_time: datetime  # with a time zone
@@ -32,7 +32,7 @@ class ServerFacts:
 
 
 class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
-    """What is served here, how busy it is, and the end of it."""
+    """Tells the models and the load of a worker, aborts requests and drains it."""
 
     def __init__(
         self,

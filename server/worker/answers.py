@@ -1,4 +1,4 @@
-"""What all answers of a model have in common: what it is, what was consumed, and the times."""
+"""Parts common to all answers of a model: its provenance, usage and timing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from server.worker.capabilities import BATCH_INVARIANT
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What an answer says of the model that gave it."""
+    """The model that gave an answer, as the answer describes it."""
 
     name: str  # under which it is served; its package may call it otherwise
     package: Package
     capabilities: tuple[str, ...]
     replica_id: str
-    device: str = "cpu"  # where it runs; of a GPU its name
-    num_threads: int = 1  # of the CPU
+    device: str = "cpu"  # or the name of the GPU
+    num_threads: int = 1  # on the CPU
 
 
 def provenance(

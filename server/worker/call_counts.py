@@ -1,4 +1,4 @@
-"""What a worker counts of its calls and engines, for the metrics page."""
+"""A worker's counts of its calls and engines, for the metrics page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of one call that runs a model: for the log, the metrics and its trace."""
+"""The record of one call that runs a model: for the log, the metrics and its trace."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class CallRecord:
     tenant: str = ""
     waited: float | None = None  # seconds at the gateway before it arrived; None: it has told none
     parts: list[Part] = field(default_factory=list)
-    finish_reasons: list[str] = field(default_factory=list)  # of all sequences
+    finish_reasons: list[str] = field(default_factory=list)  # all sequences'
     status: str = OK  # the name of a grpc.StatusCode
-    reason: str = ""  # of ErrorInfo, if it has failed
+    reason: str = ""  # ErrorInfo's, if it has failed
     error: str = ""
     seconds: float = 0.0  # from its arrival to its end
-    _num_sequences: int = 0  # of the input that is being answered
+    _num_sequences: int = 0  # the current input's
 
     def note(self, event: GenerationEvent) -> None:
         """Note an end, of a sequence or of an input."""

@@ -1,4 +1,4 @@
-"""What is wrong with a message, as far as that shows before an engine sees it."""
+"""Faults of a message that show before an engine sees it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 from server.worker.params import named_options
 
 MAX_TENANT_CHARS = 128
-MAX_NAME_CHARS = 32  # of a wrong name that is repeated
+MAX_NAME_CHARS = 32  # a wrong name is repeated up to here
 
 
 def check_count(path: str, count: int, limits: RequestLimits) -> None:

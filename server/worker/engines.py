@@ -1,4 +1,4 @@
-"""What a worker asks of its engines; those of `engine` have it, and fakes in tests."""
+"""Engines as a worker uses them: those of `engine`, and fakes in tests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engine.step_measures import StepMeasures
 
 
 class Engine(Protocol):
-    """What both kinds of engine have; `AsyncEngine` and `EncoderEngine` in production."""
+    """The part common to both kinds: `AsyncEngine` and `EncoderEngine` in production."""
 
     @property
     def package(self) -> Package:
-        """What is served."""
+        """The package that is served."""
 
     @property
     def device(self) -> str:
-        """Where the model runs: "cpu", or the name of the GPU."""
+        """The device of the model: "cpu", or the name of the GPU."""
 
     @property
     def num_threads(self) -> int:
@@ -30,7 +30,7 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What may be asked of this model."""
+        """The tasks that this model may be asked for."""
 
     @property
     def is_warming(self) -> bool:
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """Measurements of the steps so far."""
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""

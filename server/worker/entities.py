@@ -24,7 +24,7 @@ class Entity:
     end: int
     label: str  # without B- or I-
     probability: float
-    index: int  # of the label of its first part
+    index: int  # the label of its first part
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _PAUSE, _PAUSE_EACH = 0.002, 0.00008
 
 
 class _Given(TypedDict):
-    """What requests to the engine are made with, beside what the client has sent."""
+    """Arguments of a request to the engine that its client does not send."""
 
     manifest: Manifest
     capabilities: tuple[str, ...]

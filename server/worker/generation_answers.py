@@ -200,6 +200,6 @@ def _set_matched_stop(
 
 
 def _set_alignment(message: pb.Sequence, event: SequenceFinished) -> None:
-    for row in event.alignment:  # of one target token, over the source
+    for row in event.alignment:  # one target token, over the source
         message.alignment.extend(row)
         message.alignment_columns = len(row)

@@ -59,7 +59,7 @@ class InProcessWorker:
             self._end()
             raise
         # Not by atexit, which comes when no thread may be asked to do anything any more; C++ aborts
-        # where a thread inside it is ended by Python.
+        # if Python ends a thread inside it.
         threading._register_atexit(self.close)  # type: ignore[attr-defined]
 
     def close(self) -> None:

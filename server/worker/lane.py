@@ -40,7 +40,7 @@ Answer = Callable[["LaneCall"], Coroutine[Any, Any, None]]
 class Lane:
     """Lets the calls that come in a lane be answered, and sends what they say in one message.
 
-    What answers them is on the event loop.
+    They are answered on the event loop.
     """
 
     def __init__(self, call: ServerCall, answer: Answer) -> None:
@@ -71,7 +71,7 @@ class Lane:
             for call in tuple(self._calls.values()):
                 call.cancel()
         stopping = Draining("this worker is stopping; ask again", _RETRY_AFTER)
-        await abort(self._call, call_status(stopping, ""))  # who asks knows its id
+        await abort(self._call, call_status(stopping, ""))  # the client knows its id
 
     def close(self) -> None:
         """End the lane, and its calls: what comes now is to be asked of others."""
@@ -145,7 +145,7 @@ class LaneCall:
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._num_untaken = 0  # weight of what the gateway has not taken, as far as it has told
-        self._room: asyncio.Future[None] | None = None  # for who waits until some are taken
+        self._room: asyncio.Future[None] | None = None  # awaited until some are taken
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline; None without one."""

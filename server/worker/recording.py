@@ -68,7 +68,7 @@ class RecordingInterceptor(WrappingInterceptor):
         for observe in self._observers:
             try:
                 observe(record)
-            except Exception:  # who looks on must not end the call
+            except Exception:  # an observer must not end the call
                 logger.exception("request %s was not recorded", record.request_id)
 
 

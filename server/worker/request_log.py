@@ -6,7 +6,7 @@ from server.telemetry.logs import Fields, JsonFormatter, TextFormatter
 from server.telemetry.trace_context import trace_id_in
 from server.worker.call_record import OK, CallRecord
 
-_MAX_CHARS = 200  # of what a client has chosen, or an error says
+_MAX_CHARS = 200  # a client's names and an error's text are cut here
 
 
 def request_fields(record: CallRecord) -> Fields:

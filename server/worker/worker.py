@@ -72,7 +72,7 @@ class Worker:
         self._requests = RunningRequests()
         self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
-        self._lanes: set[Lane] = set()  # of gateways
+        self._lanes: set[Lane] = set()  # from gateways
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -114,7 +114,7 @@ class Worker:
             self._watching.cancel()
         self._refuse_new()
         await self._wait_until_idle(grace)
-        # What still runs is ended with DRAINING, not by closing its connection.
+        # Calls that still run are ended with DRAINING, not by closing their connections.
         await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
         await self._wait_until_idle(LAST_WORDS)
         self._health.close()
