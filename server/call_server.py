@@ -53,7 +53,7 @@ class CallServer:
         options: Iterable[tuple[str, int]],
         rests: Rests | None = None,
     ) -> None:
-        """Where `rests` are wanted, calls come several at a time."""
+        """Calls come several at a time if there are `rests`."""
         self._arrived = arrived
         self._rests = rests or Rests()
         self._loop = asyncio.get_running_loop()
@@ -91,8 +91,8 @@ class CallServer:
     async def wait_until_quiet(self) -> None:
         """Return when no call has come for a moment; not later than after a second of calls.
 
-        Who has just had an answer asks again at once. While calls are refused, he is told to go
-        elsewhere; a call that meets a server as it stops is cancelled by gRPC without a word.
+        Clients usually send the next request right after an answer. A call that is refused goes
+        elsewhere; one that meets a server as it stops is cancelled by gRPC without a word.
         """
         for _ in range(_MOST_QUIET):
             before = self._num_arrived
@@ -158,7 +158,7 @@ class ServerCall:
         self.arrived = time.monotonic()
         self.method: str = event.call_details.method.decode()
         self.response_serializer: Callable[[Any], bytes] | None = None
-        self.last_message = b""  # of those that were sent
+        self.last_message = b""  # the last that was sent
         self.code: grpc.StatusCode | None = None  # it ended with; None: its client has gone away
         self.is_relayed = False  # to another server, which tells what becomes of it
         self._call = event.call
@@ -168,9 +168,9 @@ class ServerCall:
         self._task: asyncio.Task[None] | None = None
         self._trailing_metadata: Pairs = ()
         self._has_begun = self._has_ended = False  # to answer
-        self._is_sending = self._has_failed = False  # what was written last
+        self._is_sending = self._has_failed = False  # the last write
         self._passed: Callable[[bool], object] | None = None  # tells that what was passed has gone
-        self._sent: asyncio.Future[None] | None = None  # for who waits until it is sent
+        self._sent: asyncio.Future[None] | None = None  # awaited until it is sent
         self._before_end: list[Callable[[], object]] = []
         self._open_calls = open_calls
         open_calls.add(self)
@@ -236,7 +236,7 @@ class ServerCall:
             self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], _STOPPING)
         elif not self._has_ended:
             self._has_ended, self.code = True, grpc.StatusCode.UNAVAILABLE
-            status = call_status(Draining(_STOPPING, _RETRY_AFTER), "")  # who asks knows its id
+            status = call_status(Draining(_STOPPING, _RETRY_AFTER), "")  # the client knows its id
             self._call.start_server_batch(self._ending(status), _nothing_to_do)
             if self._task is not None:
                 self._task.cancel()

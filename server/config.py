@@ -52,14 +52,14 @@ FOLLOWING: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Where a worker listens, and what it refuses before an engine sees it."""
+    """The address of a worker, and its limits before an engine sees a request."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
-    # Up to 64 MiB. Where models see images, those of this default have room for the largest.
+    # Up to 64 MiB. If models take images, the default is raised to the largest of them.
     max_request_bytes: int = MEBIBYTE
     max_concurrent_calls: int = 1024  # the outer wall; engines refuse earlier
-    max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
+    max_open_bytes: int = 256 * MEBIBYTE  # all open calls together
     limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
     health_period: float = 0.5  # seconds between two looks at the engines' health
     client_silence: float = 20.0  # seconds; a gateway that leaves a ping unanswered so long is gone
@@ -72,12 +72,12 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """Where the gateway listens, and how long calls wait for a worker."""
+    """The address of the gateway, and how long calls wait for a worker."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
-    # For processes of this machine, which need no certificate there but tokens as everywhere; that
-    # of the admin port is beside it.
+    # For processes of this machine, which need no certificate there but tokens as everywhere; the
+    # admin port's is beside it.
     local_socket: Path | None = None
     worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
     worker_silence: float = 4.0  # seconds; a worker that leaves a ping unanswered so long is lost
@@ -86,8 +86,8 @@ class GatewayConfig:
     # connection ends there. inf: never.
     max_connection_age: float = math.inf
     max_calls_per_worker: int = 32  # handed over at once; more wait at the gateway, in fair order
-    # Of them, for tenants that have calls waiting while another has none: more of them end in a
-    # second with more, and those of the other take longer.
+    # The part for tenants that have calls waiting while another has none: a higher value raises the
+    # throughput of those tenants, and the latency of the other's calls.
     crowded_calls_per_worker: int = 2
     max_request_bytes: int = MEBIBYTE
     # Whether a prompt goes to the worker that last had one with the same beginning, if that has not
@@ -96,8 +96,8 @@ class GatewayConfig:
     # Percent of the requests for a model that two of its versions are asked to compare them.
     compared_share: float = 1.0
     max_concurrent_calls: int = 4096
-    max_open_bytes: int = 256 * MEBIBYTE  # of the requests of all open calls together
-    doors: DoorsConfig = field(default_factory=DoorsConfig)  # who may call
+    max_open_bytes: int = 256 * MEBIBYTE  # all open calls together
+    doors: DoorsConfig = field(default_factory=DoorsConfig)  # authentication
 
     def __post_init__(self) -> None:
         check_port(self.port)
@@ -114,7 +114,7 @@ class GatewayConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What the processes of a server log, all to the standard error of `serve`."""
+    """Log settings of a server's processes, which all write to the standard error of `serve`."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -123,7 +123,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where Prometheus reads the metrics; it shows a token of operators where there are any."""
+    """The port where Prometheus reads the metrics, with an operator's token if there are any."""
 
     port: int | None = None  # 0: any that is free; None: nothing is counted for it
     host: str = "127.0.0.1"
@@ -151,10 +151,10 @@ class MetricsConfig:
 
 @dataclass(frozen=True)
 class TracingConfig:
-    """Where spans of calls are sent; credentials for it are in OTEL_EXPORTER_OTLP_HEADERS."""
+    """The endpoint for spans of calls; its credentials are in OTEL_EXPORTER_OTLP_HEADERS."""
 
-    endpoint: str | None = None  # of OTLP over HTTP, such as http://127.0.0.1:4318
-    sample_ratio: float = 1.0  # of the calls whose client does not decide it
+    endpoint: str | None = None  # OTLP over HTTP, such as http://127.0.0.1:4318
+    sample_ratio: float = 1.0  # share of the calls whose client does not decide it
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
@@ -167,12 +167,12 @@ class TracingConfig:
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """What `tokenweir serve` runs: packages, replicas, and the gateway before them."""
+    """Settings of `tokenweir serve`: packages, replicas, and the gateway before them."""
 
     # Name under which a model is served -> its package: a directory, or a URL that is fetched.
     packages: Mapping[str, Path | str]
-    host: str = "127.0.0.1"  # of the gateway
-    port: int = 50051  # of the gateway; 0: any that is free
+    host: str = "127.0.0.1"  # the gateway's
+    port: int = 50051  # the gateway's; 0: any that is free
     http_port: int | None = None  # OpenAI's protocol, by a process of its own; None: not answered
     min_replicas: int = 1
     max_replicas: int = 1
@@ -182,14 +182,14 @@ class ServeConfig:
     num_gpus_per_replica: float | None = None
     with_gateway: bool = True  # or workers only, on a cluster where gateways run by themselves
     grace: float = 30.0  # seconds that running requests get when a replica or the server stops
-    name: str = "tokenweir"  # of the service; two on one cluster need two names
-    # Of a node, for packages that are fetched; None: tokenweir/packages in the user's cache folder
+    name: str = "tokenweir"  # the service's; two on one cluster need two names
+    # A node's cache of fetched packages; None: tokenweir/packages in the user's cache folder
     package_cache: Path | None = None
     require_signature: Path | None = None  # PEM: public key that has to have signed every manifest
     engine: EngineConfig = field(default_factory=EngineConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
-    gateway: GatewayConfig = field(default_factory=GatewayConfig)  # where it listens: above
-    http: HttpConfig = field(default_factory=HttpConfig)  # where it listens: above
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)  # its address: above
+    http: HttpConfig = field(default_factory=HttpConfig)  # its address: above
     log: LogConfig = field(default_factory=LogConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
@@ -261,7 +261,7 @@ class ServeConfig:
     def settled(self, targets: Iterable[Device]) -> ServeConfig:
         """Return the settings with what follows from the targets of the packages, one each.
 
-        What engines may use of a GPU is divided among those that share it. Raises ConfigError if
+        The engines' part of a GPU is divided among those that share it. Raises ConfigError if
         a package cannot run on the device that was asked for.
         """
         on_gpu = [self.engine.device_for(target) for target in targets].count("cuda")
@@ -360,12 +360,12 @@ class ServeConfig:
 
 @dataclass(frozen=True)
 class GatewayRoleConfig:
-    """What `tokenweir gateway` runs: a gateway of its own before the workers of a service."""
+    """Settings of `tokenweir gateway`: a gateway of its own before the workers of a service."""
 
     ray_address: str  # host:port of the cluster that the service runs on
-    name: str = "tokenweir"  # of the service
+    name: str = "tokenweir"  # the service's
     grace: float = 30.0  # seconds that running requests get when the gateway stops
-    # What requests may have follows from the service.
+    # The limits of requests follow from the service.
     gateway: GatewayConfig = field(default_factory=lambda: GatewayConfig(prefix_affinity=True))
     log: LogConfig = field(default_factory=LogConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)

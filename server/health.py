@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 Context = aio.ServicerContext[Any, Any]
 
-_MOST_WATCHING = 4096  # calls at once: they last, and nobody is asked who he is
+_MOST_WATCHING = 4096  # calls at once: they last, and are not authenticated
 _MAX_NAME = 1024  # characters of what is watched, which is kept as long
 _UP = health_pb2.HealthCheckResponse.SERVING
 _DOWN = health_pb2.HealthCheckResponse.NOT_SERVING

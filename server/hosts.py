@@ -1,4 +1,4 @@
-"""What a host to listen on is: its addresses, and whether other machines reach them."""
+"""Hosts to listen on: their addresses, and whether other machines reach them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every call of a service passes through: status of errors, parsing of its bytes.
+"""Interceptors that every call of a service passes through: status of errors, parsing of its bytes.
 
-Outermost first: StatusInterceptor, ParsingInterceptor, then the service. What has a stream of
-requests passes through StreamParsingInterceptor only.
+Outermost first: StatusInterceptor, ParsingInterceptor, then the service. Methods with a stream of
+requests pass through StreamParsingInterceptor only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What gateway and worker say in a lane: one gRPC call that carries the messages of many.
+"""Messages of gateway and worker in a lane: one gRPC call that carries the messages of many.
 
-A message of gRPC costs each side some tens of microseconds, however small it is. So what all
-streams of a worker say in the same moment goes to a gateway in one. A stream is a number here.
+A message of gRPC costs each side some tens of microseconds, however small it is. So the messages
+of all streams of a worker in the same moment go to a gateway in one. A stream is a number here.
 
-Two limits let a worker join what it has to say. Of one stream only so many messages may lie at the
-gateway: else a client that does not read would fill it. And of all streams together only so many
+Two limits let a worker join its messages. Only so many messages of one stream may lie at the
+gateway: else a client that does not read would fill it. And only so many of all streams together
 may be on the way: else a busy gateway would have ever more of them to hand on.
 """
 
@@ -23,10 +23,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 METHOD = "/tokenweir.server.Lane/Carry"
 OPEN = (("tokenweir-lane", "1"),)  # initial metadata: the worker takes calls in it
-MAX_BYTES = 1 << 16  # of what a gateway says at once, but for the last request
-MAX_REQUEST_BYTES = 1 << 14  # of a call that goes by a lane: a larger one would hold up others
+MAX_BYTES = 1 << 16  # a gateway says at once, its last request aside
+MAX_REQUEST_BYTES = 1 << 14  # a larger request would hold up others, and goes by no lane
 NUM_UNTAKEN = 16  # messages of a call that a worker may say before some are taken, see `weight`
-NUM_TAKEN = NUM_UNTAKEN // 2  # of them that a gateway says it has taken
+NUM_TAKEN = NUM_UNTAKEN // 2  # a gateway tells when it has taken so many
 NUM_UNHEARD = 256  # messages of a lane that a worker may say before some are looked at
 NUM_HEARD = NUM_UNHEARD // 4  # messages of a lane that a gateway says it has looked at, at least
 
@@ -77,7 +77,7 @@ _MESSAGES = {  # fields in the order of their numbers; * is a list
         "cancelled": "*uint64",
         "num_heard": "uint32",
     },
-    # What streams say stands in two columns: no object is made of a message.
+    # The messages of streams stand in two columns: no object is made of a message.
     "FromWorker": {
         "begun": "*Begun",
         "numbers": "*uint64",
@@ -94,7 +94,7 @@ def _make_classes() -> dict[str, Any]:
         message = file.message_type.add(name=name)
         for number, (field, kind) in enumerate(fields.items(), start=1):
             _add(message, field, number, kind)
-    pool = DescriptorPool()  # of its own: it is not part of the protocol
+    pool = DescriptorPool()  # its own: it is not part of the protocol
     pool.Add(file)
     return {
         name: GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))

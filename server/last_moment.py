@@ -14,12 +14,12 @@ from engine.errors import ExpiredInDecode
 from server.status import CallStatus
 
 LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
-_MARGIN_SHARE = 0.05  # of the time that a call has
+_MARGIN_SHARE = 0.05  # share of the time that a call has
 _NEAR, _LOOK_PERIOD = 1.0, 0.5  # seconds to a deadline that gets a timer, between two looks for it
 
 
 class Context(Protocol):
-    """What is asked of a call: an aio.ServicerContext, or a ServerCall."""
+    """A call: an aio.ServicerContext, or a ServerCall."""
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline; None without one."""
@@ -69,7 +69,7 @@ class InTime:
     """Raises ExpiredInDecode `margin` seconds before a call's deadline, or less if it is short.
 
     gRPC ends an expired call without a status of ours, and if the two clocks differ as cancelled.
-    Where nothing can be sent any more, CancelledError is raised, which gRPC takes without a word.
+    If nothing can be sent any more, CancelledError is raised, which gRPC takes without a word.
 
     This and other blocks of every call are objects: a decorated generator costs several times more.
     """

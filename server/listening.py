@@ -19,8 +19,8 @@ from server.hosts import addresses_of, family_of
 
 _MAX_UNACCEPTED = 1 << 20  # calls that nobody has looked at; they have a few KiB each
 _MOST_BEYOND = 16 << 20  # bytes
-_OWN_FILES = 160  # of a process, for all but the clients of one port
-_MOST_FILES = 1 << 20  # where there is no limit
+_OWN_FILES = 160  # open files of a process, for all but the clients of one port
+_MOST_FILES = 1 << 20  # if there is no limit
 
 
 def max_message_bytes(max_request_bytes: int) -> int:
@@ -96,7 +96,7 @@ def listen(
 def check_ports_are_free(*wanted: tuple[str, str, int]) -> None:
     """Raise ConfigError if nobody can listen there, or two want the same port.
 
-    Each is an option, a host and a port. What is found out later costs time, and gRPC's own words.
+    Each is an option, a host and a port. Later failures cost time, and have gRPC's own words.
     """
     with contextlib.ExitStack() as stack:
         for option, host, port in wanted:

@@ -17,7 +17,7 @@ Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
 
 @dataclass(frozen=True)
 class _Details:
-    """What a handler is found by."""
+    """The details by which a handler is found."""
 
     method: str
     invocation_metadata: Pairs

@@ -1,5 +1,5 @@
-"""What a setting may be: each check names the setting, its value and the limit; of an unknown one
-the nearest is found.
+"""Checks of settings: each names the setting, its value and the limit; an unknown one is told the
+nearest known name.
 """
 
 from __future__ import annotations

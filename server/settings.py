@@ -33,7 +33,7 @@ class Role:
     """A command that runs by itself with the file of a service: what of it counts there."""
 
     counting: Sequence[str] = ()  # settings, and sections as a whole; of `serve` all that there are
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # where they differ
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # those that differ
 
 
 ROLES: Mapping[str, Role] = {
@@ -62,7 +62,7 @@ class Settings:
     """Settings by name, such as "serve.port"; what is given later wins."""
 
     def __init__(self, command: str = "serve") -> None:
-        """Of `command` are the defaults, and what of the settings is told."""
+        """`command` decides the defaults, and which settings are told."""
         self._role = ROLES[command]
         found = [*_sections(ServeConfig, _OWN), *_sections(KserveConfig, "kserve")]
         self._sections = {name: owner for name, owner in found if name not in FOLLOWING}
@@ -221,7 +221,7 @@ class Settings:
 
     def _typed(self, name: str, value: Any, origin: str, folder: Path) -> Any:
         """Return a value of the type that a setting has."""
-        # Not above: who gives no file needs no extra.
+        # Not above: commands without a file need no extra.
         from pydantic import TypeAdapter, ValidationError
 
         kind = self._types[name]

@@ -56,7 +56,7 @@ STATUS_CODES: Mapping[type[errors.TokenweirError], grpc.StatusCode] = {
     errors.CertificateError: grpc.StatusCode.INTERNAL,
 }
 
-# What these classes carry besides is their own.
+# These classes have attributes of their own besides.
 _WITH_MORE = (errors.InvalidRequest, errors.TenantQuota, errors.CapabilityNotSupported)
 
 # Clients accept 8 KiB of trailing metadata, in which the message stands twice and details grow

@@ -1,4 +1,4 @@
-"""A proxy of grpc.aio and nothing else: the least that a call costs who hands it on that way."""
+"""A proxy of grpc.aio and nothing else: the least cost of handing on a call that way."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ models = ["{model}"]
 
 
 def make_doors(folder: Path) -> DoorsConfig:
-    """Write the files into a folder, with `client.json` for who comes: the token, and who answers.
+    """Write the files into a folder, with `client.json` for clients: the token, and the host.
 
     Clients need `cert.pem`, too.
     """
