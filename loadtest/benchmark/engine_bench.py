@@ -21,7 +21,7 @@ from loadtest.benchmark.work import Prompt, generation_contract
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request brought."""
+    """The answer to one request."""
 
     token_ids: tuple[int, ...]
     time_to_first_token: float  # seconds from its arrival

@@ -1,4 +1,4 @@
-"""What memory this process uses."""
+"""The memory that this process uses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Memory:
     """Memory of the process in bytes; None where the system does not tell."""
 
     resident: int | None
-    peak: int | None  # of the resident
-    mapped: int | None  # of the resident now, pages of files: the kernel can reclaim them
+    peak: int | None  # the highest resident so far
+    mapped: int | None  # the resident pages of files: the kernel can reclaim them
 
 
 def read_memory() -> Memory:

@@ -25,7 +25,7 @@ class Round:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """Where the time of a step that takes in no prompt goes, in seconds."""
+    """The parts of a step that takes in no prompt, in seconds."""
 
     total: float
     model: float
@@ -40,7 +40,7 @@ class ConcurrencyResult:
 
     concurrency: int
     tokens_per_second: float  # new ones, over the time of the whole work
-    prefill_tokens_per_second: float  # of prompts, over their time alone
+    prefill_tokens_per_second: float  # prompts, over their time alone
     decode_step: DecodeStep | None  # None: the work has one new token only
     cache_bytes: int  # that the sequences reach at their full length
     memory: Memory  # after the last round
@@ -55,11 +55,11 @@ class BenchmarkReport:
     manifest_sha256: str
     weights: str
     work: BenchmarkWork
-    package_defaults: dict[str, Any]  # what its requests get; the work asks for all by itself
+    package_defaults: dict[str, Any]  # for options that a request leaves out; the work sets all
     num_threads: int  # given; of an encoder's graph too
     num_decoder_threads: int  # used: no more than the decoder has heads
     load_seconds: float  # checking the package, reading the graphs, starting
-    weight_bytes: int  # of the package's files
+    weight_bytes: int  # the package's files
     memory_before: Memory
     memory_loaded: Memory
     results: tuple[ConcurrencyResult, ...]

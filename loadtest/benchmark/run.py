@@ -82,7 +82,7 @@ async def _run(
 
 @dataclass(frozen=True)
 class _Loading:
-    """What it took until the engine had started."""
+    """The time and the memory until the engine had started."""
 
     seconds: float
     memory_before: Memory

@@ -1,4 +1,4 @@
-"""What a benchmark asks of a model, and whether that fits."""
+"""The work that a benchmark gives a model, and whether it fits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from engine.requests.request import SamplingParams
 Choice = Literal["greedy", "topk", "beam"]
 Prompt = tuple[int, ...]
 
-_BYTES_PER_NUMBER = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # of the cache
+_BYTES_PER_NUMBER = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}  # in the cache
 
 
 @dataclass(frozen=True)
 class BenchmarkWork:
-    """What every request of a benchmark asks for."""
+    """The options of every request of a benchmark."""
 
     num_prompt_tokens: int = 128
     num_new_tokens: int = 64  # exactly: the end of a sequence is ignored
     strategy: Choice = "greedy"
     top_k: int = 50  # with "topk" only; a smaller vocabulary is drawn from whole
     beam_width: int = 1  # above 1 with "beam" only
-    seed: int = 0  # of prompts and draws
+    seed: int = 0  # for prompts and draws
     prompt_logprobs: int | None = None  # alternatives of every given token; None: it is not scored
 
     def __post_init__(self) -> None:

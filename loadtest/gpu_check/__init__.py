@@ -1,4 +1,4 @@
-"""What a machine with a GPU is to show: that answers are right there, then how fast they come.
+"""The check of a machine with a GPU: that answers are right there, then how fast they come.
 
 `python -m loadtest.gpu_check --out DIR`; see loadtest/README.md.
 """

@@ -46,7 +46,7 @@ from engine.slots.memory import DeviceCacheMemory
 from engine.slots.rows import SlotCache
 from engine.slots.source_index import padded
 
-_WIDEST = RequestLimits().most_sequences  # of a request
+_WIDEST = RequestLimits().most_sequences  # per request
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -84,7 +84,7 @@ class Call:
     binding: Binding
     inputs: Mapping[str, NDArray[Any]]  # views of `host`
     host: NDArray[np.uint8]  # pinned: all inputs that are brought up
-    device: DeviceArray  # where they are brought to
+    device: DeviceArray  # the same on the device
 
 
 class DeviceDecoder:

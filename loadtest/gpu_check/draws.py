@@ -71,7 +71,7 @@ class _Calls:
         logits = 3 * self._rng.standard_normal((num_slots, vocab_size), np.float32)
         for target, array in zip(
             self._block.decode_outputs(num_slots, _NUM_TOP),
-            step_logits(logits, _NUM_TOP)[:4],  # of all tokens, and of the likeliest
+            step_logits(logits, _NUM_TOP)[:4],  # for all tokens, and for the likeliest
             strict=True,
         ):
             assert isinstance(target, DeviceArray) and isinstance(array, np.ndarray)

@@ -15,7 +15,7 @@ from engine.device.nvml import open_nvml
 from engine.errors import TokenweirError
 
 _SECONDS = 0.1  # between two looks; NVML's own sample is of 1/6 s to 1 s
-_PLACE_BYTES = 32  # of a GPU's place on the bus, "00000000:41:00.0", with room
+_PLACE_BYTES = 32  # a GPU's place on the bus, "00000000:41:00.0", with room
 
 
 class _Utilization(ctypes.Structure):

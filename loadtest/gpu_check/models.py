@@ -19,7 +19,7 @@ from exporter.models import TransformerConfig, build_model
 from exporter.tasks import TASKS, build_task
 
 _SEED = 0
-_NUM_WORDS = 200  # of a tokenizer that nobody reads
+_NUM_WORDS = 200  # in a tokenizer that nobody reads
 _TEXT_WORDS = 8_000  # for the task that learns from a file
 
 _GPT2: dict[str, Any] = {
@@ -69,7 +69,7 @@ _MARIAN: dict[str, Any] = {
     "eos_token_id": 0,
 }
 _SHAPES: Mapping[str, dict[str, Any]] = {"gpt2": _GPT2, "llama": _LLAMA, "marian": _MARIAN}
-_QUICK_LENGTH = 16  # of sources and targets
+_QUICK_LENGTH = 16  # tokens of sources and targets
 _QUICK_LAYERS = 1
 _QUICK = {"d_model": 128, "d_ff": 256, "vocab_size": 256}
 _QUICK_HEADS: Mapping[str, dict[str, int]] = {

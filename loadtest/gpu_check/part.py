@@ -21,7 +21,7 @@ def is_emulated() -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every part is told."""
+    """The settings of every part."""
 
     device: Literal["cuda", "cpu"]  # cpu: to try the check itself
     quick: bool  # small models, few turns: shows that the parts run, no speed
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a part's function returns; `passed` is None where nothing can be wrong."""
+    """The findings of a part's function; `passed` is None if nothing can be wrong."""
 
     summary: str  # a few words for the table
     found: Found
@@ -56,12 +56,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a part."""
+    """The status and the findings of a part."""
 
     name: str
     status: Status
     seconds: float
-    summary: str  # of what was found, or why there is nothing
+    summary: str  # the findings, or why there are none
     found: Found = field(default_factory=dict)
 
     @property

@@ -24,7 +24,7 @@ _DISTRIBUTIONS = ("onnxruntime-gpu", "onnxruntime", "torch", "transformers", "on
 _TOPS, _TOP_ROWS, _VOCABULARY = (1, 64, 128), 256, 50_257
 _GPT2_ROW = CacheShape(num_layers=12, num_kv_heads=12, max_len=1024, head_dim=64, dtype="fp16")
 _QUICK_ROW = CacheShape(num_layers=2, num_kv_heads=2, max_len=64, head_dim=16, dtype="fp16")
-_COPY_BYTES, _MATRIX = 2**32, 8192  # of the measures of the GPU itself
+_COPY_BYTES, _MATRIX = 2**32, 8192  # for measuring the GPU itself
 _TURN_SECONDS = 0.2
 
 

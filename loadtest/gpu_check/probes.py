@@ -1,7 +1,7 @@
-"""What the kernels of a decoder do: against the CPU, among neighbours, in other ways than ours.
+"""Kernels of a decoder: against the CPU, among neighbours, in other ways than ours.
 
 A small model of a known shape is called directly, so that options of onnxruntime can be tried that
-the engine does not offer. Judged is only how the engine uses it; the rest is there to be compared.
+the engine does not offer. Only the engine's use of it is judged; the rest is there to be compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PROMPTS = (5, 100, 31, 64, 7, 65, 12, 90)  # tokens
 _STEPS = 8  # tokens decoded behind a prompt
 _CPU_STEPS = 16
 _TURN_SECONDS = 0.2
-# Of the CPU's own result in the same type; both round, so it is twice what one may be off.
+# Limits to the CPU's result in the same type; both round, so twice the error that one may have.
 _MOST_DIFFERENCE = {"fp32": 1e-4, "fp16": 0.04}  # in standard deviations of the logits
 
 Floats = NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""What has to be installed where the check runs: what the engine and the exporter need, no more."""
+"""Requirements of the check on its machine: those of the engine and the exporter, no more."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ REQUIREMENTS = (
     "safetensors>=0.6",
     "scikit-learn>=1.7",
     "torch>=2.10",
-    # what is compared with
+    # for the comparison
     "transformers>=5",
 )

@@ -1,4 +1,4 @@
-"""What was found, as JSON and as a table, written anew after every part."""
+"""Results as JSON and as a table, written anew after every part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STYLES: Mapping[Status, str] = {
     "crashed": "bold red",
     "timed out": "bold red",
 }
-WIDTH = 150  # of tables that are not in a terminal
+WIDTH = 150  # tables that are not in a terminal
 _NO_LIMIT = 10_000
 _LEAST_SUMMARY = 16  # columns of a terminal
 _SUMMARY = 400  # characters of a summary in the table; the JSON has all
@@ -33,7 +33,7 @@ _SUMMARY = 400  # characters of a summary in the table; the JSON has all
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the results come from."""
+    """The origin of the results."""
 
     command: str
     commit: str

@@ -16,7 +16,7 @@ from loadtest.gpu_check.child import command_of
 from loadtest.gpu_check.part import Outcome, Part, Result, Settings, Status
 
 _LOG = "log.txt"
-_LAST_BYTES = 4096  # of a part's log: its last line says why it crashed
+_LAST_BYTES = 4096  # a part's log: its last line says why it crashed
 
 
 def run_parts(
@@ -26,10 +26,10 @@ def run_parts(
     budget: float | None,
     begun: Callable[[Part], None] = lambda part: None,
 ) -> Iterator[Result]:
-    """Yield what became of every part; `budget` is in seconds, for all of them together.
+    """Yield the result of every part; `budget` is in seconds, for all of them together.
 
-    What a part prints is added to `log.txt` in `out`. A part that is expected to take more than
-    what is left of the budget is not run, and says so.
+    The output of a part is added to `log.txt` in `out`. A part that is expected to take more than
+    the rest of the budget is not run, and says so.
     """
     deadline = time.monotonic() + budget if budget is not None else float("inf")
     for part in parts:

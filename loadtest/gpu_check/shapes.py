@@ -39,11 +39,11 @@ class Shape:
 
     precision: Precision
     ours: Mapping[str, Any]
-    family: str  # of Hugging Face: its configuration and model are {family}Config, {family}...
+    family: str  # Hugging Face's: its configuration and model are {family}Config, {family}...
     theirs: Mapping[str, Any]
     num_prompt_tokens: int = 128
     num_new_tokens: int = 64
-    quick: Mapping[str, Any] = field(default_factory=dict)  # of ours, for --quick
+    quick: Mapping[str, Any] = field(default_factory=dict)  # replaces some of ours with --quick
 
 
 def _decoder(d_model: int, heads: int, layers: int, d_ff: int, vocab: int) -> dict[str, Any]:

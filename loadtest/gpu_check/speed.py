@@ -28,7 +28,7 @@ _LARGE = ("llama-8b",)  # which has no room beside itself
 
 
 def compare_shape(settings: Settings, shape: str) -> Outcome:
-    """Measure prompts alone and whole requests at 1, 32 and 256 streams; say who is faster.
+    """Measure prompts alone and whole requests at 1, 32 and 256 streams; say which is faster.
 
     A ratio is a peer's time over ours for the same work: above 1 we are faster. Our decode calls
     have as many rows as there are streams, and in a second engine as many as there may be.
