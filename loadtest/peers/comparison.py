@@ -15,8 +15,8 @@ from loadtest.peers.worker import LoadOptions, Prompts
 from loadtest.peers.works import Engine, Setting, Work
 
 _PAUSE = 0.3  # seconds before a run: the threads of the last engine spin no longer
-_TRIALS = 2  # of every setting, to choose the fastest
-_LEAST_REQUESTS = 4  # of a run: few at once are asked for again, as one alone is soon done
+_TRIALS = 2  # per setting, to choose the fastest
+_LEAST_REQUESTS = 4  # per run: few at once are asked for again, as one alone is soon done
 
 
 class Worker(Protocol):
@@ -46,7 +46,7 @@ class Plan:
     num_rounds: int
     num_threads: int
     vocab_size: int
-    directory: Path  # of the models
+    directory: Path  # with the models
     seed: int = 0
 
     def options(self, engine: Engine, setting: Setting) -> LoadOptions:
@@ -71,7 +71,7 @@ class Run:
     concurrency: int
     round: int
     setting: Setting
-    seconds: float  # of a batch of requests, the mean where several are run
+    seconds: float  # a batch of requests, the mean if several are run
     prompt_seconds: float  # the same with one new token each
     others_cpu_seconds: float  # used meanwhile by the workers that have nothing to do
 

@@ -48,9 +48,9 @@ from loadtest.peers.twin_outputs import (
 )
 from loadtest.result_file import write_document
 
-TOLERANCE, FULL_SIZE = 1e-4, 16.0  # of a logit, and how large it may be without more
+TOLERANCE, FULL_SIZE = 1e-4, 16.0  # per logit, and how large it may be without more
 
-Line = dict[str, Any]  # what was found of one shape
+Line = dict[str, Any]  # the findings for one shape
 
 
 @click.command()

@@ -1,6 +1,6 @@
 """The smallest published shape of every family, by what transformers calls its options.
 
-Of four families the smallest has 2 to 7 billion parameters. Their shapes stand here with two layers
+The smallest shapes of four families have 2 to 7 billion parameters. They stand here with two layers
 besides, as wide as they are and with all their words: so they fit a machine of 24 GB.
 """
 
@@ -41,7 +41,7 @@ _T5 = {"decoder_start_token_id": 0}
 _GATED = {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _GEMMA3_270M = _sizes(640, 2048, 18, 4, num_key_value_heads=1, head_dim=256, sliding_window=512)
 _ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-# Of a DeiT there are two classifiers.
+# DeiT has two classifiers.
 PLAIN_DEIT = {"architectures": ["DeiTForImageClassification"]}
 _TINY_IMAGES = _sizes(192, 768, 12, 3)
 

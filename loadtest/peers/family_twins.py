@@ -20,7 +20,7 @@ from exporter.huggingface import FAMILIES
 from loadtest.peers.family_shapes import FamilyShape
 from loadtest.peers.models import save_with_words
 
-_GAIN = 1.5  # of a layer's matrices: with the usual small ones an answer hardly depends on its text
+_GAIN = 1.5  # for matrices: with the usual small ones an answer hardly depends on its text
 _ABILITIES = {name: family.abilities for family in FAMILIES for name in family.model_types}
 _OF_SOURCE = ("encoder_attn.v_proj", "encoder_attn.out_proj")  # in names of matrices
 # In those of matrices of layers and heads; a head that is the embedding has its name.
@@ -81,9 +81,9 @@ def _spread(name: str, weight: Tensor, config: Any) -> float:
     if "relative_attention_bias" in name:
         return 1.0
     inputs = weight.shape[0] if ".c_" in name else weight.shape[1]  # GPT-2's are [in, out]
-    if "Attention.q." in name:  # of T5, whose scores are not scaled: its queries are smaller
+    if "Attention.q." in name:  # T5's, whose scores are not scaled: its queries are smaller
         inputs *= config.d_kv
     # A gated feed-forward multiplies two of them, and with the gain in each so do their errors.
     spread: float = (1 if "DenseReluDense.wi_" in name else _GAIN) * inputs**-0.5
-    # What a Marian or BART reads of its source would drown beside the token that it wrote last.
+    # A Marian's or BART's source would drown beside the token that it wrote last.
     return 2 * spread if any(part in name for part in _OF_SOURCE) else spread

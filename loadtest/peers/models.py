@@ -122,7 +122,7 @@ def _marian(out: Path) -> None:
     )
     model = MarianMTModel(config)
     with torch.no_grad():
-        model.model.shared.weight[config.pad_token_id] = 0  # what the decoder starts with
+        model.model.shared.weight[config.pad_token_id] = 0  # the decoder starts with it
         model.final_logits_bias[0, -2:] = _NEVER
     _save(model, out, _metaspace(config.vocab_size), 1.0)
 
@@ -264,7 +264,7 @@ def _gguf(weights: str) -> Builder:
 def _try(name: str, build: Callable[[], None]) -> None:
     try:
         build()
-    except Exception as error:  # of any library; the others are compared without it
+    except Exception as error:  # from any library; the others are compared without it
         print(f"cannot make {name}: {type(error).__name__}: {error}", file=sys.stderr)
 
 

@@ -27,7 +27,7 @@ class Sample:
     """One run of one engine."""
 
     seconds: float
-    tokens: tuple[tuple[int, ...], ...]  # of every prompt
+    tokens: tuple[tuple[int, ...], ...]  # by prompt
 
 
 class WorkerProcess:

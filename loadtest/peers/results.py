@@ -1,4 +1,4 @@
-"""What a comparison says: medians, ratios of each round, agreement; as Markdown and as JSON."""
+"""Results of a comparison: medians, ratios of each round, agreement; as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from loadtest.peers.comparison import Agreement, Comparison, Run
 from loadtest.peers.works import Work
 from loadtest.result_file import write_atomically
 
-_LEAST_AGREEMENT = 0.98  # of outputs: two logits may be as near as float32 rounds
+_LEAST_AGREEMENT = 0.98  # share of outputs: two logits may be as near as float32 rounds
 
 
 class Compared(Protocol):
-    """What every comparison has, of workers or of servers."""
+    """The fields that comparisons of workers and of servers share."""
 
     @property
     def agreements(self) -> tuple[Agreement, ...]: ...
@@ -36,7 +36,7 @@ class Line:
     against: str | None
     concurrency: int
     tokens_per_second: float  # new ones, over the time of the whole work
-    decode_tokens_per_second: float | None  # of all but the first, over the time beyond prompts
+    decode_tokens_per_second: float | None  # all but the first, over the time beyond prompts
     prefill_tokens_per_second: float
     ratio: float | None  # its time over ours, of the same round
     least_ratio: float | None
@@ -46,11 +46,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Origin:
-    """What was compared, and where the figures come from."""
+    """The work of a comparison, and the origin of its figures."""
 
     work: Work
     command: str
-    commit: str  # of our code
+    commit: str  # our code's
     started_at: str
     machine: str
     num_threads: int
@@ -61,7 +61,7 @@ class Results(Origin):
     """Everything there is to keep of a comparison."""
 
     lines: tuple[Line, ...]
-    disagreements: tuple[str, ...]  # of engines that must agree
+    disagreements: tuple[str, ...]  # between engines that must agree
     comparison: Comparison
 
 

@@ -18,8 +18,8 @@ from loadtest.peers.worker import LoadOptions
 from loadtest.peers.works import Engine, Setting
 from loadtest.work.ask import Answer
 
-_LEAST_REQUESTS = 4  # of a run; of many streams each asks twice
-_WARM_UP_TOKENS = 8  # of an answer before the first run
+_LEAST_REQUESTS = 4  # per run; each of many streams asks twice
+_WARM_UP_TOKENS = 8  # in an answer before the first run
 _TRIAL = -1  # the round in which settings are tried
 
 
@@ -50,7 +50,7 @@ class ServerRun:
     time_to_first_token: Distribution | None
     time_per_output_token: Distribution | None
     end_to_end: Distribution | None
-    client_share: float  # of a core, that the load test took
+    client_share: float  # the load test's share of a core
     invalid: tuple[str, ...]  # why the figures are the client's
 
 
@@ -69,7 +69,7 @@ def compare_servers(
 ) -> ServerComparison:
     """Choose every server's setting, then measure them in turn, every round in another order.
 
-    What is interrupted by Ctrl-C is as much as was measured.
+    Ctrl-C ends it early, with as much as was measured.
     """
     turns = _Turns(plan, start, note)
     try:
@@ -90,7 +90,7 @@ def start_server(log: Path) -> StartServer:
 
 
 class _Turns:
-    """What the servers have done so far."""
+    """The runs of the servers so far."""
 
     def __init__(self, plan: Plan, start: StartServer, note: Callable[[str], None]) -> None:
         self._plan, self._start, self._note = plan, start, note

@@ -52,14 +52,14 @@ class Loop:
 
 @dataclass(frozen=True)
 class Answered:
-    """What came of a closed loop: latencies in seconds, and every answer in the order of asking."""
+    """Results of a closed loop: latencies in seconds, and every answer in the order of asking."""
 
     seconds: float
     time_to_first_token: Distribution | None
     time_per_output_token: Distribution | None
     end_to_end: Distribution | None
     answers: tuple[Answer, ...]
-    client_share: float  # of a core, that the load test took
+    client_share: float  # the load test's share of a core
     invalid: tuple[str, ...]  # why the figures are the client's
 
 

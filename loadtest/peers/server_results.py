@@ -1,4 +1,4 @@
-"""What a comparison of servers says: medians and ratios of each round; as Markdown and as JSON."""
+"""Results of a comparison of servers: medians and ratios of each round; as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ServerLine:
     time_to_first_token: float  # p50
     time_to_first_token_p99: float
     time_per_output_token: float  # p50
-    ratio: Ratio | None  # of the time for the same tokens
-    first_token_ratio: Ratio | None  # of p50, as is the next
+    ratio: Ratio | None  # in the time for the same tokens
+    first_token_ratio: Ratio | None  # in p50, as is the next
     output_token_ratio: Ratio | None
     num_runs: int
-    num_late: int  # of them, in which the load test was late
+    num_late: int  # runs in which the load test was late
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ServerResults(Origin):
     """Everything there is to keep of a comparison of servers."""
 
     lines: tuple[ServerLine, ...]
-    disagreements: tuple[str, ...]  # of servers that must agree
+    disagreements: tuple[str, ...]  # between servers that must agree
     comparison: ServerComparison
 
 

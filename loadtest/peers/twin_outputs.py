@@ -1,4 +1,4 @@
-"""What a model that transformers made gives: logits, and what `generate` writes."""
+"""Outputs of a model that transformers made: logits, and the tokens of `generate`."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What an adapter loads."""
+    """Options by which an adapter loads a model."""
 
-    directory: str  # of the model in all its forms, see models.py
+    directory: str  # with the model in all its forms, see models.py
     weights: str
     num_threads: int
     max_concurrency: int
-    max_tokens: int  # of prompt and output together
+    max_tokens: int  # prompt and output together
     num_beams: int
     setting: Mapping[str, int]
 

@@ -1,4 +1,4 @@
-"""What is compared: models, requests, and the engines that take them."""
+"""Subjects of comparisons: models, requests, and the engines that take them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Work:
     """One model, and what every request asks of it."""
 
     name: str
-    model: str  # of models.py
+    model: str  # a name in models.py
     num_prompt_tokens: int
     num_new_tokens: int
     engines: tuple[Engine, ...]

@@ -11,7 +11,7 @@ import numpy as np
 
 from loadtest.peers.worker import LoadOptions, Prompts
 
-_F32 = 0  # of ggml_type: the cache in float32, as the other engines have it
+_F32 = 0  # ggml_type: the cache in float32, as the other engines have it
 
 
 class LlamaCppAdapter:

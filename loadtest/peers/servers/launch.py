@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from loadtest.peers.worker import LoadOptions
 
-MODEL = "peer"  # what every server calls its model
+MODEL = "peer"  # every server's name for its model
 _FOLDER = "loadtest.peers.servers"
 
 
@@ -24,7 +24,7 @@ class Launch:
     command: tuple[str, ...]
     address: str  # "host:port", or the "http://host:port/v1" of OpenAI's protocol
     versions: Mapping[str, str]
-    options: Mapping[str, JsonValue] = field(default_factory=dict)  # of every request
+    options: Mapping[str, JsonValue] = field(default_factory=dict)  # for every request
 
 
 class ServerModule(Protocol):
