@@ -28,7 +28,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of it, in seconds from the start."""
+    """The times of a request, in seconds from the start."""
 
     arrived: float
     ended: float
@@ -42,7 +42,7 @@ class Served:
 
 @dataclass(frozen=True)
 class TraceWork:
-    """What the requests of a trace ask for."""
+    """The shape of a trace's requests."""
 
     num_requests: int
     num_prompt_tokens: int

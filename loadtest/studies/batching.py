@@ -56,7 +56,7 @@ def throughput_within(points: Sequence[Point], policy: Policy, p99: float) -> fl
 
 
 class AtEqualP99(NamedTuple):
-    """What continuous batching reaches within a p99 that another policy has."""
+    """The rate of continuous batching within a p99 that another policy has."""
 
     policy: Policy  # the other
     p99: float  # seconds

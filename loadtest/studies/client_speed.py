@@ -35,11 +35,11 @@ _OURS, _SERVER = 0, 1  # cores
 
 @dataclass(frozen=True)
 class Speed:
-    """What one run has taken."""
+    """Measurements of one run."""
 
     num_messages: int  # with tokens
     seconds: float
-    processor_seconds: float  # of all threads of the load test
+    processor_seconds: float  # all threads of the load test
 
     @property
     def per_second(self) -> float:

@@ -18,9 +18,9 @@ from loadtest.studies.overload import prompts
 from loadtest.studies.stand_in import NAME
 from loadtest.work.ask import texts
 
-_STAND_IN = "0.0005 a row"  # what a step takes of a model that computes nothing
+_STAND_IN = "0.0005 a row"  # the step time of a model that computes nothing
 _WARM_UP = 64  # requests
-_NUM_TOKENS = 16  # of an output at most; a date has fewer
+_NUM_TOKENS = 16  # per output at most; a date has fewer
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Step:
 
     batch: int
     context: int
-    seconds: tuple[float, ...]  # of each round
+    seconds: tuple[float, ...]  # by round
     floor: float  # seconds that reading and multiplying alone take on this machine
 
     @property
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Model:
-    """What a step has to read and multiply."""
+    """The weights that a step has to read and multiply."""
 
     weight_bytes: int  # read once a step
     num_weights: int  # each multiplied and added once a sequence

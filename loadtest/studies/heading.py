@@ -11,7 +11,7 @@ from engine.machine import machine_name
 from loadtest.origin import code_commit, now, versions_of
 from loadtest.result_file import write_document
 
-# What a figure may depend on.
+# Distributions that a figure may depend on.
 _DISTRIBUTIONS = (
     "grpcio",
     "numpy",

@@ -16,7 +16,7 @@ import click
 from loadtest.studies.heading import write_result
 from loadtest.studies.served import served
 
-_TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
+_TICKS = os.sysconf("SC_CLK_TCK")  # processor time is counted in so many ticks a second
 _WHOLE = """
 [serve]
 http_port = 0
@@ -25,12 +25,12 @@ port = 0
 [gateway.doors]
 admin_port = 0
 """
-_NUM_PARTS = 10  # of the time, between which memory is read
+_NUM_PARTS = 10  # parts of the time, between which memory is read
 
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """What one process has used so far."""
+    """Resources that one process has used so far."""
 
     name: str
     processor_seconds: float
@@ -153,7 +153,7 @@ def main(
         "seconds": elapsed,
         "total": asdict(total(processes)),
         "processes": [asdict(process) for process in processes],
-        # What grows until a level is reached is no leak.
+        # Growth up to some level is no leak.
         "memory_over_time": {
             f"{use.name} {pid}": _memory_of(pid, seen) for pid, use in seen[0].items()
         },

@@ -37,7 +37,7 @@ _IDS = count()
 
 
 class Turn(NamedTuple):
-    """What one closed loop took."""
+    """Measurements of one closed loop."""
 
     processor: float  # seconds
     wall: float

@@ -40,7 +40,7 @@ from loadtest.benchmark.work import BenchmarkWork, check_fits, generation_contra
 from loadtest.studies.heading import write_result
 
 _IDS = count()
-_MS = 1e-6  # of a nanosecond
+_MS = 1e-6  # in a nanosecond
 
 
 class Span(NamedTuple):
@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
     @property
     def milliseconds(self) -> float:
-        """What it took."""
+        """The duration of the step."""
         return (self.ended - self.began) * _MS
 
 
@@ -60,13 +60,13 @@ class Kernel(NamedTuple):
     """One run of a node."""
 
     graph: str
-    kind: str  # of the node
+    kind: str  # the node's
     began: int  # by `time.time_ns`
     milliseconds: float  # without the nodes of its branches
 
 
 class Round(NamedTuple):
-    """What one burst of prompts and the answers to another took."""
+    """The steps of one burst of prompts, and of the answers to another."""
 
     prompts: list[Span]  # one
     decode: list[Span]  # steps in which every sequence gets one more token
@@ -101,7 +101,7 @@ class Loop:
         for prompt, key in zip(prompts, _IDS, strict=False):
             self._core.scheduler.add(TokenRequest(key, "", tuple(prompt), params, 0, 0.0))
         begun: set[int] = set()
-        while self._core.has_requests:  # what is left is done when nobody comes for a moment
+        while self._core.has_requests:  # not `has_work`: the cache shrinks when idle
             before, began = self._core.times, time.time_ns()
             outputs = self._core.step()
             ended, times = time.time_ns(), self._core.times.since(before)
@@ -217,7 +217,7 @@ def measure(
         timed, written = make(), make(Path(folder))
         found: dict[int, tuple[list[Round], list[Round]]] = {n: ([], []) for n in rows}
         numbers = count()
-        for num_rows, rounds in found.items():  # one after the other: who comes next has its memory
+        for num_rows, rounds in found.items():  # one after the other: the next one has its memory
             for number in range(num_rounds + 1):
                 for loop, own in zip((timed, written), rounds, strict=True):
                     one = loop.round(work, num_rows, vocab_size, next(numbers))

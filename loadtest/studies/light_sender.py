@@ -56,7 +56,7 @@ class LightCall:
 
     @property
     def error(self) -> str:
-        """What went wrong in short, as "RESOURCE_EXHAUSTED QUEUE_FULL"."""
+        """The error in short, as "RESOURCE_EXHAUSTED QUEUE_FULL"."""
         return f"{self.code.name} {_reason(self.details)}".strip()
 
 
@@ -65,7 +65,7 @@ class LightLoop:
     """All calls of a loop, in the order of their ends."""
 
     calls: tuple[LightCall, ...]
-    own: OwnLoad  # of the whole process; the delay is that of sending
+    own: OwnLoad  # the whole process's; the delay is that of sending
 
     @property
     def seconds(self) -> float:
@@ -160,7 +160,7 @@ class _Loop:
 
 
 class _Exchange:
-    """What is sent and received of one call."""
+    """Messages of one call, sent and received."""
 
     def __init__(self, ended: list[LightCall], now: Callable[[], float]) -> None:
         self._ended, self._now = ended, now

@@ -58,7 +58,7 @@ print(json.dumps(run_load(*json.loads(sys.argv[1]))))
 """
 _SLACK_WEIGHTS = 1.2  # an engine should hold at most so much for its weights,
 _SLACK_BYTES = 150e6  # the cache in use, and this for everything else
-_NUM_ALTERNATIVES = 5  # of every token of prompts that are scored
+_NUM_ALTERNATIVES = 5  # for every token of prompts that are scored
 _LOOK_SECONDS = 0.02  # between two looks at the memory
 
 
@@ -69,7 +69,7 @@ class Loading:
     seconds: float  # from the start of the program, its imports included
     peak: int  # bytes of resident memory; pages of mapped files count too
     steady: int
-    mapped: int  # of the steady, pages of files
+    mapped: int  # the steady pages of files
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the machine itself can do: bytes read and numbers multiplied per second."""
+"""The speed of the machine itself: bytes read and numbers multiplied per second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Machine:
     """The best of several measurements: a floor is to be what cannot be beaten."""
 
     bytes_per_second: float  # read by all threads together
-    flops_per_second: float  # of float32 matrix products, by as many threads as the library takes
+    flops_per_second: float  # float32 matrix products, by as many threads as the library takes
 
     def floor(self, num_bytes: float, num_flops: float) -> float:
         """Return the least seconds for so many bytes read and so much arithmetic."""
@@ -36,7 +36,7 @@ def _read_rate(num_threads: int) -> float:
         seconds = []
         for _ in range(_REPEATS):
             started = time.perf_counter()
-            list(pool.map(np.dot, parts, parts))  # of those tried, what reads fastest
+            list(pool.map(np.dot, parts, parts))  # the fastest reader of those tried
             seconds.append(time.perf_counter() - started)
     return _READ_BYTES / min(seconds)
 

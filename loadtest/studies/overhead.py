@@ -36,8 +36,8 @@ from loadtest.studies.heading import write_result
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 
 _SHORT = 16  # tokens of an output
-_LEAST_REQUESTS = 32  # of a measurement
-_GPU_TOKENS = 1200  # of an output
+_LEAST_REQUESTS = 32  # per measurement
+_GPU_TOKENS = 1200  # per output
 _SERVED = ("worker", "proxy", "gateway")
 _FIRST_OF_ONE, _FIRST_OF_MANY, _MANY = 200, 960, 16  # requests, requests, streams
 
@@ -57,7 +57,7 @@ _DELTAS = {
 
 
 class Cost(NamedTuple):
-    """What one process takes, in microseconds of processor time."""
+    """Costs of one process, in microseconds of processor time."""
 
     token: float
     message: float  # that of the tokens, by messages
@@ -66,7 +66,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Overhead:
-    """What one stage takes with so many streams."""
+    """Costs of one stage with so many streams."""
 
     stage: str
     deltas: str

@@ -43,17 +43,17 @@ class Work(NamedTuple):
 
     num_streams: int
     num_requests: int
-    num_tokens: int  # of every output
+    num_tokens: int  # in every output
     tokens_per_message: int = 1
 
 
 class Used(NamedTuple):
-    """What some work has taken."""
+    """Resources that some work has taken."""
 
     num_tokens: int
     num_messages: int
     processor: Mapping[str, float]  # seconds, by process
-    full_steps: FullSteps  # of the model meanwhile
+    full_steps: FullSteps  # the model's meanwhile
 
 
 def _processor_seconds(pid: int) -> float:

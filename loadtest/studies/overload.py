@@ -5,14 +5,14 @@ runs. Server and load test want cores of their own, or each takes what the other
 `taskset -c 0 tokenweir serve packages/dates`, `taskset -c 1 python -m loadtest.studies.overload`.
 Closed loops and overload are sent by a LightSender, whose core would else be full of refusals.
 
-What a machine does in a second swings by a quarter within a minute. So closed loops and overload
+The speed of a machine swings by a quarter within a minute. So closed loops and overload
 take turns, every overload is held against the closed loops before and behind it, and the study
 tells the median of all of them, the least and the largest: of six, the median of more of them would
 lie between those with 97 %. A round whose sender was late itself shows nothing of the server: it
 is kept and told, does not count, and another one is measured for it.
 
-Of overload counts what is answered from one timeout behind its beginning to its last call: before,
-no queue stands yet, and behind, what is left of it is answered without the load.
+Answers to overload count from one timeout behind its beginning to its last call: before, no queue
+stands yet, and behind, the rest of it is answered without the load.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Overload:
     offered: float  # requests a second
     answered: float  # requests a second, before their deadline
     errors: dict[str, int]
-    own: OwnLoad  # of the load test itself meanwhile
+    own: OwnLoad  # the load test's own load meanwhile
 
     @property
     def share(self) -> float:
@@ -92,7 +92,7 @@ class Overload:
 
 @dataclass(frozen=True)
 class Goodput:
-    """What is answered in time of too much, in one round after the other."""
+    """Answers in time under overload, in one round after the other."""
 
     timeout: float  # seconds
     rounds: tuple[Overload, ...]
@@ -100,7 +100,7 @@ class Goodput:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the closed loop, in rising order."""
+        """Shares of the closed loop's rate, in rising order."""
         return tuple(sorted(one.share for one in self.rounds))
 
     @property

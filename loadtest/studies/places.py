@@ -34,7 +34,7 @@ PLACES = {"thread": "worker", "process": "worker-process"}
 
 
 class Turn(NamedTuple):
-    """What one closed loop has shown."""
+    """Measurements of one closed loop."""
 
     tokens_per_second: float
     first_token: float  # milliseconds, median

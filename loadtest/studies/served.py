@@ -24,8 +24,8 @@ class Served:
 
     pid: int
     address: str
-    page: str | None  # of its metrics
-    admin: str | None = None  # where it is operated
+    page: str | None  # URL of its metrics
+    admin: str | None = None  # address of its admin port
 
 
 @contextlib.contextmanager

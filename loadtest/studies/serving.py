@@ -6,8 +6,7 @@ A server and an engine in this process have the same package and the same thread
 has work at a time. In turns they get a burst of requests: prompts of random tokens, other ones in
 every turn, and a fixed number of greedy tokens behind each. The server streams every answer by
 gRPC to a client that shares the machine with it, and reads messages as the load test does.
-Compared is what stands next to each other. What every process takes of the processors says where
-the rest goes.
+Neighbouring bursts are compared. The processor time of every process says where the rest goes.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Pair:
         self._bench, self._client, self._model = bench, client, model
         self._server_pid = server_pid
         self._vocab_size, self._tokens_per_message = vocab_size, tokens_per_message
-        self._number = 0  # of the next burst: no prompt comes twice
+        self._number = 0  # the next burst's: no prompt comes twice
 
     async def share(self, work: BenchmarkWork, num_streams: int, turns: int) -> Share:
         """Take so many turns behind one that warms up."""
@@ -143,7 +142,7 @@ class Pair:
             ignore_eos=True,
             tokens_per_message=self._tokens_per_message,
         ):
-            count = message.summary.usage.output_tokens  # of the last message
+            count = message.summary.usage.output_tokens  # the last message has it
         return count
 
 

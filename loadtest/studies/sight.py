@@ -36,7 +36,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """What a server did in its turn."""
+    """Measurements of a server in its turn."""
 
     requests_per_second: float
     processor_seconds: float  # a request, of all its processes

@@ -39,11 +39,11 @@ from loadtest.studies.overload import prompts
 from loadtest.studies.served import served
 from loadtest.work.ask import texts
 
-_NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # of the time, of a third of it, of the blocks
+_NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # blocks: of a third of the time
 _NUM_TRIES = 3  # to find a rate: each is far nearer than the one before
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds: no less of a processor's time can be told
 
-Seconds = dict[str, float]  # of processor time, by the name of a process
+Seconds = dict[str, float]  # processor time, by the name of a process
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,22 @@ class Drift:
 
 @dataclass(frozen=True)
 class Soak:
-    """What a load that went on has shown."""
+    """Results of a load that went on."""
 
     capacity_before: float  # requests a second of a closed loop
     rate: float  # requests a second of the open loop
     capacity_after: float
     memory_before: int  # bytes, of all processes of the server when the first part begins
     parts: tuple[Part, ...]
-    drift: Drift  # of end-to-end latency
+    drift: Drift  # in end-to-end latency
     drift_of_first_token: Drift
-    errors: dict[str, int]  # of the whole open loop
+    errors: dict[str, int]  # the whole open loop's
     own: str  # how busy the load test itself was
     invalid: tuple[str, ...]  # why the figures are not those of the server
 
 
 class Uses:
-    """What all processes of a server have used, read when each part begins and ends."""
+    """Resource use of all processes of a server, read when each part begins and ends."""
 
     def __init__(self, pid: int, times: Sequence[float]) -> None:
         self._pid = pid

@@ -42,11 +42,11 @@ _NUM_WORDS = 1000  # behind the 256 bytes; what it says are words
 _EOS = 256 + _NUM_WORDS  # never said
 _VOCAB_SIZE = _EOS + 1
 _TOKENIZER = "tokenizer.json"
-_MOST_COLUMNS = 256  # of the likeliest tokens
+_MOST_COLUMNS = 256  # for the likeliest tokens
 
 _FULL_STEPS = struct.Struct("@qddd")
 
-StepSeconds = Callable[[int], float]  # what a step takes, by the number of its sequences
+StepSeconds = Callable[[int], float]  # seconds of a step, by the number of its sequences
 
 
 class FullSteps(NamedTuple):
@@ -74,7 +74,7 @@ class FullSteps(NamedTuple):
 
 
 class StepLog:
-    """Full steps of a model, whose process may be another than that of who asks for them."""
+    """Full steps of a model, whose process may differ from the caller's."""
 
     def __init__(self, path: Path | None = None) -> None:
         """`path` is what the other process makes its own with; both may be first."""
@@ -130,7 +130,7 @@ class StandInModel:
 
     def reset(self) -> None:
         """Forget all sequences, see ModelRunner."""
-        self._ends: deque[float] = deque()  # of the steps that nobody has waited for
+        self._ends: deque[float] = deque()  # ends of the steps that nobody has waited for
         self._last_end = 0.0
         self._lengths = np.zeros(self._num_slots, np.int64)
 
@@ -229,7 +229,7 @@ class StandInEngine(NamedTuple):
 
     engine: AsyncEngine
     log: StepLog
-    pid: int | None  # of its process; None: it is a thread
+    pid: int | None  # its process's; None: it is a thread
 
 
 def stand_in_engine(

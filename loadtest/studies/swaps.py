@@ -35,7 +35,7 @@ _PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "tuesday 14 october 2031", 
 
 @dataclass
 class Answers:
-    """What the closed loop has got."""
+    """The answers in the closed loop."""
 
     by_version: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)

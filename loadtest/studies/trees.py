@@ -5,11 +5,11 @@
 
 Every tree has a process of its own with its own code and a package that this code can read. They
 get the same work one after the other, each of them first as often as the others, so that what slows
-the machine for a while slows all of them. Compared is what stands next to each other: the median of
-the ratios of a turn, below 1 where this checkout is faster. The processor time counts; the time of
+the machine for a while slows all of them. Neighbours are compared: the figure is the median of
+the ratios of a turn, below 1 if this checkout is faster. The processor time counts; the time of
 the clock stands beside it, and holds what else the machine had to do.
 
-Where the memory of a process lies makes it slower or faster by some hundredths as long as it runs:
+The place of a process in memory makes it slower or faster by some hundredths as long as it runs:
 `--starts` divides the time among so many processes of each tree, of which this checkout's is the
 first to start and the last one in turns.
 """
@@ -37,7 +37,7 @@ from loadtest.origin import code_commit
 from loadtest.studies.heading import write_result
 
 _ROOT = Path(__file__).parents[2]
-_ASKED = ("num_prompt_tokens", "num_new_tokens")  # of the work; all else is as in every tree
+_ASKED = ("num_prompt_tokens", "num_new_tokens")  # fields of the work; all else is as in every tree
 # By the names that modules had in older trees, too. One thread: others wait busily for their work.
 _PROGRAM = """
 import asyncio, importlib, inspect, json, sys, time
@@ -73,13 +73,13 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 class Turn(NamedTuple):
-    """What some work took in one tree, in seconds."""
+    """Times of some work in one tree, in seconds."""
 
     processor: float
     wall: float
 
 
-Turns = list[list[Turn]]  # of each tree
+Turns = list[list[Turn]]  # by tree
 
 
 class Tree(NamedTuple):
