@@ -25,10 +25,10 @@ class KeptAnswer:
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """Where an answer is not what it is to be."""
+    """A difference between an answer and the expected one."""
 
     index: int
-    field: str  # of the answer, such as "text"
+    field: str  # the answer's, such as "text"
     wanted: str
     got: str
 
@@ -44,7 +44,7 @@ class Checks:
     num_wrong_expected: int = 0
     num_verified: int = 0  # asked again, alone
     num_wrong_verified: int = 0
-    num_unverified: int = 0  # what was to be asked again, and was not answered or not asked
+    num_unverified: int = 0  # to be asked again, but not answered or not asked
     wrong: tuple[WrongAnswer, ...] = ()  # the first of them
     num_not_compared: int = 0  # answers to requests without a known one, where others have one
 

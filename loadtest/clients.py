@@ -23,7 +23,7 @@ _PART_PERIOD = 0.25  # seconds between what a process tells of its records
 
 @dataclass(frozen=True)
 class _Part:
-    """What one process has done since it last told."""
+    """The work of one process since its last message."""
 
     records: list[RequestRecord]
     kept: list[KeptAnswer]

@@ -17,7 +17,7 @@ from loadtest.metrics import RequestRecord, due_in
 
 Verdict = Literal["better", "worse", "no difference shown"]
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
-_Statistic = Callable[[np.ndarray[Any, np.dtype[np.float64]]], _Values]  # of the last axis
+_Statistic = Callable[[np.ndarray[Any, np.dtype[np.float64]]], _Values]  # along the last axis
 
 _RESAMPLES = 2000
 _MAX_TOGETHER = 2_000_000  # values that are resampled at a time
@@ -33,18 +33,18 @@ class Line:
     name: str
     first: float  # seconds, requests a second, or a share of the requests
     second: float
-    ratio: float  # of the second to the first
-    low: float  # of the ratio's interval
+    ratio: float  # second / first
+    low: float  # the ratio's interval
     high: float
-    verdict: Verdict  # of the second
+    verdict: Verdict  # on the second
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two load tests show of each other."""
+    """The comparison of two load tests."""
 
     lines: tuple[Line, ...]
-    confidence: float  # of all intervals together
+    confidence: float  # for all intervals together
     doubts: tuple[str, ...]  # why the two may not be comparable
 
     @property

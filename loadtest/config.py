@@ -23,13 +23,13 @@ class LoadConfig:
     duration: float | None = None  # seconds in which requests are due
     warmup: float = 0.0  # seconds at the beginning that do not count
     cooldown: float = 0.0  # seconds at the end that do not count
-    seed: int = 0  # of arrivals, and of which answers are verified
+    seed: int = 0  # for arrivals, and for choosing the answers to verify
     timeout: float = 60.0  # seconds from sending a request
     slo: Slo | None = None
     verify: float = 0.0  # share of the answers that is asked again, alone
     keep_answers: bool = False
     num_processes: int = 1
-    admin_address: str | None = None  # where the server says how busy it is; None: at its address
+    admin_address: str | None = None  # tells the server's load; None: the server's own address
     stop_when_missed: bool = False  # end as soon as the bounds cannot be kept any more
 
     def __post_init__(self) -> None:

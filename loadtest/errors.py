@@ -1,4 +1,4 @@
-"""What keeps a load test from being run."""
+"""Errors that keep a load test from being run."""
 
 from __future__ import annotations
 

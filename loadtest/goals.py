@@ -1,4 +1,4 @@
-"""What a server is to keep: bounds of latencies, and how much of the load keeps them."""
+"""Goals for a server: bounds of latencies, and how much of the load keeps them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _MEASURES: Mapping[str, Callable[[RequestRecord], float | None]] = MappingProxyT
 class Slo:
     """Bounds in seconds by name: ttft, tpot, e2e, and itl, of the longest gap of a request.
 
-    A bound is kept where the percentile of all requests that were due is not above it; one that
-    failed is above every bound. What a request does not have, such as a second token, is no miss.
-    Where no answer came token by token, bounds of tokens are not kept: nothing says that they
-    are.
+    A bound is kept if the percentile of all requests that were due is not above it; one that
+    failed is above every bound. A value that a request does not have, such as the time of a second
+    token, is no miss. If no answer came token by token, bounds of tokens are not kept: nothing
+    says that they are.
     """
 
     bounds: Mapping[str, float]
@@ -79,7 +79,7 @@ class Goodput:
     """Requests that kept all bounds."""
 
     per_second: float
-    share: float  # of all that were due
+    share: float  # among all that were due
     num_kept: int
     num_due: int
 

@@ -18,23 +18,23 @@ class LoadReport:
     """A load test with its settings, its figures and every request."""
 
     config: LoadConfig
-    work: str  # what was asked, in words
+    work: str  # the requests, in words
     num_different: int | None  # requests until they repeated; None: they never did
-    method: str  # of requests that name none: "generate", streamed, or "classify", ...
+    method: str  # for requests that name none: "generate", streamed, or "classify", ...
     started_at: datetime
     versions: Mapping[str, str]
-    window: Window  # of which the figures are
+    window: Window  # in which the figures were measured
     summary: LoadSummary
     records: tuple[RequestRecord, ...]  # by index, then turn
-    kinds: Mapping[str, LoadSummary] = field(default_factory=dict)  # of a mix
+    kinds: Mapping[str, LoadSummary] = field(default_factory=dict)  # parts of a mix
     goodput: Goodput | None = None  # with bounds only
     goals: tuple[GoalOutcome, ...] = ()
     checks: Checks = Checks()
-    server: tuple[ServerSample, ...] = ()  # what the server said of itself meanwhile
+    server: tuple[ServerSample, ...] = ()  # the server's own figures meanwhile
     own: OwnLoad | None = None
-    interrupted: bool = False  # what was under way then is in no record
+    interrupted: bool = False  # requests under way then are in no record
     command: str = ""
-    commit: str = ""  # of the load test's code
+    commit: str = ""  # the load test's code
     machine: str = ""  # that the load test ran on
     invalid: tuple[str, ...] = ()  # why the figures may not be those of the server
 
@@ -50,7 +50,7 @@ class LoadReport:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong with the answers, or slower than its bound; a late client is no fault."""
+        """Failures, wrong answers and missed bounds; a late client is no fault."""
         found = []
         if self.num_failed:
             found.append(f"{self.num_failed} of {len(self.records)} requests failed")

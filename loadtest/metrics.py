@@ -1,4 +1,4 @@
-"""What was measured of each request, and the statistics of all of them."""
+"""The measurements of each request, and the statistics of all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-MAX_SHARE, MAX_DELAY = 0.8, 0.025  # of a core; seconds, p99: more, and the load test is the limit
+MAX_SHARE, MAX_DELAY = 0.8, 0.025  # share of a core; p99 seconds: above, the load test is the limit
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class RequestRecord:
     sent: float  # when it was sent
     finished: float  # the end of its call, good or bad
     status: str  # "OK", or the name of the gRPC status
-    reason: str = ""  # of the error
-    message: str = ""  # of the error
-    token_times: tuple[float, ...] = ()  # of the messages that brought tokens
+    reason: str = ""  # the error's
+    message: str = ""  # the error's
+    token_times: tuple[float, ...] = ()  # messages that brought tokens
     first_tokens: int = 0  # tokens in the first of them
     input_tokens: int = 0
-    cached_input_tokens: int | None = None  # of them kept of earlier requests; None: not told
+    cached_input_tokens: int | None = None  # kept of earlier requests; None: not told
     output_tokens: int = 0
     finish_reason: str = ""
     server_queue: float | None = None  # seconds, as the server measured it
     server_first_token: float | None = None  # seconds from arrival, as the server measured it
     server_batch_size: float | None = None  # sequences in its steps, mean
-    kind: str = ""  # of a mix
+    kind: str = ""  # in a mix
     turn: int = 0  # in its session
     check: Literal["", "right", "wrong"] = ""  # against the answer that was expected
 
@@ -44,7 +44,7 @@ class RequestRecord:
 
     @property
     def error(self) -> str:
-        """What went wrong in short, as "RESOURCE_EXHAUSTED QUEUE_FULL"."""
+        """The error in short, as "RESOURCE_EXHAUSTED QUEUE_FULL"."""
         return f"{self.status} {self.reason}".strip()
 
     @property
@@ -130,8 +130,8 @@ class LoadSummary:
 class OwnLoad:
     """How busy the load test itself was: what it cannot send or read in time looks like latency."""
 
-    processor_share: float  # of one core, by the busiest event loop; it has no more than one
-    loop_delay: Distribution | None  # what waits for the event loop waits so long besides
+    processor_share: float  # one core's, by the busiest event loop; it has no more than one
+    loop_delay: Distribution | None  # the wait of all that needs the event loop
     num_processes: int = 1
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Where a result comes from: the code, the versions, the machine, the command, the time."""
+"""The origin of a result: the code, the versions, the machine, the command, the time."""
 
 from __future__ import annotations
 

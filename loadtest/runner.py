@@ -41,7 +41,7 @@ class Course(Protocol):
 
     @property
     def records(self) -> Sequence[RequestRecord]:
-        """What has ended, in the order of ends."""
+        """Records of ended requests, in the order of ends."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class LoadTest:
         self._watch = watch
         self._started_at = datetime.now(UTC)
         self._start = 0.0  # on the clock of the event loop; 0: not yet
-        self._end: float | None = None  # of an interrupted test, seconds from its start
+        self._end: float | None = None  # an interrupted test's, seconds from its start
         self._found = Found("generate")
         self._clients: Sender | Clients | None = None
         self._samples: list[ServerSample] = []
@@ -119,7 +119,7 @@ class LoadTest:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None:
                 raise
-            task.uncancel()  # what was measured is worth more than a quick end
+            task.uncancel()  # the measurements are worth more than a quick end
             return False
         finally:
             await target.close()

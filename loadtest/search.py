@@ -52,7 +52,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Search:
-    """What was found: the median of the rounds' lower ends, and the range of all ends."""
+    """The result: the median of the rounds' lower ends, and the range of all ends."""
 
     rate: float | None  # requests a second that keep the bounds; None: none was found
     low: float | None

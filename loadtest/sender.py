@@ -46,8 +46,8 @@ class Sender:
         self._share = share or Share()
         self._start = 0.0
         self._loop_delays: list[float] = []
-        self._processor_seconds = self._seconds = 0.0  # of `send_all`
-        self.records: list[RequestRecord] = []  # of what has ended, in the order of ends
+        self._processor_seconds = self._seconds = 0.0  # spent in `send_all`
+        self.records: list[RequestRecord] = []  # ended requests, in the order of ends
         self.kept: list[KeptAnswer] = []
         self.expected: list[WrongAnswer | None] = []  # a comparison each with a known answer
         self.num_in_flight = 0
@@ -61,7 +61,7 @@ class Sender:
     async def warm_up(self) -> None:
         """Send a request of each kind that is not measured: it opens connections.
 
-        Where requests never repeat, it is none of the test: a server may keep what it computes.
+        If requests never repeat, it is none of the test: a server may keep what it computes.
         Raises LoadTestError for one that cannot be made, or whose answer cannot be compared.
         """
         kinds: dict[tuple[object, ...], Ask] = {}
@@ -75,7 +75,7 @@ class Sender:
                 reply = await self._target.send(ask, keep=bool(ask.expected or ask.turns))
                 _check_told(ask, reply)
             except CallFailed:
-                pass  # what is measured will show it
+                pass  # the test itself will show it
             except (TypeError, ValueError) as error:
                 raise LoadTestError(f"a request cannot be made: {error}") from error
 

@@ -41,7 +41,7 @@ class SeriesReport:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong beside that. A search looks for rates that miss the bounds."""
+        """Further faults. A search looks for rates that miss the bounds."""
         if self.search is None:
             return tuple(_at_rates(self.trials, lambda trial: trial.faults))
         nothing = "" if self.search.rate else "no rate was found that keeps the bounds"

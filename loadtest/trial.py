@@ -25,14 +25,14 @@ class Trial:
     goals: tuple[GoalOutcome, ...] = ()
     invalid: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()  # all that was not well beside that
-    wrong_answers: tuple[str, ...] = ()  # of the faults those that no rate excuses
+    wrong_answers: tuple[str, ...] = ()  # those of the faults that no rate excuses
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the figures of several load tests come from."""
+    """The origin of the figures of several load tests."""
 
-    config: LoadConfig  # of each, but for its rate
+    config: LoadConfig  # each one's, but for its rate
     work: str
     started_at: datetime
     versions: Mapping[str, str]

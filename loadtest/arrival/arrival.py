@@ -59,7 +59,7 @@ class OpenLoop:
 
     @property
     def kind(self) -> str:
-        """Of the arrivals, in words."""
+        """The kind of arrivals, in words."""
         return f"gamma {self.burstiness:g}" if self.process == "gamma" else self.process
 
     def times(self, num_requests: int | None, duration: float | None, seed: int) -> Times:

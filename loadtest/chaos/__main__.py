@@ -34,24 +34,24 @@ from loadtest.studies.heading import write_result
 
 _PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "12.03.2021", "one two three")
 _PAUSE = 0.3  # seconds between recovery and the next harm, so that it meets streams anywhere
-_GONE_ON = "goes on at another"  # what the gateway says of a stream
+_GONE_ON = "goes on at another"  # the gateway's words about a stream
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done, and how often."""
+    """The harms to do, and how often."""
 
     kinds: tuple[str, ...]  # one after the other
     minutes: float
     most: int  # harms
     concurrency: int
     num_serving: int  # workers, before the next one
-    num_tokens: int  # of an answer, at most
+    num_tokens: int  # in an answer, at most
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done, and what came of it."""
+    """The harms that were done, and their results."""
 
     load: Load
     harmed: list[Harmed]

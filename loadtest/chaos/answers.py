@@ -35,7 +35,7 @@ def _is_within(some: Sequence[T], all_: Sequence[T]) -> bool:
 
 @dataclass
 class Tally:
-    """What became of the streams."""
+    """The outcomes of the streams."""
 
     right: int = 0
     lost: int = 0
@@ -44,7 +44,7 @@ class Tally:
     broken: int = 0  # messages were missing, twice or other ones, and the client has noticed
     hung: int = 0  # no end within their timeout
     failed: Counter[str] = field(default_factory=Counter)  # that said so, by code, reason and place
-    num_tokens: int = 0  # of the right ones
+    num_tokens: int = 0  # in the right ones
 
     def judge(self, got: GeneratedSequence, expected: GeneratedSequence) -> Verdict:
         """Count a sequence."""

@@ -1,4 +1,4 @@
-"""What is done to a server."""
+"""Harms that can be done to a server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Harmed:
 
     kind: str
     recovery: float  # until enough workers served again
-    first_answer: float | None  # to who asked behind it; None: none came any more
-    failures: tuple[str, ...] = ()  # what streams were told that failed until the next harm
+    first_answer: float | None  # to a request sent behind it; None: none came any more
+    failures: tuple[str, ...] = ()  # errors of the streams that failed until the next harm
 
 
 def harm(kind: str, server: Server) -> int | None:
@@ -67,7 +67,7 @@ PAUSE_SERVER = "pause-server"
 PAUSE_CONTROLLER = "pause-controller"
 _PAUSED = (PAUSE_SERVER, PAUSE_CONTROLLER)
 OF_CONTROLLER = (KILL_CONTROLLER, PAUSE_CONTROLLER)
-_SIGNALS = {  # what gets which one; "": a worker
+_SIGNALS = {  # process and signal; "": a worker
     "kill-worker": ("", signal.SIGKILL),
     STOP_WORKER: ("", signal.SIGSTOP),
     "end-worker": ("", signal.SIGTERM),

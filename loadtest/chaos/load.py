@@ -67,7 +67,7 @@ class Load:
     model: str
     cases: list[Case]
     tally: Tally = field(default_factory=Tally)
-    wrong: list[str] = field(default_factory=list)  # what was, for the log
+    wrong: list[str] = field(default_factory=list)  # wrong answers, for the log
     ends: list[tuple[float, float]] = field(default_factory=list)  # begin, end of right ones
     failures: list[tuple[float, str]] = field(default_factory=list)  # when, and what was said
 
@@ -111,7 +111,7 @@ class Load:
 
     def _judge(self, case: Case, text: str, result: Generation, began: float) -> None:
         (got,), (expected,) = result.sequences, case.expected
-        if text != expected.text:  # what was read, whatever the result says
+        if text != expected.text:  # the streamed text counts, whatever the result says
             got = GeneratedSequence(**{**vars(got), "text": text})
         if (found := self.tally.judge(got, expected)) == "right":
             self.ends.append((began, time.monotonic()))
@@ -123,5 +123,5 @@ class Load:
         return tuple(said for when, said in self.failures if begin <= when < end)
 
     def first_answer_after(self, harm: float) -> float | None:
-        """Return the seconds to the end of the first right answer to who asked after it."""
+        """Return the seconds to the end of the first right answer to a request sent after it."""
         return min((end - harm for began, end in self.ends if began >= harm), default=None)

@@ -1,4 +1,4 @@
-"""What a run has shown, as JSON and as a table."""
+"""The results of a run, as JSON and as a table."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from loadtest.reports.plots import (
 from loadtest.trial import Trial
 
 _SIZE, _WIDE = (5.2, 3.3), (10.8, 3.3)  # inches
-_MAX_POINTS = 2000  # of a distribution
-_MAX_BINS = 200  # of a time series
+_MAX_POINTS = 2000  # per distribution
+_MAX_BINS = 200  # per time series
 
 
 def charts_of(report: LoadReport) -> list[tuple[str, str]]:

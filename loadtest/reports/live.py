@@ -24,7 +24,7 @@ LINE_INTERVAL = 10.0  # seconds between lines where there is no terminal
 
 @dataclass
 class Figures:
-    """What is shown of a course, computed from what ended since the last look."""
+    """Figures of a course, computed from the requests that ended since the last look."""
 
     clock: Callable[[], float] = time.monotonic
     num_ended: int = 0

@@ -55,7 +55,7 @@ class KserveGrpc:
         self._address, self._model, self._timeout = address, model, timeout
         self._credentials = credentials
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._channel: grpc.aio.Channel | None = None  # of the event loop that runs
+        self._channel: grpc.aio.Channel | None = None  # for the running event loop
         self._told = protocol.ModelMetadataResponse()
         self._method: Method = "generate"
         self._images: dict[Path, bytes] = {}

@@ -41,7 +41,7 @@ def _open(
 ) -> Target:
     arguments = client_arguments()
     if address.startswith(("http://", "https://")):
-        from loadtest.target.openai_http import OpenAiHttp  # what it needs, others do not
+        from loadtest.target.openai_http import OpenAiHttp  # other targets do not need its packages
 
         return OpenAiHttp(address, model, timeout, arguments.get("token"))
     if address.startswith(SCHEME):

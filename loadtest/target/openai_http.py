@@ -56,8 +56,8 @@ class _Delta(BaseModel):
 
 
 class _Choice(BaseModel):
-    text: str | None = None  # of a completion
-    delta: _Delta | None = None  # of a conversation
+    text: str | None = None  # a completion's
+    delta: _Delta | None = None  # a conversation's
     finish_reason: str | None = None
 
     @property
@@ -67,7 +67,7 @@ class _Choice(BaseModel):
 
 
 class _Event(BaseModel):
-    """What is read of an event of a stream."""
+    """The part of an event of a stream that is read."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -79,7 +79,7 @@ class _Vector(BaseModel):
 
 
 class _Vectors(BaseModel):
-    """What is read of an answer to /embeddings."""
+    """The part of an answer to /embeddings that is read."""
 
     data: list[_Vector] = Field(min_length=1)
     usage: _Usage = _Usage()
@@ -92,7 +92,7 @@ class OpenAiHttp:
         self._url, self._model = url.rstrip("/"), model
         self._timeout = timeout
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None  # of the event loop that runs
+        self._session: aiohttp.ClientSession | None = None  # for the running event loop
 
     async def find(self) -> Found:
         """Look for the model in what the server lists; a server need not list any."""
@@ -193,7 +193,7 @@ class OpenAiHttp:
 
 @dataclass
 class _Stream:
-    """What the events of one stream have brought."""
+    """The contents of one stream's events."""
 
     times: list[float] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)

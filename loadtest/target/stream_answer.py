@@ -21,7 +21,7 @@ class StreamAnswer:
     def __init__(self) -> None:
         self._text: dict[int, str] = defaultdict(str)
         self._ids: dict[int, list[int]] = defaultdict(list)
-        self._rest: dict[int, list[Message]] = defaultdict(list)  # what few ask for
+        self._rest: dict[int, list[Message]] = defaultdict(list)  # parts that few ask for
         self._ends: dict[int, pb.GenerateStreamResponse.Finished] = {}
 
     def add(self, message: pb.GenerateStreamResponse) -> None:
@@ -41,7 +41,7 @@ class StreamAnswer:
 
     def _sequence(self, index: int) -> dict[str, JsonValue]:
         end = self._ends[index]
-        whole = end.sequence  # of beam search and best_of, where nothing was streamed
+        whole = end.sequence  # set by beam search and best_of, which stream nothing
         rest = [*self._rest[index], *whole.logprobs]
         found: dict[str, JsonValue] = {
             "text": self._text[index] + whole.text,

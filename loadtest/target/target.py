@@ -1,4 +1,4 @@
-"""Where requests go: what a server of any protocol is to the load test."""
+"""Targets of requests: a server of any protocol, as the load test sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.work.ask import Answer, Ask, Method
 
 @dataclass(frozen=True)
 class Found:
-    """What the server says of itself and of the model."""
+    """The server's description of itself and of the model."""
 
     method: Method  # for requests that name none
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -21,7 +21,7 @@ class Found:
 class Reply:
     """An answer with its times, on the clock of the event loop."""
 
-    message_times: tuple[float, ...] = ()  # of the messages that brought tokens
+    message_times: tuple[float, ...] = ()  # messages that brought tokens
     first_tokens: int = 0  # tokens in the first of them
     input_tokens: int = 0
     cached_input_tokens: int | None = None  # None: the protocol does not tell

@@ -25,8 +25,8 @@ class Ask:
 
     prompt: Prompt
     method: Method | None = None  # None: the first that the model has
-    target: str | tuple[int, ...] | None = None  # of a score
-    options: Mapping[str, JsonValue] = field(default_factory=dict)  # of the client's call
+    target: str | tuple[int, ...] | None = None  # for a score
+    options: Mapping[str, JsonValue] = field(default_factory=dict)  # for the client's call
     kind: str = ""  # its name in the tables
     at: float | None = None  # seconds from the start, in a trace
     turns: tuple[str, ...] = ()  # the prompts behind it: "{answer}" is the last answer
@@ -57,7 +57,7 @@ class Ask:
 
 
 class Work(Protocol):
-    """What a load test asks: request after request, each the same for the same index."""
+    """The requests of a load test, each the same for the same index."""
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""What all requests of a work have in common, where they do not say it themselves."""
+"""Options common to all requests of a work that do not set them themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Common(Derived):
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     method: Method | None = None
     num_turns: int = 1  # the prompt of a later turn is the answer to the one before
-    output_tokens: Lengths | None = None  # of an answer exactly; None: until the model ends
+    output_tokens: Lengths | None = None  # exact length of an answer; None: until the model ends
     seed: int = 0
 
     @property

@@ -9,7 +9,7 @@ from loadtest.work.ask import Ask, Work
 
 @dataclass(frozen=True)
 class Derived:
-    """What such a work has from the other one; it has an `ask` of its own."""
+    """A work that follows another one, but for an `ask` of its own."""
 
     work: Work
 

@@ -21,9 +21,9 @@ class Lengths:
     """A distribution of numbers of tokens, each at least 1."""
 
     text: str  # as it was typed
-    values: tuple[int, ...] = ()  # of a histogram; of a range its two ends
-    weights: tuple[float, ...] = ()  # of a histogram
-    median: float = 0.0  # of a lognormal distribution
+    values: tuple[int, ...] = ()  # a histogram's; a range's two ends
+    weights: tuple[float, ...] = ()  # a histogram's
+    median: float = 0.0  # a lognormal distribution's
     sigma: float = 0.0
 
     def draw(self, generator: np.random.Generator) -> int:

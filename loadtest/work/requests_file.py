@@ -38,7 +38,7 @@ class Line(BaseModel):
     timestamp: float | None = Field(None, ge=0)
     turns: list[str] = []
     answer: dict[str, JsonValue] | None = None
-    hash_ids: list[int] | None = None  # of a trace: which of its blocks prompts share; not used
+    hash_ids: list[int] | None = None  # a trace's: which of its blocks prompts share; not used
 
     def to_ask(self, number: int, folder: Path, token_ids: tuple[int, int]) -> Ask:
         """Return the request; ValueError where a line asks for nothing, or for two things."""
