@@ -1,4 +1,4 @@
-"""What a container may be like, `tokenweir serve` serves there, and ends."""
+"""Containers of every kind allowed: `tokenweir serve` serves there, and ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _skip_unless_it_runs(*command: str) -> None:
 
 
 def test_root_is_read_only_beside_a_temporary_directory(package: Path) -> None:
-    # Where it is mounted, the package is seen beside the new /tmp.
+    # The package is seen at /mnt, beside the new /tmp.
     front = in_own_mounts(
         "mount --bind . /mnt && cd /mnt && mount -o remount,bind,ro / && mount -t tmpfs tmp /tmp"
     )

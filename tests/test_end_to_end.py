@@ -60,7 +60,7 @@ CONFIGS = {
         **SHAPE,
     ),
 }
-SLOTS = 8  # of each model in each replica: 64 streams do not all fit
+SLOTS = 8  # per model and replica: 64 streams do not all fit
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stream came to."""
+    """The outcome of a stream."""
 
     replica: str | None  # that admitted it
     text: str
@@ -484,7 +484,7 @@ async def test_packages_for_cuda_are_served_on_a_cpu(
     checkpoints: dict[str, Path], eager: Callable[[str, str, int], str], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    gentle = tmp_path / "gentle"  # what float16 can tell from its neighbours
+    gentle = tmp_path / "gentle"  # its logits differ by more than float16 rounds
     small = TransformerConfig(family="gpt", num_decoder_layers=2, max_target_len=16, **SHAPE)
     _save_random(gentle, small, noise=0.05)
     export_package(checkpoints[TRANSLATE], tmp_path / "fp32", target="cuda")

@@ -1,4 +1,4 @@
-"""What the README tells a new user to type in the first five minutes, typed in order."""
+"""The first five minutes of a new user, typed in the README's order."""
 
 from __future__ import annotations
 

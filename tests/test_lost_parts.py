@@ -1,4 +1,4 @@
-"""What becomes of `tokenweir serve` when a part of it is killed: it ends, and nothing stays."""
+"""The end of `tokenweir serve` when a part of it is killed: it ends, and nothing stays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.served import tiny_package
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(240)]
 
 GRACE = 3
-NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}  # of the cluster that several services join
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}  # for the cluster that several services join
 _CLUSTER = """
 import sys, tempfile, ray
 with tempfile.TemporaryDirectory(dir="/tmp") as directory:

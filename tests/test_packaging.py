@@ -1,4 +1,4 @@
-"""What is installed: pins, the two onnxruntimes that never meet, a light client, its extras."""
+"""Packaging: pins, the two onnxruntimes that never meet, a light client, its extras."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_gpu_gets_the_other_onnxruntime_and_no_second_one() -> None:
 
 
 def test_a_gpu_gets_the_libraries_of_cuda_13_that_onnxruntime_is_linked_to_and_no_more() -> None:
-    """What links it is looked at in tests/emulated."""
+    """The libraries that link it are looked at in tests/emulated."""
     asked = {name for name in EXTRAS["gpu"] if name.startswith("nvidia-")}
 
     assert asked == {"nvidia-cublas", "nvidia-cuda-runtime", "nvidia-curand"}
@@ -232,7 +232,7 @@ def test_a_light_install_takes_less_than_60_mb(light: Path) -> None:
     ours = [
         (path.suffix, path.stat().st_size) for path in light.rglob("*") if _is_ours(path, light)
     ]
-    # What pip compiles of a source takes about as much room again.
+    # Compiled sources take about as much room again.
     size = sum(size * (2 if suffix == ".py" else 1) for suffix, size in files + ours)
 
     assert 30e6 < size < 60e6

@@ -37,7 +37,7 @@ SHELL = {
     "xz",
 }
 SHELLS = ("sh", "bash")
-# What a reader has: texts of their own, a model they have downloaded, an older tree.
+# Files that a reader has: texts of their own, a model they have downloaded, an older tree.
 YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
 YOURS |= {"downloads/llama", "downloads/iwslt14", "server.pem", "server.key", "ca.pem"}
 BY_MAKE = {"install": ".venv", "demo": "demo"}
@@ -79,7 +79,7 @@ _HERE = re.compile(r"<<'(\w+)'\n(.*?)^\1$", re.M | re.S)
 
 
 class Redirect(str):
-    """Where a command reads from, or writes to."""
+    """A file that a command reads from, or writes to."""
 
     reads: bool
 
@@ -163,7 +163,7 @@ def _check_pip(words: list[str]) -> None:
 
 
 class Files(NamedTuple):
-    """What a command names."""
+    """The files that a command names."""
 
     read: list[str]
     written: list[str]

@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory() as directory:
         only = ["--only", sys.argv[1]] if sys.argv[1] else []
         limit = ["--limit", sys.argv[3]]
         code = main(["--out", directory, "--quick", "--work", sys.argv[2], *limit, *only])
-    sys.stderr.write((out / "log.txt").read_text())  # of the parts, each a process
+    sys.stderr.write((out / "log.txt").read_text())  # the parts', each a process
     print(
         json.dumps(
             {

@@ -26,7 +26,7 @@ from tests.emulated.models import MODELS
 from tests.traces import traced  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[2]
-WHEEL = ROOT / ".emulated"  # where make puts onnxruntime-gpu, and the headers of CUDA beside it
+WHEEL = ROOT / ".emulated"  # make puts onnxruntime-gpu here, and the headers of CUDA beside it
 HEADERS = WHEEL / "headers" / "nvidia" / "cu13" / "include"
 SOURCES = Path(__file__).parent / "device"
 OFFLINE = Path(__file__).parent / "offline"
@@ -55,7 +55,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     empty = out / "empty.c"
     empty.write_text("int tokenweir_stand_in;\n")
     for name in EMPTY:
-        # Who looks for functions in the library itself finds them in what it needs.
+        # Lookups of functions in the library itself find them in what it needs.
         needed = ("-Wl,--no-as-needed", str(out / "emulated_cuda.so"))
         _compile(f"-Wl,-soname,{name}", "-o", str(out / name), str(empty), *needed)
     return out

@@ -97,7 +97,7 @@ async def serve(path: str, config: EngineConfig = CONFIG) -> dict[str, Any]:
     }
 
 
-# What these packages give on a device was shown nowhere.
+# These packages were shown nowhere on a device.
 with mock.patch("engine.factory.settings_as_shown", given_settings):
     found = {path: asyncio.run(serve(path)) for path in sys.argv[1:]}
 with mock.patch("engine.factory.load_parts", load_unshown_parts):

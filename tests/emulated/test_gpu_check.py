@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 _ROWS = "rows.llama.bf16"
 _MEASURED = ("steps.gpt2-124m.int4", "speed.gpt2-124m", "variant.llama.efficient-attention")
 _ALL_SECONDS, _PART_SECONDS = 7200, 1800  # on processors that may have much else to do
-# What becomes of parts whose name begins so, of the first that fits.
+# Ends of parts by the beginning of their names; the first that fits counts.
 _ENDS: dict[str, Status] = {
     "packages": "passed",  # graphs are certified by the kernels of the CPU
     "pieces.row-copies": "passed",  # copies are real there
@@ -37,7 +37,7 @@ _ENDS: dict[str, Status] = {
 }
 _COUNTED = {"steps": ("rows", {1, 3}), "speed": ("streams", {1, 3}), "variant": ("rows", {1, 4})}
 _CAPTURED = {"eager", "captured", "capture ms", "tokens/s"}
-_COLUMNS: dict[str, list[set[str]]] = {  # of each table of a part
+_COLUMNS: dict[str, list[set[str]]] = {  # by part, for each of its tables
     "steps": [_CAPTURED | {"captured, ids read", "busy"}, _CAPTURED | {"tokens/s captured"}],
     "speed": [
         {"tokens/s", "decode tokens/s", "prefill tokens/s", "their time / ours", "GPU busy"},

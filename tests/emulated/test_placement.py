@@ -21,13 +21,13 @@ from tests.emulated.models import FIRST, MODELS
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
-# Of a decode step of 12 layers in half precision, with the vocabulary of the real model: as many as
-# it has, so that one more is seen.
+# Launches of a decode step of 12 layers in half precision, with the vocabulary of the real model:
+# as many as it has, so that one more is seen.
 MOST_LAUNCHES = {("gpt2", 50_257): 131, ("llama", 128_256): 153}
 
 LAUNCHES_OF_DRAWS = (24, 69, 409)
 
-# Of what reads 8 texts or pictures, with two layers in half precision: likewise.
+# Launches for 8 texts or pictures, with two layers in half precision: likewise.
 MOST_LAUNCHES_OF_READERS = {
     "dates": 42,
     "marian": 45,
@@ -47,7 +47,7 @@ OTHERS = tuple(name for name in MODELS if name not in FIRST)
     ("names", "precision"),
     [
         (FIRST, "fp16"),
-        # Where a product is divided into unequal parts.
+        # Products that are divided into unequal parts.
         pytest.param(["llama"], "fp32", marks=pytest.mark.long),
         pytest.param(OTHERS, "fp16", marks=pytest.mark.long),
         pytest.param(MODELS, "fp32", marks=pytest.mark.long),
@@ -153,7 +153,7 @@ def test_a_decode_step_of_twelve_layers_has_few_launches(
 def test_an_int8_cache_is_read_as_it_is_where_four_query_heads_share_a_key_head(
     on_device: RunScript, tmp_path: Path
 ) -> None:
-    """Of six it is made float16 before, and of scores with a bound: such packages are refused."""
+    """It is made float16 before if there are six, or a bound: such packages are refused."""
     kinds = {"four": {}, "six": {"num_heads": 12}, "bound": {"attention_softcap": 50.0}}
     paths = {
         (kind, cache): write_with_cache(tmp_path / f"{kind}-{cache}", cache, **options)

@@ -136,7 +136,7 @@ def test_a_decoder_runs_on_memory_of_the_device_and_is_replayed(bound: Any) -> N
 
 
 def test_kernels_are_on_our_stream_and_those_that_give_equal_bits_again(bound: Any) -> None:
-    """What the provider took, not what it was told: the names of options are its own."""
+    """The options that the provider took, not those it was told: their names are its own."""
     told = bound["told"]
     assert told["user_compute_stream"] == bound["stream"] and told["has_user_compute_stream"] == "1"
     assert (told["sdpa_kernel"], told["use_tf32"], told["enable_cuda_graph"]) == ("1", "0", "1")

@@ -37,7 +37,7 @@ class AllIsTaken(ExactJudge):
 
 
 def some_tokens(*given: Any) -> list[StepLogits]:
-    """What is found may be no token at all."""
+    """The tokens that are found may be none at all."""
     found = generate(*given)
     return [seen._replace(top_ids=np.zeros_like(seen.top_ids)) for seen in found]
 

@@ -108,7 +108,7 @@ def test_a_trace_is_replayed_at_its_times_from_its_beginning_and_scaled():
     assert Replay().times((2.0, 2.5, 4.0), None).tolist() == [0.0, 0.5, 2.0]
     assert Replay(2.0).times((2.0, 2.5, 4.0), None).tolist() == [0.0, 0.25, 1.0]
     assert Replay().times((2.0, 2.5, 4.0), 1.0).tolist() == [0.0, 0.5]
-    assert Replay().times((2.0, 2.5, 4.0), 0.5).tolist() == [0.0]  # what is due at the end is not
+    assert Replay().times((2.0, 2.5, 4.0), 0.5).tolist() == [0.0]  # a time at the end is not due
 
 
 def test_a_trace_without_times_is_refused():

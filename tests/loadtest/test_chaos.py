@@ -64,7 +64,7 @@ def test_an_answer_is_right_only_bit_for_bit(got: GeneratedSequence, found: str)
 
 
 class Stream:
-    """What a client's stream gives: pieces, then a result or an error."""
+    """A client's stream: pieces, then a result or an error."""
 
     def __init__(self, pieces: list[str], end: GeneratedSequence | Exception) -> None:
         self._pieces, self._end = pieces, end

@@ -136,7 +136,7 @@ def test_a_window_has_its_start_and_not_its_end():
         1,
         0.0,
     )  # and the other ends in the next
-    assert summarize(edges).requests_per_second == pytest.approx(2 / 3.0)  # of all, the last too
+    assert summarize(edges).requests_per_second == pytest.approx(2 / 3.0)  # both, the last too
 
 
 def test_a_test_without_a_request_has_a_summary():

@@ -303,7 +303,7 @@ def test_every_model_is_proven_in_every_format_and_every_shape_is_measured() -> 
 def test_one_and_many_streams_are_measured_beside_hugging_face_on_the_same_device(
     tmp_path: Path,
 ) -> None:
-    """What a run on a GPU asks for; smaller ones try the same with less."""
+    """The sizes for a GPU; smaller ones try the same with less."""
     work = speed._work(Settings("cuda", False, tmp_path), "llama-1b", "bf16")
 
     assert speed.CONCURRENCIES == steps._ROWS == (1, 32, 256)
@@ -443,7 +443,7 @@ def test_what_has_to_be_installed_is_what_the_project_asks_for() -> None:
 
 
 def test_nothing_else_has_to_be_installed() -> None:
-    """What the engine's other half needs, a network or a server, may be missing there."""
+    """Packages for the rest of the engine, a network or a server, may be missing there."""
     code = """
 import importlib, json, pkgutil, sys
 import loadtest.gpu_check as check

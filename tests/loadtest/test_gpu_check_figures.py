@@ -163,9 +163,9 @@ def test_a_gpu_is_as_busy_as_in_the_middle_one_of_the_runs_that_decode(
         (True, (8,), "fp16", None, True),
         (False, (8,), "fp16", None, False),
         (False, (8,), "fp32", None, False),
-        (False, (8,), "fp16", "int4", True),  # what is rounded is not promised to be
-        (False, (1, 8), "fp16", None, True),  # nor what has calls of several shapes
-        (False, (), "fp16", None, True),  # nor what answers in one pass
+        (False, (8,), "fp16", "int4", True),  # rounded weights are not promised to be
+        (False, (1, 8), "fp16", None, True),  # nor calls of several shapes
+        (False, (), "fp16", None, True),  # nor answers in one pass
     ],
 )
 def test_rows_that_differ_by_batch_fail_where_they_are_made_to_be_equal(

@@ -1,4 +1,4 @@
-"""What our engine is compared with on a GPU: it is right, and it may not be missing there."""
+"""Peers of our engine on a GPU: the comparison is right, and none may be missing there."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_open_loop_counts_latency_from_the_scheduled_time_while_the_server_stall
     for record in open_report.records:  # due every 20 ms, all answered at about 0.5 s
         assert record.end_to_end >= 0.5 - record.scheduled
     assert open_report.summary.max_in_flight == 10
-    hidden = closed_report.summary.end_to_end.p50  # of the same stall
+    hidden = closed_report.summary.end_to_end.p50  # the same stall
     assert hidden < open_report.summary.end_to_end.p50 / 2
 
 
@@ -360,7 +360,7 @@ def test_prompts_of_an_image_model_are_files(server, tmp_path: Path):
 
 
 def prompts_of(server: ScriptedServer) -> list[str]:
-    """What was asked behind the warm-up."""
+    """The prompts that were asked behind the warm-up."""
     return [one.request.inputs[0].text for one in streams(server)][1:]
 
 
@@ -379,7 +379,7 @@ def test_records_are_none_of_the_garbage_collectors_while_requests_are_sent(serv
 
 
 def test_a_stall_of_a_second_shows_in_the_99th_percentile_of_the_open_loop(server):
-    """Of 100 requests at 100/s, those behind the first third meet a server that stands still."""
+    """Requests behind the first third, at 100/s, meet a server that stands still."""
     until = [0.0]
     seen: list[int] = []
     lock = threading.Lock()

@@ -122,7 +122,7 @@ async def test_a_static_batch_keeps_its_size_and_answers_at_its_end(
     assert [one.num_new_tokens for one in served] == [1, 9, 2, 3], "its own tokens count"
     ends = [one.ended for one in served]
     assert ends[0] == ends[1] < ends[2] == ends[3]
-    # What a request computes behind its prompt: the longest of its batch, without the last token.
+    # Tokens that a request computes behind its prompt: the longest of its batch, without the last.
     assert sum(len(batch.decode_ids) for batch in runner.batches) == 2 * (9 - 1) + 2 * (3 - 1)
 
 
@@ -350,7 +350,7 @@ def test_fairness_and_goodput_are_ratios_of_what_was_measured() -> None:
 def test_every_overload_is_held_against_the_closed_loops_around_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    speeds = iter([1.0, 100.0, 200.0, 400.0])  # of closed loops; the first warms up
+    speeds = iter([1.0, 100.0, 200.0, 400.0])  # closed loops; the first warms up
     offered, asked = _scripted_sender(monkeypatch, speeds, late=iter([False, False]))
 
     goodput = measure_goodput(

@@ -1,4 +1,4 @@
-"""What a load test asks."""
+"""Requests of a load test."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class FakeGenerator(_Lifecycle):
         super().__init__(package or generation_package())
         self.requests: list[GenerationRequest] = []
         self.scored: list[ScoreRequest] = []
-        self.scale = 1.0  # of scores
+        self.scale = 1.0  # for scores
         self.num_discarded = 0  # tokens of every answer
         self.own_seed = 0  # by which it draws where a request says none
         self.aborted: list[str] = []

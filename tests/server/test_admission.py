@@ -1,4 +1,4 @@
-"""Who waits at the gateway, who goes on, and who is refused because it would come too late."""
+"""Admission of calls at the gateway: waiting, turns, and refusals of those that would be late."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> No
     for i in range(4):
         await calls.ask(f"w{i}")
 
-    await calls.ask("w", time_left=0.65)  # of which 0.6 would do
+    await calls.ask("w", time_left=0.65)  # 0.6 would do
 
     assert isinstance(calls.failed["w"], CannotMeet)
 

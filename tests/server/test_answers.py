@@ -1,4 +1,4 @@
-"""What the engines give becomes the protocol's answers."""
+"""Results of the engines become the protocol's answers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from engine.errors import PackageError
 from server.packages.pinned import pin
 from tests.engine.test_package import FILES, write_package
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # what others wrote warns
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # others' libraries warn
 
 
 @contextmanager

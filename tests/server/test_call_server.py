@@ -401,7 +401,7 @@ async def test_stopping_answers_calls_that_grpc_has_not_told_of(
         await order.read()
         monkeypatch.setattr(server, "_ask_for_next", lambda: None)
         calls = [asyncio.ensure_future(channel.unary_unary(METHOD)(b"")) for _ in range(20)]
-        for _ in range(2):  # what comes back has come behind the calls
+        for _ in range(2):  # an answer has come behind the calls
             await order.write(b"behind them")
             await order.read()
         monkeypatch.undo()

@@ -51,7 +51,7 @@ def test_bytes_are_counted_until_the_call_ends_and_one_request_may_be_larger() -
 
     with wall.holding(101):
         pass
-    with wall.holding(60), wall.holding(40):  # what was refused is not counted as open
+    with wall.holding(60), wall.holding(40):  # refused bytes are not counted as open
         pass
 
 

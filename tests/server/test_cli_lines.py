@@ -1,4 +1,4 @@
-"""What `tokenweir generate` makes of the lines of its standard input."""
+"""Lines of the standard input, and how `tokenweir generate` answers them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def public_key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is done, in order: the arguments of `tokenweir verify`, and then "served"."""
+    """The actions in order: the arguments of `tokenweir verify`, and then "served"."""
     done: list[Any] = []
 
     def verify(command: list[str]) -> subprocess.CompletedProcess[bytes]:

@@ -1,4 +1,4 @@
-"""What the client is told becomes fields of the protocol, or is refused by its name."""
+"""Options of the client become fields of the protocol, or are refused by their names."""
 
 from __future__ import annotations
 

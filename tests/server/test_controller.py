@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # importing Ray warns
 
 
 class _Plain:
-    """What is started in the place of Ray's own."""
+    """Started in the place of Ray's own class."""
 
     async def __init__(self, *, size: int) -> None:  # type: ignore[misc]  # Ray awaits it
         self.size = size

@@ -1,4 +1,4 @@
-"""What `server/deploy/` holds for others' programs is what these programs take, and so do we."""
+"""Files of `server/deploy/`: the programs that they are for take them, and so do we."""
 
 from __future__ import annotations
 

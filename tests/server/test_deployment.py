@@ -1,4 +1,4 @@
-"""What the deployment decides and refuses before, and without, any Ray; test_end_to_end has it."""
+"""Decisions and refusals of the deployment before, and without, any Ray; test_end_to_end has it."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_more_gpus_than_an_engine_uses_are_refused(gpus: float) -> None:
         (0.5, ["cuda"], 0.45),
         (0.34, ["cuda"], 0.45),
         (0.3333333333, ["cuda"], 0.3),
-        (0.33333334, ["cuda"], 0.3),  # of which Ray, too, lets three share a GPU
+        (0.33333334, ["cuda"], 0.3),  # Ray, too, lets three share a GPU
         (0.5, ["cuda", "cuda", "cuda"], 0.15),
     ],
 )

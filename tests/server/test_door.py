@@ -1,4 +1,4 @@
-"""Who may call through the gateway: tokens, what comes of them, and quotas."""
+"""Authentication at the gateway: tokens, what comes of them, and quotas."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_message_that_would_swallow_what_is_written_behind_it_is_refused
     engine = FakeGenerator()
     async with served(tmp_path, engine) as stubs:
         method = stubs.channel.unary_unary("/tokenweir.v1.GenerationService/Generate")
-        for num_bytes in range(stamp + 8):  # of an unknown field that ends behind the message
+        for num_bytes in range(stamp + 8):  # an unknown field that ends behind the message
             swallowing = forged + bytes([0xFA, 0x3F, num_bytes + 1])
             refused = await failure_of(method(swallowing, metadata=ACME))
             assert refused.reason == "MALFORMED_MESSAGE"

@@ -96,7 +96,7 @@ def test_how_many_go_before_a_new_call_is_known() -> None:
     _add(queue, "b", 2)
     _add(queue, "c", 3, priority=-1)
 
-    assert queue.num_before("new", 0) == 3 + 1  # of c, and one of a or b
+    assert queue.num_before("new", 0) == 3 + 1  # those of c, and one of a or b
     assert queue.num_before("a", 0) == 3 + 12
     assert queue.num_before("b", 0) == 3 + 2 * 2 + 1
     assert queue.num_before("c", -1) == 3

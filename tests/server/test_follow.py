@@ -1,4 +1,4 @@
-"""What a gateway knows of workers that its registry has had."""
+"""Workers of the registry, and what a gateway remembers of them."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def test_they_run_by_uvloop_where_it_is_installed(
 
 @pytest.fixture
 def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Front[Any]]:
-    """What was to be served."""
+    """The fronts that were to be served."""
     found: list[Front[Any]] = []
     monkeypatch.setattr(Front, "run", lambda front: found.append(front))
     return found

@@ -1,4 +1,4 @@
-"""What a server has when it begins is not looked at again and again."""
+"""Objects that a server has when it begins are not looked at again and again."""
 
 from __future__ import annotations
 

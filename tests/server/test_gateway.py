@@ -295,7 +295,7 @@ async def test_when_all_workers_are_full_the_refusal_comes_at_once(cell: Cell) -
 
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
     assert (refused.retry_after, refused.pushback) == (0.3, "300")
-    assert cell.requests() == [1, 1]  # who waits asks them again, every now and then
+    assert cell.requests() == [1, 1]  # waiting calls ask them again, every now and then
 
 
 async def test_calls_beyond_the_wall_are_refused_with_details_and_health_is_not() -> None:

@@ -150,7 +150,7 @@ async def test_a_gateway_that_goes_leaves_the_roster_to_the_others() -> None:
         async with following(address):
             await until(lambda: roster.num_followers == stays.num_gateways == 2)
         await until(lambda: roster.num_followers == stays.num_gateways == 1)
-        roster.traffic = Traffic().told  # of a gateway beside it
+        roster.traffic = Traffic().told  # a gateway beside it
         await until(lambda: stays.num_gateways == 2)
         async with living(address, WORKERS[0]):
             await until(lambda: stays.workers == ["127.0.0.1:1"])

@@ -1,4 +1,4 @@
-"""What a generating engine gives for a call becomes the protocol's answers, field by field."""
+"""Events of a generating engine become the protocol's answers, field by field."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from server.http import serving
 from server.http.connection import bounded
 from tests.server.http_calls import Caller, http_server
 
-PARSERS = {H11Protocol, uvicorn.protocols.http.auto.AutoHTTPProtocol}  # of httptools, if it is here
+PARSERS = {H11Protocol, uvicorn.protocols.http.auto.AutoHTTPProtocol}  # httptools', if it is here
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

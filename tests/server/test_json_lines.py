@@ -1,4 +1,4 @@
-"""What the client returns, as one line of JSON."""
+"""Results of the client, as one line of JSON."""
 
 from __future__ import annotations
 

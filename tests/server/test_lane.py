@@ -306,7 +306,7 @@ async def test_a_call_that_is_cancelled_before_it_is_sent_is_never_asked(
     monkeypatch.setattr(worker.lanes[0], "_take", note)
     worker.behavior = counting
     assert calls._lane is not None
-    calls._lane._is_sending = True  # what was asked before it
+    calls._lane._is_sending = True  # an earlier request
     start(calls, Client(), b"1").cancel()
     calls._lane._is_sending = False
     await start(calls, Client(), b"2").end()

@@ -52,7 +52,7 @@ class ScriptedDeployment:
         self.gateway: Gateway
         self.workers: dict[str, list[tuple[Worker, str]]] = {}  # by group
         self.engines: dict[str, list[Any]] = {}  # by package: fakes
-        self.failure: Exception | None = None  # of the next start
+        self.failure: Exception | None = None  # the next start's
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.may_go_on = asyncio.Event()  # with the next worker
@@ -556,8 +556,8 @@ class Predicting:
     model: str
     method: str
     request: Any
-    near: dict[str, Any]  # what the engine of version 2 says that counts as the same
-    far: dict[str, Any]  # and what does not
+    near: dict[str, Any]  # fields of version 2's answer that count as the same
+    far: dict[str, Any]  # and those that do not
     where: tuple[int, int]  # the item and span in which that begins
 
 

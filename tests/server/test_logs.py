@@ -1,4 +1,4 @@
-"""What is written to the standard error, for people and as JSON."""
+"""Lines on the standard error, for people and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted, as Prometheus reads it."""
+"""Metrics, as Prometheus reads them."""
 
 from __future__ import annotations
 

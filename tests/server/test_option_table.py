@@ -49,9 +49,9 @@ KINDS: dict[Kind, Known] = {
     "biases": Known("Mapping[int, float] | None", {5: -1.5}, ("5=-1.5",)),
     "text": Known("str | None", "a+", ("a+",)),
     "texts": Known("Sequence[str] | None", ("a", "b"), ("a", "b")),
-    "file": Known("str | None", "{}", ("{}",)),  # of a file that holds the value
+    "file": Known("str | None", "{}", ("{}",)),  # a file that holds the value
 }
-WIDER = {  # what the client takes besides
+WIDER = {  # further types that the client takes
     "json_schema": "str | Mapping[str, object] | None",
     "stop": "str | Sequence[str] | None",
 }

@@ -177,7 +177,7 @@ async def test_priority_and_tenant(serving: Serving) -> None:
 async def test_allow_partial(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    # Of the engine only: a client's own deadline would race with the answer.
+    # The engine's deadline only: a client's own would race with the answer.
     monkeypatch.setattr("server.worker.generation.engine_deadline", lambda context: clock() + 60)
 
     async with serving(always(a=4.0), step_seconds=3.0) as client:

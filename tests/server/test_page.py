@@ -26,7 +26,7 @@ LOAD = ReplicaLoad("one", "dates", 3, 1, 9, 0.25, 50.0)
 
 
 class FakeAdmin:
-    """What an admin port says."""
+    """An admin port with scripted answers."""
 
     def __init__(self) -> None:
         self.loads = (LOAD, ReplicaLoad("two", "dates", 1, 0, 0, 0.5, 20.0))
@@ -220,7 +220,7 @@ async def test_a_browser_shows_models_load_and_the_stream_of_a_prompt(tmp_path: 
             await tab.until("document.getElementById('answer').textContent === 'a '")
             await tab.evaluate("document.getElementById('stop').click()")
             await tab.until("document.getElementById('problem').textContent === 'stopped'")
-            await tab.evaluate("0")  # what the page has complained of meanwhile
+            await tab.evaluate("0")  # raises the page's errors so far
 
     assert "100 of 100 tokens equal, in 12 cases" in models
     assert (charts, health) == (4, "serving")

@@ -98,7 +98,7 @@ async def test_a_roster_hears_its_workers_only(
             reader, writer = await asyncio.open_connection(
                 address.host, address.port, ssl=nameless, server_hostname=NAME
             )
-            with contextlib.suppress(OSError):  # who shows no certificate is sent away
+            with contextlib.suppress(OSError):  # clients without a certificate are sent away
                 writer.write(f'{{"token": "{address.token}", "pid": 2}}\n'.encode())
                 writer.write(b'{"level": 40, "text": "forged"}\n{"leaving": true}\n')
                 assert await reader.read(1) == b""

@@ -1,4 +1,4 @@
-"""What a tenant may have at once and in a minute, and when it may have more."""
+"""Quotas: a tenant's requests at once and tokens in a minute, and when it may have more."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from server.ray.thread import RayLost, RayThread, watch
 
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
-    """What the hanging calls wait for; set at the end, for threads must not outlive a test."""
+    """The event that hanging calls wait for; set at the end: threads must not outlive a test."""
     event = threading.Event()
     yield event
     event.set()

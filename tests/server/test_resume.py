@@ -85,9 +85,9 @@ def babble(source: list[int], tokens: list[int]) -> np.ndarray:
 
 @dataclass
 class Run:
-    """What becomes of one call at a worker."""
+    """The course of one call at a worker."""
 
-    num_events: int | None = None  # of its answer, then it ends; None: all
+    num_events: int | None = None  # after so many of its answer it ends; None: all
     min_tokens: int = 1  # in a message
     error: TokenweirError = LOST
     changed: dict[str, Any] | None = None  # parameters that it takes in place of the asked ones
@@ -129,7 +129,7 @@ class Cell:
         pace: Pace,
     ) -> None:
         self.address, self.gateway, self.runs, self.pace = address, gateway, runs, pace
-        self.addresses = addresses  # of the workers, by their ids
+        self.addresses = addresses  # the workers', by their ids
 
     async def ask(self, *runs: Run, **fields: Any) -> list[pb.GenerateStreamResponse]:
         self.runs[:] = runs
@@ -535,7 +535,7 @@ async def test_before_a_server_that_cannot_go_on_the_loss_is_told(cell: Cell) ->
             _ = [piece async for piece in client.stream(MODEL, "ab", **OPTIONS)]
 
 
-# What is heard of an answer, and recognised in another one.
+# Parts of an answer, recognised in another one.
 
 
 def delta(text: str, *ids: int, index: int = 0) -> pb.GenerateStreamResponse:

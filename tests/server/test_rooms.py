@@ -1,4 +1,4 @@
-"""What the rooms of the server bring into a process that imports them."""
+"""Imports of the server's rooms: the modules that they bring into a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers tell the command that serves them: that they live, and their log."""
+"""Messages of workers to the command that serves them: that they live, and their log."""
 
 from __future__ import annotations
 

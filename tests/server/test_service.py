@@ -1,4 +1,4 @@
-"""What a worker answers to well-formed calls, over real gRPC on engines that obey the test."""
+"""Answers of a worker to well-formed calls, over real gRPC on engines that obey the test."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_settings_are_printed_without_a_package_and_nothing_is_served(
 
 def test_an_option_has_the_default_of_its_setting() -> None:
     options = {option.name: option for option in cli.commands["serve"].params}
-    options |= {"prefix_affinity": None}  # of a gateway by itself, which has another default
+    options |= {"prefix_affinity": None}  # a gateway's own, with another default
 
     for name, setting in SETTING_OF_OPTION.items():
         if (option := options[name]) is not None:

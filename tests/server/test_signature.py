@@ -37,7 +37,7 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bucket() -> Iterator[Callable[[Path], None]]:
-    """What puts a package, as it is now, where URL is."""
+    """Yield a function that puts a package, as it is now, at URL."""
     files = fsspec.filesystem("memory")
     yield lambda package: files.put(f"{package}/", "/signed/dates/", recursive=True)
     files.rm("/signed", recursive=True)

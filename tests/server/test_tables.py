@@ -1,4 +1,4 @@
-"""What tables say of a package."""
+"""Tables about a package."""
 
 from __future__ import annotations
 

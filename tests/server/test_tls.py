@@ -187,7 +187,7 @@ async def test_where_certificates_say_who_calls_the_message_does_not(
                 for priority in (-100, 7):
                     said = pb.Scheduling(tenant="victim", priority=priority)
                     request = generate("a", scheduling=said)
-                    claim = ((CERTIFIED_KEY, b"victim"),)  # what servers on this machine may tell
+                    claim = ((CERTIFIED_KEY, b"victim"),)  # servers on this machine may tell it
                     await stubs.generation.Generate(request, metadata=claim)
 
     found = [(request.tenant, request.priority) for request in engine.requests]

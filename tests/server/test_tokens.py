@@ -72,7 +72,7 @@ def test_a_token_tells_its_identity(path: Path) -> None:
     [
         ([], "asks for a token"),
         (shown("tw_wrong"), "not known here"),
-        (shown(ACME), "not known here"),  # what the file has opens nothing
+        (shown(ACME), "not known here"),  # the file's own entry opens nothing
         ([("authorization", "Basic dXNlcjpwYXNz")], "must be `Bearer`"),
         (shown("tw_acme") * 2, "must be `Bearer` and one token"),
     ],

@@ -41,7 +41,7 @@ async def _spans_of(
     spans = CallSpans(tracing)
     metadata = (("traceparent", f"00-{TRACE:032x}-{CLIENT:016x}-{flags}"),) if flags else ()
     engine = FakeGenerator()
-    engine.error = EngineFailure("a step failed")  # of what asks for it
+    engine.error = EngineFailure("a step failed")  # raised if a prompt asks for it
     async with running_worker(engine, observers=(spans.observe,)) as (_, address):
         gateway = Gateway(GatewayConfig(), tracing=tracing)
         port = await gateway.start()
