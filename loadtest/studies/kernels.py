@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
     @property
     def milliseconds(self) -> float:
-        """The duration of the step."""
+        """The duration."""
         return (self.ended - self.began) * _MS
 
 

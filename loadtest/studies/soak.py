@@ -39,7 +39,7 @@ from loadtest.studies.overload import prompts
 from loadtest.studies.served import served
 from loadtest.work.ask import texts
 
-_NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # blocks: of a third of the time
+_NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # parts of the time, blocks of a third of it
 _NUM_TRIES = 3  # to find a rate: each is far nearer than the one before
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds: no less of a processor's time can be told
 
