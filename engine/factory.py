@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-TARGET_TOKENIZER_NAME = "target_tokenizer.json"  # where what is written has one of its own
+TARGET_TOKENIZER_NAME = "target_tokenizer.json"  # if the output has its own
 
 
 def load_engine(

@@ -1,4 +1,4 @@
-"""What the machine is: its processor, the instructions that kernels use, its cache and memory."""
+"""The machine's processor, the instructions that kernels use, its cache and memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def l2_bytes() -> int | None:
 def free_memory() -> int:
     """Return how many bytes may still be taken."""
     for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else ():
-        if line.startswith("MemAvailable:"):  # what the system would give up counts, too
+        if line.startswith("MemAvailable:"):  # includes reclaimable memory
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

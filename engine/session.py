@@ -20,7 +20,7 @@ from engine.mapped_weights import MappedWeights
 from engine.package.graph_io import INPUT_IDS, READ_ON_HOST, GraphValue
 from engine.wording import listed, size_of
 
-check_distributions()  # of two of them, one on the other, anything may fail to be imported
+check_distributions()  # two of them, installed over each other, may fail anywhere at import
 import onnxruntime as ort  # noqa: E402
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ NOT_CAPTURED = -1  # the id of no captured graph
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _VNNI = {"avx_vnni", "avx512_vnni"}  # either has products of 8 bits with sums of 32
 _ERRORS_ONLY = 3
-_NUMPY_NAMES = {"float": "float32", "double": "float64"}  # of onnxruntime's types; others agree
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}  # onnxruntime's names; others agree
 _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float32": 1,
     "int8": 3,
@@ -41,8 +41,8 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float64": 11,
     "bfloat16": 16,
 }
-# Of its messages, for which it has no class: of its allocator, of the library of CUDA, and of
-# cuBLAS, which takes some when it is opened (CUBLAS_STATUS_ALLOC_FAILED).
+# Parts of its messages, as it has no class for them: its allocator's, CUDA's, and those of cuBLAS,
+# which takes memory when it is opened (CUBLAS_STATUS_ALLOC_FAILED).
 _OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory", "CUBLAS failure 3:")
 _WANTED = re.compile(r"requested buffer of size (\d+)")  # in the first of them
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
@@ -127,10 +127,10 @@ class Session:
 class Binding:
     """Inputs and outputs of a graph tied to memory: run() reads and writes the arrays in place.
 
-    What is bound once and run often costs 0.03 ms a run; binding anew costs three times that.
+    A run of what was bound before costs 0.03 ms; binding anew costs three times that.
     Binding a name again replaces what was bound to it.
 
-    On a device everything is a DeviceArray, but for inputs that kernels read on the host.
+    Everything on a device is a DeviceArray, but for inputs that kernels read on the host.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Binding:
         self._binding = session.io_binding()
         self._arrays: dict[tuple[str, str], NDArray[Any] | DeviceArray] = {}  # alive while bound
         self._options: dict[int, ort.RunOptions] = {}  # by id of captured graph
-        self._num_tokens: tuple[int, ...] = ()  # of a run, if it has token ids
+        self._num_tokens: tuple[int, ...] = ()  # token ids in a run, if it has some
 
     def input(self, name: str, array: NDArray[Any] | DeviceArray) -> None:
         """Bind an input to an array, which must be contiguous.
