@@ -97,7 +97,7 @@ class AsyncEngine(Engine):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What may be asked of this model."""
+        """The capabilities of this model."""
         manifest = self._package.manifest
         assert manifest.generation is not None
         found = {
@@ -117,12 +117,12 @@ class AsyncEngine(Engine):
 
     @property
     def step_times(self) -> StepTimes:
-        """Where the time of all steps so far went."""
+        """The times of all steps so far."""
         return self._steps.times
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """The measures of all steps so far."""
         return self._steps.measures
 
     def load(self) -> LoadSnapshot:

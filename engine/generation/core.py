@@ -18,7 +18,7 @@ from engine.step_measures import StepMeasures
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where the time of the steps so far went, in seconds."""
+    """The times of the steps so far, in seconds."""
 
     steps: int = 0
     scheduling: float = 0.0  # deciding what runs, and taking in the tokens
@@ -103,8 +103,8 @@ class EngineCore:
     def step(self) -> list[EngineOutput]:
         """Compute one token of every decoding sequence, and some of the prompts.
 
-        Where the runner feeds ids, the next step is begun before this one is taken in, so that it
-        need not wait for that. A sequence that ends is then in one step more, for nothing.
+        A runner that feeds ids begins the next step before this one is taken in, so that it need
+        not wait for that. A sequence that ends is then in one step more, for nothing.
         """
         started = perf_counter()
         if not self._under_way:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 class EngineLoop:
     """Runs an EngineCore, and sleeps while there is nothing to do.
 
-    Commands take effect between two steps. What a step brings is handed over at once.
+    Commands take effect between two steps. The outputs of a step are handed over at once.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class EngineLoop:
         self._rest = rest
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.num_added = 0
-        self._num_taken = 0  # of them, into the scheduler
+        self._num_taken = 0  # those that the scheduler has
 
     def add(self, request: TokenRequest) -> None:
-        """Let a request be scheduled."""
+        """Queue a request."""
         self.num_added += 1
         self._commands.put(request)
 
@@ -79,12 +79,12 @@ class EngineLoop:
 
     @property
     def times(self) -> StepTimes:
-        """Where the time of all steps so far went."""
+        """The times of all steps so far."""
         return self._core.times
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """The measures of all steps so far."""
         return self._core.measures
 
     def run(self) -> None:

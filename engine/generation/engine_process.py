@@ -59,10 +59,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineProcess(Lifecycle):
-    """A process that makes steps, its life, and its Constraints; see Steps.
+    """A process that makes steps, its lifecycle, and its Constraints; see Steps.
 
-    What crosses goes through one pair of sockets: what the event loop asks in one turn is one
-    message, and so is what a step brings. A worker that is slow to read lets the engine wait.
+    Both directions share one pair of sockets: all commands of one turn of the event loop are one
+    message, and so are the outputs of a step. A worker that is slow to read lets the engine wait.
     """
 
     def __init__(
@@ -129,12 +129,12 @@ class EngineProcess(Lifecycle):
 
     @property
     def times(self) -> StepTimes:
-        """Where the time of all steps so far went."""
+        """The times of all steps so far."""
         return self._status.times
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """The measures of all steps so far."""
         return self._status.measures
 
     # Constraints
@@ -196,7 +196,7 @@ class EngineProcess(Lifecycle):
         self._process.wait()
         self._wire.socket.close()
 
-    # What comes and goes
+    # Messages
 
     def _wait_until_loaded(self) -> EngineConfig:
         while True:

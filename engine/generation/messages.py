@@ -1,7 +1,7 @@
-"""What a worker and the process of its engine tell each other, beside records of the log.
+"""Messages between a worker and the process of its engine, beside records of the log.
 
-To the engine goes an Order, and then lists of what is asked: Begin, Compile, Ask and the commands
-of the loop. Back comes everything else.
+The worker sends an Order, and then lists of Begin, Compile, Ask and the commands of the loop. The
+process sends everything else.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from engine.step_measures import StepMeasures
 
 @dataclass(frozen=True)
 class Order:
-    """What the process is to be the engine of; sent first."""
+    """The engine that the process is to be; sent first."""
 
-    name: str  # of the model
+    name: str  # the model's
     make: MakeParts
     niceness: int
     log_level: int
@@ -58,7 +58,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Told:
-    """A line for whoever watches the start."""
+    """A line of progress while the engine starts."""
 
     line: str
 
@@ -74,7 +74,7 @@ class Compile:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of that; None: it can be followed."""
+    """The result of Compile; None: the constraint can be followed."""
 
     number: int
     error: Exception | None
@@ -98,7 +98,7 @@ class Status:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """What a step has brought, and how the engine is where that was not told of late."""
+    """The outputs of a step, and the engine's status if it was not sent of late."""
 
     outputs: list[EngineOutput]
     status: Status | None

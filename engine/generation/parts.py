@@ -1,4 +1,4 @@
-"""What an engine is made of, wherever its steps are made."""
+"""The parts of an engine, wherever its steps are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.generation.request_reader import Constraints
 from engine.life.trial import Trial
 from engine.requests.text import GenerationTokenizer
 
-Tell = Callable[[str], None]  # how far it is, a line at a time
+Tell = Callable[[str], None]  # takes progress, a line at a time
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ class RequestStream:
     """Gathers what one request's reader has not seen yet; the engine tells what makes a delta.
 
     A reader that is slower than the model gets more text at a time, never a longer queue. The
-    engine has found the stop strings; here their text is cut off, and what may become one is held
-    back. Where it shows only at the end which sequences are returned (beam search, best_of),
-    nothing is streamed before.
+    engine has found the stop strings; here their text is cut off, and text that may become one is
+    held back. Nothing is streamed if only the end shows which sequences are returned (beam search,
+    best_of).
 
-    One task reads. It is woken by what the engine tells.
+    One task reads. The engine's outputs wake it.
     """
 
     def __init__(self, asked: TokenRequest, tokenizer: GenerationTokenizer) -> None:
