@@ -1,4 +1,4 @@
-"""What every engine tells of itself: what it serves, where, and how it is."""
+"""Properties of every engine: its package, device and state."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from engine.machine import num_cores
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 
-# Of threads that compute the model themselves, beside the event loop's. That needs little time, and
-# what it hands over makes the next step larger: computed first, a step has few sequences, and what
-# came before it waits for the whole of it. A GPU waits for its thread, which needs little time too.
+# Niceness of a thread that computes the model itself, beside the event loop's. The event loop needs
+# little time, and the requests that it hands over make the next step larger: a step that begins
+# before them has few sequences, and they wait for the whole of it. A thread that drives a GPU needs
+# little time, and the GPU waits for it, so it has none.
 NICENESS = 5
 
 
@@ -29,12 +30,12 @@ class Engine:
 
     @property
     def package(self) -> Package:
-        """What is served."""
+        """The package that is served."""
         return self._package
 
     @property
     def device(self) -> str:
-        """Where the model runs: "cpu", or the name of the GPU."""
+        """The device of the model: "cpu", or the name of the GPU."""
         return self._device
 
     @property

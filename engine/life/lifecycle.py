@@ -15,22 +15,22 @@ from engine.life.trial import Trial
 
 _log = logging.getLogger(__name__)
 
-_MAX_CONSECUTIVE_FAILURES = 3  # of steps, before the engine says it is not healthy
+_MAX_CONSECUTIVE_FAILURES = 3  # steps, before the engine says it is not healthy
 _RETRY_AFTER = 1.0  # seconds, while starting or draining
 
-ErrorOf = Callable[[str], TokenweirError]  # what a request ends with, by its id
+ErrorOf = Callable[[str], TokenweirError]  # the error that a request ends with, by its id
 FailOpen = Callable[[ErrorOf], None]  # ends every open request, on the event loop
 
 
 class EngineState(Enum):
-    """Where an engine is in its life, in order; it can fail from any state in which it runs."""
+    """The states of an engine, in order; it can fail from any state in which it runs."""
 
     NEW = "new"
     WARMING = "warming"  # the model is tried out
     RUNNING = "running"
     DRAINING = "draining"  # nothing new is taken
     STOPPED = "stopped"
-    FAILED = "failed"  # what runs it is dead or stuck
+    FAILED = "failed"  # its thread or process is dead or stuck
 
 
 class Lifecycle(ABC):

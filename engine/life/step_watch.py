@@ -32,7 +32,7 @@ class StepWatch:
     def __init__(
         self, name: str, limit: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._name = name  # of the model
+        self._name = name  # the model's
         self._limit = limit  # seconds
         self._clock = clock
         self._since: float | None = None

@@ -1,4 +1,4 @@
-"""What trying a model out has shown, before it serves."""
+"""The result of trying a model out, before it serves."""
 
 from __future__ import annotations
 
