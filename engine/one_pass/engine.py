@@ -71,7 +71,7 @@ class EncoderEngine(Engine):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What may be asked of this model."""
+        """The capabilities of this model."""
         manifest = self._package.manifest
         contract = manifest.encoding or manifest.image
         gives_vectors = contract is not None and contract.embedding_dim is not None

@@ -22,7 +22,7 @@ from engine.requests.text import ItemTokenizer
 _SHORT = 8  # tokens of a short text
 _MAX_ITEMS = 32  # run together at most
 
-Group = tuple[str, Sequence[EncodedItem]]  # what they are called; items of one length
+Group = tuple[str, Sequence[EncodedItem]]  # a name for errors; items of one length
 
 
 def warm_up_one_pass(
