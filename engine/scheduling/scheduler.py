@@ -43,7 +43,7 @@ from engine.scheduling.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Owns the requests: those that wait, and those that run.
+    """Owns the requests: the waiting and the running ones.
 
     A step takes the next token of every decoding sequence first, then sources and prompt chunks in
     order of arrival, no more than keeps those from waiting long. A prompt is cut at multiples of
@@ -51,8 +51,8 @@ class Scheduler:
     with the decoding ones: so the numbers that a request gets do not depend on the load.
 
     If the cache has no room for the next token of a sequence, the youngest request of the lowest
-    priority waits again. What it has said stands, and all its tokens are computed again, in chunks;
-    draws depend on positions only, and so go on as they would have.
+    priority waits again. Its output so far stands, and all its tokens are computed again, in
+    chunks; draws depend on positions only, and so go on as they would have.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Scheduler:
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
         self._pauses = Pauses()
         self._num_scheduled = 0  # steps
-        self._num_taken_in = 0  # of them
+        self._num_taken_in = 0  # steps
         self._last_taken_in = 0.0  # when, on the clock
         self._wasted = WastedWork()
         self._clear()
@@ -83,7 +83,7 @@ class Scheduler:
     def _clear(self) -> None:
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
-        self._num_sequences = 0  # of the running requests, that have not ended
+        self._num_sequences = 0  # sequences of running requests that have not ended
         self._decoding: dict[Sequence, None] = {}  # those that compute one token a step
         self._group: DecodeGroup | None = None  # all of them in order; None: they have changed
         self._groups: dict[bool, DecodeGroup] = {}  # the last of all of them, and of some
@@ -239,7 +239,7 @@ class Scheduler:
     def _find(self, key: int) -> Request | None:
         return self._running.get(key) or self._waiting.get(key)
 
-    # Who runs
+    # Admission and preemption
 
     def _admit(self) -> None:
         """Give room to the requests that are next, to all sequences of a group at once."""
@@ -331,7 +331,7 @@ class Scheduler:
     def _make_one_wait(self) -> bool:
         """Let the youngest request of the lowest priority wait again; False: there is none.
 
-        What a step under way is to bring cannot be taken away. A request that is alone fails.
+        A request in a step under way cannot be chosen. A request that is alone fails.
         """
         requests = [r for r in self._running.values() if r.last_step <= self._num_taken_in]
         if not requests:
@@ -391,7 +391,7 @@ class Scheduler:
         for sequence in members:
             sequence.request.took_part(number, size)
 
-    # What a step has brought
+    # Results of a step
 
     def _take_scores(self, step: Step, result: StepResult, now: float) -> None:
         for chunk, positions in zip(step.scoring, result.scores, strict=True):

@@ -30,7 +30,7 @@ class TokenRequest:
     target_ids: tuple[int, ...] = ()  # encoder-decoder: the given beginning of the output
     priority: int = 0  # lower runs earlier
     tenant: str = ""
-    matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
+    matcher: TokenMatcher | None = None  # the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
     deltas: Deltas | None = Deltas()  # None: none are wanted
 
@@ -42,18 +42,18 @@ class Sequence:
     request: Request
     index: int
     tokens: list[int]  # the prompt, or the decoder's start token, and what was generated
-    num_prompt: int = 0  # of them, tokens that were given
+    num_prompt: int = 0  # how many of them were given
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_generated: int = 0
     is_finished: bool = False
-    matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
+    matcher: TokenMatcher | None = None  # the request's constraint, behind `tokens`
     plain_index: int = -1  # among the plain draws of the last step that it was in
     num_told: int = 0  # of the generated tokens
     tell_at: int = 0  # with so many generated tokens they are told
     look_at: int = 0  # with so many it is looked at: it may end, or they are told
-    text: Detokenizer | None = None  # where its stop strings are found, if it has some
-    draws: SequenceDraws | None = None  # where plain draws of it are not greedy
-    sum_logprob: float = 0.0  # of the generated tokens
+    text: Detokenizer | None = None  # finds its stop strings, if it has some
+    draws: SequenceDraws | None = None  # its random numbers; None: its plain draws are greedy
+    sum_logprob: float = 0.0  # over the generated tokens
     positions: list[PositionLogprobs] = field(default_factory=list)  # not told yet, if asked for
     attention: list[tuple[float, ...]] = field(default_factory=list)  # likewise
 
@@ -112,7 +112,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What the scheduler keeps of a request. Only the scheduler's parts change it."""
+    """The scheduler's state of a request. Only the scheduler's parts change it."""
 
     asked: TokenRequest
     stop_rule: StopRule
@@ -129,7 +129,7 @@ class Request:
     steps: int = 0
     batch_size_total: int = 0  # sequences in those steps
     last_step: int = -1
-    num_top: int = 1  # of the largest logits, as many as its draws look at
+    num_top: int = 1  # how many of the largest logits its draws look at
     score_from: int | None = None  # the first given token whose log-probability is still wanted
     search: BeamSearch | None = None
     beams: list[Sequence] = field(default_factory=list)  # its running hypotheses, in order
@@ -184,9 +184,9 @@ class Request:
 
     @property
     def reading(self) -> list[Sequence]:
-        """The sequences that compute what they have so far: the leader, for all.
+        """The sequences that compute their tokens so far: the leader, for all.
 
-        Of a request that was put back into the queue, all that run.
+        In a request that was put back into the queue, all that run.
         """
         if self.first_token is None:
             return [self.leader]
