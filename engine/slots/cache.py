@@ -17,18 +17,18 @@ from engine.slots.table import SlotTable
 
 @dataclass(slots=True)
 class _Held:
-    """What a request holds."""
+    """The rows of a request."""
 
-    num_places: int  # of its sequences: those that have no row yet are sure to get one
-    is_sound: bool  # what it has computed is finite
+    num_places: int  # its sequences: those that have no row yet are sure to get one
+    is_sound: bool  # its keys and values are finite
     source_row: int = 0
 
 
 class SlotKVCache:
     """A KVCache of rows; a sequence has room for the whole context as soon as it is admitted.
 
-    Rows keep what others may use while nobody needs them: beginnings of prompts, and sources.
-    Only of the request's own tenant: times and counts tell what is there already.
+    A row that nobody needs keeps what other requests may use: the beginning of a prompt, or a
+    source. Only requests of the same tenant may: times and counts would show that it is there.
     """
 
     has_room_for_all = True

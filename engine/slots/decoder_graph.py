@@ -40,7 +40,7 @@ class DecoderGraph:
         self.cache = cache
         self.is_on_device = is_on_device
         self.graph_ids = graph_ids
-        # Of the call that runs; kernels read it on the host.
+        # The running call's; kernels read it on the host.
         self.total_seq = np.zeros(1, DTYPES[TOTAL_SEQ])
         self._decoder = decoder
         self._num_tops: dict[int, NDArray[Any]] = {}

@@ -23,7 +23,7 @@ class GenerationSessions(NamedTuple):
 
     decoder: Session
     encoder: Session | None
-    draws: tuple[Session, ...]  # of DRAW_GRAPHS, all or none
+    draws: tuple[Session, ...]  # all DRAW_GRAPHS or none
 
 
 def load_sessions(

@@ -33,13 +33,13 @@ from engine.slots.step_block import Bound, HostStepBlock, Pending, StepBlock, St
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice
 
-_NUM_TOKENS = 1024  # of a step on a device, if nobody says how many
-_WIDEST = RequestLimits().most_sequences  # of a request
+_NUM_TOKENS = 1024  # tokens of a step on a device, if none are named
+_WIDEST = RequestLimits().most_sequences  # sequences of a request
 _NOTHING = ScheduledBatch()
 
 
 class ModelRunner(Protocol):
-    """What an engine needs of a model."""
+    """Runs the graphs of a model, step by step."""
 
     num_padding: int  # query rows computed for nobody, in all
 
@@ -70,8 +70,8 @@ class SlotModelRunner:
     """Runs a step on a SlotCache: a call per length of source, one per chunk, one for all decoding.
 
     The kernel takes several rows with one token each, or one row with several tokens. All calls of
-    a step are planned before the first one runs, so that their inputs are brought together. What is
-    returned as logits is overwritten by later calls.
+    a step are planned before the first one runs, so that their inputs are brought together. Later
+    calls overwrite the logits that are returned.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class SlotModelRunner:
 
     @property
     def most_tokens(self) -> int:
-        """Of the steps that have room on a device; 0 without one."""
+        """The largest number of tokens of a step on a device; 0 without one."""
         return self._num_tokens if self._device is not None else 0
 
     @property
@@ -199,9 +199,9 @@ class SlotModelRunner:
     ) -> Pending:
         """Begin a step; on a device it runs behind the one before, which may not be waited for yet.
 
-        Of more than one that was not waited for something is overwritten, see StepBlock; logits of
-        all tokens by the next step, but for those of `whole_rows`. With `draws` the next tokens of
-        all rows that decode are drawn behind it, by a graph.
+        At most one step may be under way before this one, or outputs are overwritten, see
+        StepBlock; logits of all tokens are overwritten by the next step, but for those of
+        `whole_rows`. A graph draws the next tokens of all rows that decode, if there are `draws`.
         """
         self.cache.apply(batch.row_ops)
         is_at_rest = not (batch.encodes or batch.chunks or batch.decode_ids)

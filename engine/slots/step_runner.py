@@ -21,11 +21,11 @@ from engine.slots.step_block import Pending
 class SlotStepRunner:
     """A StepRunner for the places of a SlotKVCache.
 
-    On the host a step is done when it is submitted. On a device it is queued: the likeliest tokens,
-    and those that the package's graphs for draws draw, go into the next step without the host, so
-    that it can be queued before this one is looked at. What else is drawn is drawn when the step is
-    collected; whole rows of logits that it reads are brought to the host before the next step
-    overwrites them. A step behind which none may follow is done when it is submitted there, too.
+    A step on the host is done when it is submitted. A step on a device is queued: the likeliest
+    tokens, and those that the package's graphs for draws draw, go into the next step without the
+    host, so that it can be queued before this one is looked at. All other draws are made when the
+    step is collected; whole rows of logits that they read are brought to the host before the next
+    step overwrites them. A step that none may follow is done when it is submitted there, too.
     """
 
     def __init__(self, model: ModelRunner, sampler: Sampler, *, feeds_ids: bool = False) -> None:
@@ -35,8 +35,8 @@ class SlotStepRunner:
         self.feeds_ids = feeds_ids or model.is_on_device
         self._sampler = sampler
         self._stream = RandomStream()
-        self._rows: Rows = slice(0)  # of logits, that the last step chooses plainly from
-        self._last_ids: list[int] = []  # that it has chosen, where it is done
+        self._rows: Rows = slice(0)  # logits that the plain draws of the last step are from
+        self._last_ids: list[int] = []  # the last step's tokens, if it is done
         self._steps: deque[Callable[[], StepResult] | StepResult] = deque()
 
     @property

@@ -1,4 +1,4 @@
-"""Which sequence has which row of the cache, and what ended ones have left there."""
+"""The owners of a cache's rows: sequences, and cached prefixes of ended ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.slots.batch import RowOp
 class KeptPrefix:
     """The beginning of an ended sequence, whose keys and values are still in a row."""
 
-    tenant: str  # whose it was, and who alone may use it
+    tenant: str  # only its requests may use it
     tokens: list[int]
     row: int
 
@@ -43,7 +43,7 @@ class SlotTable:
 
     @property
     def kept(self) -> list[KeptPrefix]:
-        """What ended sequences have left, the least recently used first."""
+        """The cached prefixes, the least recently used first."""
         return list(self._kept)
 
     @property

@@ -19,7 +19,7 @@ from engine.slots.device_room import fewer
 from engine.slots.runner import SlotModelRunner
 from engine.slots.source_index import group_widths
 
-_NUM_TOKENS = 4  # of a prompt
+_NUM_TOKENS = 4  # in a prompt
 _NUM_ROWS = 3  # decoded together
 _NUM_TOP = 128  # the most that a request without a top_k of its own asks for
 _NOTHING = ScheduledBatch()
