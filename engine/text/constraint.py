@@ -22,7 +22,7 @@ _MAX_CACHED = 16  # compiled constraints; the least recently used goes first
 _MAX_MESSAGE_CHARS = 500
 _STUCK = "NoExtensionBias"  # how a message of llguidance begins where no token can follow
 
-_MAX_CHARS = 65_536  # of a constraint's texts
+_MAX_CHARS = 65_536  # all texts of a constraint together
 _STACK_BYTES = 256 * 2**20  # reserved, not used: rules that nest deeply are followed recursively
 
 # White space between things: a weak model would else write nothing more than that.
@@ -35,7 +35,7 @@ _LIMITS = LLParserLimits(
     step_lexer_fuel=100_000,  # for one mask: 7 ms
     step_max_items=50_000,  # for one mask: 3 ms
     max_items_in_row=5_000,
-    max_lexer_states=10_000,  # of 2 kB each: 20 MB
+    max_lexer_states=10_000,  # 2 kB each: 20 MB
     verbose_errors=False,
 )
 
