@@ -107,7 +107,7 @@ FORMATS: Mapping[Target, TargetFormats] = MappingProxyType(
 
 @dataclass(frozen=True)
 class PackageFormat:
-    """Where the graphs of a package run, and the types of the numbers in them."""
+    """The target of a package's graphs, and the types of the numbers in them."""
 
     target: Target = DEFAULT_TARGET
     precision: Precision = "fp32"  # activations
@@ -169,7 +169,7 @@ class PackageFormat:
 
 
 class GenerationContract(_Model):
-    """What the engine must know to run the graphs of a generating model.
+    """Facts that the engine needs to run the graphs of a generating model.
 
     engine/package/graph_io.py says which inputs and outputs `decoder.onnx` and `encoder.onnx` have.
     """
@@ -190,7 +190,7 @@ class GenerationContract(_Model):
 
 
 class EncodingContract(_Model):
-    """What the engine must know to run `model.onnx` of a one-pass text model, see graph_io.py."""
+    """Facts that the engine needs to run `model.onnx` of a text model, see graph_io.py."""
 
     vocab_size: VocabSize
     max_len: Length
@@ -209,7 +209,7 @@ class EncodingContract(_Model):
 
 
 class ImageContract(_Model):
-    """What the engine must know to run `model.onnx` of a vision model, see graph_io.py.
+    """Facts that the engine needs to run `model.onnx` of a vision model, see graph_io.py.
 
     A picture becomes numbers as (pixel / 255 - mean) / std. A picture of another size is stretched
     to `resize` by `resize` pixels, or with `keep_ratio` until its shorter edge has so many; the
