@@ -193,7 +193,7 @@ async def test_a_slow_reader_gets_more_text_at_a_time(make_engine: MakeEngine, s
 
     events = [event async for event in stream]
 
-    # What came together with Admitted, and all the rest at once.
+    # Text that came together with Admitted, and all the rest at once.
     assert len([event for event in events if isinstance(event, TextDelta)]) <= 2
     assert ended(events)[0].text == "twenty characters.."
 
@@ -648,7 +648,7 @@ async def test_room_that_a_fault_has_left_behind_is_given_back_when_nobody_waits
     engine, runner = await make_engine(spell("hello"), config=EngineConfig(max_num_seqs=1))
 
     def leave_something() -> None:
-        engine._steps._core.scheduler._num_sequences += 1  # of a request that is gone
+        engine._steps._core.scheduler._num_sequences += 1  # a request that is gone
         runner.before_step = lambda: None
 
     runner.before_step = leave_something

@@ -58,7 +58,7 @@ def sequences_of(outputs: list[EngineOutput]) -> dict[tuple[int, int], list[tupl
 
 def test_what_a_step_brings_of_all_sequences_is_handed_over_at_once(make_core: Callable) -> None:
     core, _ = make_core(continuation)
-    told: list[list[int]] = []  # whose tokens, by hand-over
+    told: list[list[int]] = []  # keys of requests, by hand-over
     ended: list[int] = []
 
     def hand_over(outputs: list[EngineOutput]) -> bool:

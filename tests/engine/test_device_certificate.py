@@ -191,7 +191,7 @@ def test_a_package_is_served_with_the_rows_that_it_was_shown_with(
             "here they are of 8, 32 rows",
             " --max-num-seqs 32 --decode-buckets 8,32",
         ),
-        (  # of two workers that share the GPU: more rows would be verified than one has room for
+        (  # two workers share the GPU: more rows would be verified than one has room for
             {"gpu": "NVIDIA L4"},
             replace(CHOSEN, gpu_memory_utilization=0.45),
             "has GPU NVIDIA L4",

@@ -47,7 +47,7 @@ def num_top_of(draw) -> int:
 
 
 def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """What `transformers` samples from."""
+    """The distribution that `transformers` samples from."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))

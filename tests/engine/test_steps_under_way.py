@@ -211,7 +211,7 @@ CONTROLS = (
 
 
 def random_params(draw: random.Random, vocab_size: int = 256) -> SamplingParams:
-    share = draw.choice([0, 0, 0.08, 0.24])  # of tokens, one of which comes early or late
+    share = draw.choice([0, 0, 0.08, 0.24])  # share of tokens that stop; one comes early or late
     stops = tuple(draw.sample(range(vocab_size), int(share * vocab_size)))
     common = {
         "max_new_tokens": draw.randint(1, 12),
