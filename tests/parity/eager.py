@@ -15,7 +15,7 @@ from engine.requests.request import SamplingParams
 from exporter.models import TransformerConfig
 from tests.parity.near import DECIDED, MAX_RATIO
 
-TOLERANCE = 1e-4  # of a log-probability, where graphs are in float32
+TOLERANCE = 1e-4  # for a log-probability, if graphs are in float32
 
 
 class Eager:

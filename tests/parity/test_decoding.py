@@ -64,7 +64,7 @@ class Asked(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The sequences and the end of a request."""
 
     sequences: list[SequenceFinished]
     end: RequestFinished | Score

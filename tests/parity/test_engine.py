@@ -1,4 +1,4 @@
-"""What the engine answers under load is what the eager model answers to each request alone."""
+"""The engine under load gives the answers of the eager model to each request alone."""
 
 from __future__ import annotations
 
