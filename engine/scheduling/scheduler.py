@@ -21,6 +21,7 @@ from engine.scheduling.attention import StepAttention, alignment_of
 from engine.scheduling.beams import continue_beams
 from engine.scheduling.deadlines import Deadlines, expired
 from engine.scheduling.decode_group import DecodeGroup
+from engine.scheduling.delta_pacing import DeltaPacing
 from engine.scheduling.estimates import CompletionEstimates, cannot_meet, least_new_tokens
 from engine.scheduling.failures import no_room, no_token, nothing_allowed
 from engine.scheduling.kv_cache import KVCache
@@ -33,7 +34,6 @@ from engine.scheduling.output import (
     HypothesisOutput,
     ScoresOutput,
 )
-from engine.scheduling.pauses import Pauses
 from engine.scheduling.prefill import PrefillPlan, PrefillQueue
 from engine.scheduling.queue_limits import QueueLimits
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
@@ -73,7 +73,7 @@ class Scheduler:
         self._tokens_rate = DecayingRate()
         self._queue_limits = QueueLimits(config)
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
-        self._pauses = Pauses()
+        self._pacing = DeltaPacing()
         self._num_scheduled = 0  # steps
         self._num_taken_in = 0  # steps
         self._last_taken_in = 0.0  # when, on the clock
@@ -128,7 +128,7 @@ class Scheduler:
         if asked.deadline is not None:
             self._refuse_if_too_late(request, asked.deadline)
         self._waiting.add(request)
-        self._pauses.ask(asked.deltas)
+        self._pacing.ask(asked.deltas)
         self._deadlines.add(asked.deadline)
         self._admit()
 
@@ -173,7 +173,7 @@ class Scheduler:
         return self._make_step(started, group, fed, plan)
 
     def update(self, step: Step, result: StepResult) -> list[EngineOutput]:
-        """Take in what a step has brought; return that and all else there is to tell."""
+        """Take in the result of a step; return its outputs and all others that are pending."""
         now = self._clock()
         self._num_taken_in = step.number
         began, self._last_taken_in = max(step.started, self._last_taken_in), now
@@ -187,19 +187,19 @@ class Scheduler:
             self._wasted += WastedWork(padding_tokens=result.num_padding)
         self._take_scores(step, result, now)
         self._tokens_rate.add(self._take_choices(step, result, now), now)
-        self._tell(self._pauses.over(step.parts.decoding, now))
+        self._emit(self._pacing.due(step.parts.decoding, now))
         self._admit()
         return self.take_outputs()
 
     def take_outputs(self) -> list[EngineOutput]:
-        """Hand over what there is to tell since the last call."""
+        """Hand over the outputs since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def fail_all(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """Forget every request; return a failure for each, described by its request id."""
         for request in self._all():
-            self._outputs += request.told()
+            self._outputs += request.emit()
             request.end()
         num_computed = sum(request.num_computed for request in self._running.values())
         self._wasted += WastedWork(failed_tokens=num_computed)
@@ -451,10 +451,10 @@ class Scheduler:
             sequence.num_generated += 1
             sequence.sum_logprob += logprob
             if (
-                sequence.num_generated >= sequence.look_at
+                sequence.num_generated >= sequence.check_at
                 or token_id in request.stop_rule.token_ids
             ):
-                self._look_at(sequence, token_id)
+                self._end_or_emit(sequence, token_id)
         return num_tokens
 
     def _first_token(self, request: Request, now: float) -> None:
@@ -482,23 +482,23 @@ class Scheduler:
         if sequence not in self._decoding:
             self._decoding[sequence] = None
             self._forget_groups()
-        self._look_at(sequence, token.token_id)
+        self._end_or_emit(sequence, token.token_id)
 
-    def _look_at(self, sequence: Sequence, token_id: int) -> None:
-        """End a sequence if it ends with this token, and tell its tokens if they are enough."""
+    def _end_or_emit(self, sequence: Sequence, token_id: int) -> None:
+        """End a sequence if it ends with this token, and emit its tokens if they are enough."""
         end = sequence.request.stop_rule.end_of(token_id, sequence.num_generated, sequence.text)
-        if end is not None or sequence.num_generated >= sequence.tell_at:
-            self._outputs.append(sequence.told(end))
+        if end is not None or sequence.num_generated >= sequence.emit_at:
+            self._outputs.append(sequence.emit(end))
         if end is not None:
             self._finish(sequence)
 
-    def _tell(self, sequences: tuple[Sequence, ...]) -> None:
-        """Tell the tokens of those whose pause is over, where they are enough."""
+    def _emit(self, sequences: tuple[Sequence, ...]) -> None:
+        """Emit the tokens of those whose delta is due, if they are enough."""
         for sequence in sequences:
             request = sequence.request
             if request.is_paced and not sequence.is_finished and request.search is None:
-                if sequence.num_untold >= request.tokens_at_once:
-                    self._outputs.append(sequence.told())
+                if sequence.num_pending >= request.tokens_at_once:
+                    self._outputs.append(sequence.emit())
 
     def _advance_search(
         self,
@@ -551,7 +551,7 @@ class Scheduler:
             request.search.close(reason)
             self._finish_search(request, request.search)
             return
-        self._outputs += request.told()
+        self._outputs += request.emit()
         self._outputs += [
             CutOutput(request.key, sequence.index, reason)
             for sequence in request.sequences
@@ -572,7 +572,7 @@ class Scheduler:
         self._wasted += (
             WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
         )
-        self._outputs += request.told()
+        self._outputs += request.emit()
         self._remove(request, sound=False)
         self._outputs.append(FailedOutput(request.key, error))
 
