@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
-from engine.life.engine import NICENESS
-from engine.life.trial import Trial
+from engine.lifecycle.engine import NICENESS
+from engine.lifecycle.trial import Trial
 from engine.package.device_certificate import is_invariant_as_shown, settings_as_shown
 from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import GenerationContract, Manifest

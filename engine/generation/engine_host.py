@@ -39,7 +39,7 @@ from engine.generation.messages import (
 )
 from engine.generation.parts import EngineParts
 from engine.generation.wire import Wire
-from engine.life.step_watch import StepWatch
+from engine.lifecycle.step_watch import StepWatch
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from engine.errors import DeadlineExpired, EngineFailure, Overloaded, TokenweirError
 from engine.generation.commands import Abort, Command, Stop
 from engine.generation.core import EngineCore, StepTimes
-from engine.life.lifecycle import draining, failure
+from engine.lifecycle.lifecycle import draining, failure
 from engine.requests.load import LoadSnapshot
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest

@@ -43,9 +43,9 @@ from engine.generation.messages import (
 from engine.generation.parts import MakeParts, Tell
 from engine.generation.steps import Receive
 from engine.generation.wire import Unpacker, Wire, packed
-from engine.life.lifecycle import EngineState, FailOpen, Lifecycle, lost
-from engine.life.step_watch import StepState
-from engine.life.trial import Trial
+from engine.lifecycle.lifecycle import EngineState, FailOpen, Lifecycle, lost
+from engine.lifecycle.step_watch import StepState
+from engine.lifecycle.trial import Trial
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.sequence import TokenRequest
@@ -153,7 +153,7 @@ class EngineProcess(Lifecycle):
         self._compiling[asked.number] = compiled
         self._send(asked)
 
-    # Its life
+    # Lifecycle
 
     async def _try_out(self) -> Trial:
         self._loop = asyncio.get_running_loop()

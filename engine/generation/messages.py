@@ -12,8 +12,8 @@ from engine.config import EngineConfig
 from engine.generation.commands import Command
 from engine.generation.core import StepTimes
 from engine.generation.parts import MakeParts
-from engine.life.step_watch import StepState
-from engine.life.trial import Trial
+from engine.lifecycle.step_watch import StepState
+from engine.lifecycle.trial import Trial
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.output import EngineOutput

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.generation.core import EngineCore
 from engine.generation.request_reader import Constraints
-from engine.life.trial import Trial
+from engine.lifecycle.trial import Trial
 from engine.requests.text import GenerationTokenizer
 
 Tell = Callable[[str], None]  # takes progress, a line at a time

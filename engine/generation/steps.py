@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine.generation.core import StepTimes
-from engine.life.lifecycle import FailOpen
+from engine.lifecycle.lifecycle import FailOpen
 from engine.requests.load import LoadSnapshot
 from engine.scheduling.output import EngineOutput
 from engine.scheduling.sequence import TokenRequest

@@ -12,7 +12,7 @@ from PIL import Image
 
 from engine.config import EngineConfig
 from engine.errors import DeviceError, InvalidRequest, OutOfDeviceMemory, PackageError
-from engine.life.trial import Trial
+from engine.lifecycle.trial import Trial
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem

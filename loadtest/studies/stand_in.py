@@ -22,7 +22,7 @@ from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.generation.engine_process import EngineProcess
 from engine.generation.parts import EngineParts, Tell
-from engine.life.trial import Trial
+from engine.lifecycle.trial import Trial
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package
 from engine.sampling.lazy_rows import LazyRows, Row

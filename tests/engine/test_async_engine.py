@@ -29,7 +29,7 @@ from engine.errors import (
 from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.life.trial import Trial
+from engine.lifecycle.trial import Trial
 from engine.requests.events import (
     Admitted,
     FinishReason,

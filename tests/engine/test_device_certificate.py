@@ -18,8 +18,8 @@ import pytest
 
 from engine.config import Device, EngineConfig, RequestLimits
 from engine.errors import DeviceError, PackageError
-from engine.life.engine import life_in_thread
-from engine.life.trial import Trial
+from engine.lifecycle.engine import lifecycle_in_thread
+from engine.lifecycle.trial import Trial
 from engine.package import device_certificate
 from engine.package import package as packages
 from engine.package.device_certificate import (
@@ -338,9 +338,9 @@ async def test_the_thread_of_an_engine_gives_way_where_it_computes_and_not_where
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return Trial()
 
-    life = life_in_thread(package, replace(CHOSEN, device=device), "engine", warm_up)
+    lifecycle = lifecycle_in_thread(package, replace(CHOSEN, device=device), "engine", warm_up)
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    await life.start(lambda: None, lambda error_of: None)
+    await lifecycle.start(lambda: None, lambda error_of: None)
 
     assert seen == [before + extra]
-    await life.stop(0, asyncio.Event().wait, lambda: None)
+    await lifecycle.stop(0, asyncio.Event().wait, lambda: None)

@@ -33,7 +33,7 @@ from engine.errors import (
     Starting,
     TokenBudgetFull,
 )
-from engine.life.trial import Trial
+from engine.lifecycle.trial import Trial
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest

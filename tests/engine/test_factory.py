@@ -25,7 +25,7 @@ from engine.config import EngineConfig, RequestLimits
 from engine.errors import ConfigError, OutOfDeviceMemory, PackageError
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.life.trial import Trial
+from engine.lifecycle.trial import Trial
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.one_pass.warm_up import warm_up_one_pass

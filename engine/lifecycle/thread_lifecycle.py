@@ -1,4 +1,4 @@
-"""The life of an engine that runs in a thread of this process."""
+"""The lifecycle of an engine that runs in a thread of this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from engine.life.lifecycle import FailOpen, Lifecycle, failure
-from engine.life.trial import Trial
+from engine.lifecycle.lifecycle import FailOpen, Lifecycle, failure
+from engine.lifecycle.trial import Trial
 
 _log = logging.getLogger(__name__)
 
 
-class ThreadLife(Lifecycle):
+class ThreadLifecycle(Lifecycle):
     """A Lifecycle of a thread.
 
     The thread itself tries the model out: what a device captures there, it repeats only there.

@@ -1,4 +1,4 @@
-"""The life of an engine: its states, what it refuses in them, its health, its start and stop."""
+"""The lifecycle of an engine: its states and their refusals, its health, its start and stop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enum import Enum
 
 from engine.background import in_background
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
-from engine.life.step_watch import StepWatch
-from engine.life.trial import Trial
+from engine.lifecycle.step_watch import StepWatch
+from engine.lifecycle.trial import Trial
 
 _log = logging.getLogger(__name__)
 
