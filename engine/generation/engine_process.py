@@ -35,10 +35,10 @@ from engine.generation.messages import (
     Compiled,
     Failed,
     Loaded,
-    Order,
+    Progress,
+    StartMessage,
     Status,
     StepOutputs,
-    Told,
 )
 from engine.generation.parts import MakeParts, Tell
 from engine.generation.steps import Receive
@@ -88,7 +88,7 @@ class EngineProcess(Lifecycle):
         try:
             level = logging.getLogger("engine").getEffectiveLevel()
             with suppress(ConnectionError):  # it has ended already, which is told below
-                self._wire.send(Order(name, make, niceness, level))
+                self._wire.send(StartMessage(name, make, niceness, level))
             self.config: EngineConfig = self._wait_until_loaded()
         except BaseException:
             self._end_at_once()
@@ -160,7 +160,7 @@ class EngineProcess(Lifecycle):
         self._begun: asyncio.Future[Trial] = self._loop.create_future()
         self._gone = asyncio.Event()  # nothing more comes
         self._transport, _ = await self._loop.create_unix_connection(
-            lambda: _Ear(self, self._wire.unpacker), sock=self._wire.socket
+            lambda: _Receiver(self, self._wire.unpacker), sock=self._wire.socket
         )
         for message in self._wire.unread():
             self.take(message)
@@ -226,7 +226,7 @@ class EngineProcess(Lifecycle):
             self._transport.write(packed(unsent))
 
     def take(self, message: object) -> None:
-        """Take in what the process tells."""
+        """Take in a message of the process."""
         match message:
             case StepOutputs():
                 if message.status is not None:
@@ -240,7 +240,7 @@ class EngineProcess(Lifecycle):
                 self._begun.set_result(message.trial)
             case Failed():
                 self._begun.set_exception(message.error)
-            case Told():
+            case Progress():
                 self._tell(message.line)
             case logging.LogRecord():
                 logger = logging.getLogger(message.name)
@@ -276,8 +276,8 @@ class EngineProcess(Lifecycle):
         )
 
 
-class _Ear(asyncio.Protocol):
-    """Hears what the process tells, on the event loop; what waits meanwhile, waits there."""
+class _Receiver(asyncio.Protocol):
+    """Receives the messages of the process on the event loop; back pressure stays in the socket."""
 
     def __init__(self, process: EngineProcess, unpacker: Unpacker) -> None:
         self._process = process

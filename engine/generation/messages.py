@@ -1,7 +1,7 @@
 """Messages between a worker and the process of its engine, beside records of the log.
 
-The worker sends an Order, and then lists of Begin, Compile, Ask and the commands of the loop. The
-process sends everything else.
+The worker sends a StartMessage, and then lists of Begin, Compile, Ask and the commands of the loop.
+The process sends everything else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.step_measures import StepMeasures
 
 
 @dataclass(frozen=True)
-class Order:
+class StartMessage:
     """The engine that the process is to be; sent first."""
 
     name: str  # the model's
@@ -57,7 +57,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Told:
+class Progress:
     """A line of progress while the engine starts."""
 
     line: str
