@@ -52,8 +52,8 @@ class StepTimes:
 class StepRunner(Protocol):
     """Computes steps on the memory of one kind of KVCache, and chooses behind their logits."""
 
-    feeds_ids: bool
-    """Whether a step may be submitted whose tokens the one under way chooses, see Parts.fed."""
+    overlaps: bool
+    """Whether a step may be submitted whose tokens the one under way chooses: see Parts."""
 
     @property
     def has_result(self) -> bool:
@@ -88,7 +88,7 @@ class EngineCore:
     @property
     def runs_ahead(self) -> bool:
         """Whether a step begins before the one before it is taken in."""
-        return self._runner.feeds_ids
+        return self._runner.overlaps
 
     @property
     def has_requests(self) -> bool:
@@ -103,8 +103,8 @@ class EngineCore:
     def step(self) -> list[EngineOutput]:
         """Compute one token of every decoding sequence, and some of the prompts.
 
-        A runner that feeds ids begins the next step before this one is taken in, so that it need
-        not wait for that. A sequence that ends is then in one step more, for nothing.
+        If steps overlap, the next one begins before this one is taken in, so that it need not wait
+        for that. A sequence that ends is then in one step more, for nothing.
         """
         started = perf_counter()
         if not self._under_way:

@@ -149,7 +149,7 @@ class Scheduler:
         return self._schedule(is_ahead=False)
 
     def schedule_ahead(self) -> Step | None:
-        """Return the step behind the one under way, to which the runner feeds its plain draws.
+        """Return the step behind the one under way, which computes the plain draws of that.
 
         Sequences whose draws are others wait until that one is taken in. None: there is nothing to
         compute before.
@@ -169,8 +169,8 @@ class Scheduler:
             self._forget_groups()
         if plan.lacks_room and plan.is_empty and not ready:
             self._make_one_wait()  # nothing else would ever give its room back
-        group, fed = self._grouped(ready, is_ahead)
-        return self._make_step(started, group, fed, plan)
+        group, future_tokens = self._grouped(ready, is_ahead)
+        return self._make_step(started, group, future_tokens, plan)
 
     def update(self, step: Step, result: StepResult) -> list[EngineOutput]:
         """Take in the result of a step; return its outputs and all others that are pending."""
@@ -302,19 +302,21 @@ class Scheduler:
     def _grouped(
         self, ready: list[Sequence], is_ahead: bool
     ) -> tuple[DecodeGroup, tuple[int, ...]]:
-        """Return these sequences in the order in which they decode, and what is fed to them."""
+        """Return these sequences in the order in which they decode, and their future tokens."""
         group = self._group
         if group is not None and len(ready) == len(group.sequences):
             return group, tuple(range(len(ready))) if is_ahead else ()
         arranged = tuple(self._cache.arrange(ready))
-        fed = [one.plain_index if one.num_drawing else -1 for one in arranged] if is_ahead else ()
+        future_tokens: tuple[int, ...] = ()
+        if is_ahead:
+            future_tokens = tuple([x.plain_index if x.num_drawing else -1 for x in arranged])
         is_whole = len(arranged) == len(self._decoding)
         group = self._groups.get(is_whole)
         if group is None or group.sequences != arranged:
             group = self._groups[is_whole] = DecodeGroup(arranged, self._contract.vocab_size)
         group.number_sequences()
         self._group = group if is_whole and self._cache.has_room_for_all else None
-        return group, tuple(fed)
+        return group, future_tokens
 
     def _forget_groups(self) -> None:
         """Forget who decodes together, or how they draw: it has changed."""
@@ -350,7 +352,7 @@ class Scheduler:
         self._waiting.put_back(request)
 
     def _make_step(
-        self, started: float, group: DecodeGroup, fed: tuple[int, ...], plan: PrefillPlan
+        self, started: float, group: DecodeGroup, future_tokens: tuple[int, ...], plan: PrefillPlan
     ) -> Step:
         group.num_steps_left -= 1
         for sequence in group.sequences:
@@ -365,7 +367,7 @@ class Scheduler:
             tuple([sequence.tokens[-1] for sequence in group.sequences]),
             drawn.num_top,
             tuple(drawn.aligned.values()),
-            fed,
+            future_tokens,
         )
         return Step(
             number=self._num_scheduled,
@@ -621,8 +623,8 @@ class Scheduler:
 
 
 def _is_ready(sequence: Sequence, is_ahead: bool) -> bool:
-    """Say whether a decoding sequence may compute its next token, known or fed."""
+    """Say whether a decoding sequence may compute its next token, known or a future one."""
     if sequence.num_drawing == 0:
         return True
-    may_be_fed = is_ahead and sequence.num_drawing == 1 and sequence.request.draws_plainly
-    return may_be_fed and sequence.num_steps_left > 0
+    may_follow = is_ahead and sequence.num_drawing == 1 and sequence.request.draws_plainly
+    return may_follow and sequence.num_steps_left > 0

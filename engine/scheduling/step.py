@@ -70,14 +70,14 @@ class Parts(NamedTuple):
     num_top: int  # how many of the largest logits the draws look at
     aligned: tuple[int, ...]  # which logits' attention to the source is wanted, rising
     # By sequence, which plain draw of the step before gives its token, -1: it is known; (): all are
-    fed: tuple[int, ...] = ()
+    future_tokens: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
     """All of one step, from its schedule until its result is taken in; several may be under way.
 
     A sequence whose next token is being drawn has nothing to compute until the step was taken in,
-    but for plain draws of a runner that feeds ids.
+    but for plain draws of a runner whose steps overlap.
     """
 
     number: int

@@ -61,4 +61,4 @@ class ScheduledBatch(NamedTuple):
     aligned: tuple[int, ...] = ()  # rows of logits whose attention to the source is wanted, rising
     # See Parts; the model runner of a device takes, for each of its rows, that of the step before
     # which gives its token.
-    fed: tuple[int, ...] = ()
+    future_tokens: tuple[int, ...] = ()

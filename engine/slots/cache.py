@@ -133,7 +133,7 @@ class SlotKVCache:
             decode_sources=self._sources_of(parts.decoding),
             num_top=parts.num_top,
             aligned=parts.aligned,
-            fed=parts.fed,
+            future_tokens=parts.future_tokens,
         )
 
     def problems(self, requests: Iterable[Request]) -> list[str]:

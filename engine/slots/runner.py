@@ -215,8 +215,8 @@ class SlotModelRunner:
             assert self._draws is not None, "who has a graph for draws is asked for some"
             calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
-        if batch.fed:
-            self._feed(batch.fed)
+        if batch.future_tokens:
+            self._copy_tokens(batch.future_tokens)
         for call in calls:
             self._graph.total_seq[0] = call.total_seq
             call.run()
@@ -256,9 +256,9 @@ class SlotModelRunner:
             return self._block.drawn_outputs(size.num_rows, size.num_top)[0]
         return self._block.decode_outputs(size.num_rows, size.num_top).top_ids
 
-    def _feed(self, fed: Sequence[int]) -> None:
+    def _copy_tokens(self, future_tokens: Sequence[int]) -> None:
         """Queue copies of what the step before has chosen to where tokens are read."""
-        for first, origin, size in _neighbours(fed):
+        for first, origin, size in _neighbours(future_tokens):
             target, ids = self._decodes.input_ids, self._next_ids
             assert self._device is not None and isinstance(target, DeviceArray)
             assert isinstance(ids, DeviceArray), "a decode call was before"
@@ -324,16 +324,16 @@ class SlotModelRunner:
         return DeviceStepBlock(memory, contract, num_slots, num_tokens=num_tokens, size=size)
 
 
-def _neighbours(fed: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the rows that are fed, together where they and what they get lie beside each other.
+def _neighbours(origins: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield runs of rows that have an origin, where rows and origins lie beside each other.
 
-    Each time that is the first of them, the first row that it gets its token from, and how many.
+    A run is its first row, the row of the step before that gives its token, and its length.
     """
     first = 0
-    for stop in range(1, len(fed) + 1):
-        if stop == len(fed) or fed[first] < 0 or fed[stop] != fed[stop - 1] + 1:
-            if fed[first] >= 0:
-                yield first, fed[first], stop - first
+    for stop in range(1, len(origins) + 1):
+        if stop == len(origins) or origins[first] < 0 or origins[stop] != origins[stop - 1] + 1:
+            if origins[first] >= 0:
+                yield first, origins[first], stop - first
             first = stop
 
 

@@ -191,7 +191,7 @@ class StandInRunner(SlotStepRunner):
     """Lets a stand-in choose its tokens by itself, and compute the next step with them."""
 
     def __init__(self, model: StandInModel) -> None:
-        super().__init__(model, Sampler(), feeds_ids=True)
+        super().__init__(model, Sampler(), overlaps=True)
         self._stand_in = model
 
     def collect(self) -> StepResult:

@@ -141,7 +141,7 @@ class BlockKVCache:
 class BlockStepRunner:
     """A StepRunner without a model: blocks hold token ids, and a script continues them."""
 
-    feeds_ids = has_result = False
+    overlaps = has_result = False
 
     def __init__(self, script: Script, cache: BlockKVCache) -> None:
         self._script, self._size = script, cache.block_size

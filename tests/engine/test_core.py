@@ -75,12 +75,12 @@ def test_what_a_step_brings_of_all_sequences_is_handed_over_at_once(make_core: C
     assert [sorted(keys) for keys in told if keys] == [[0, 1, 2]] * 6
 
 
-@pytest.mark.parametrize("feeds_ids", [False, True])
+@pytest.mark.parametrize("overlaps", [False, True])
 def test_sequences_that_decode_on_are_not_looked_at_one_by_one(
-    feeds_ids: bool, make_core: Callable, monkeypatch: pytest.MonkeyPatch
+    overlaps: bool, make_core: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, _ = make_core(continuation)
-    core._runner.feeds_ids = feeds_ids
+    core._runner.overlaps = overlaps
     for key in range(4):
         core.scheduler.add(request(key, 5, max_new_tokens=20, ignore_eos=True))
     for _ in range(4):
