@@ -13,7 +13,7 @@ _ROOT = Path("/")
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# By which onnxruntime chooses its kernels, as Linux calls them.
+# onnxruntime chooses its kernels by these; the names are Linux's.
 _INSTRUCTION_SETS = (
     "avx",
     "avx2",

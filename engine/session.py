@@ -62,10 +62,11 @@ def create_session(
 ) -> Session:
     """Load a graph for the CPU, or with its weights onto a device.
 
-    `num_threads` are those of the CPU; 0 means one per core that this process may use. On a CPU,
-    `profile` is how a file begins that says when each kernel ran, see `end_profile`. Raises
-    PackageError if onnxruntime does not take the graph, or would run a node of it on the CPU beside
-    the device; DeviceError if it cannot use the device, OutOfDeviceMemory if there is no room.
+    `num_threads` are those of the CPU; 0 means one per core that this process may use. `profile` is
+    the beginning of the name of a file that says when each kernel ran on a CPU, see `end_profile`.
+    Raises PackageError if onnxruntime does not take the graph, or would run a node of it on the CPU
+    beside the device; DeviceError if it cannot use the device, OutOfDeviceMemory if there is no
+    room.
     """
     path = Path(path)
     if device is not None:
@@ -101,7 +102,7 @@ class Session:
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once and return every output by name, in new arrays.
 
-        On a device the call waits for its stream: copies to it and back are part of the call.
+        A call on a device waits for its stream: copies to it and back are part of the call.
         Raises OutOfDeviceMemory if a kernel wants more than it has, PackageError if somebody has
         written to the weights that are read where their file lies.
         """
@@ -228,8 +229,8 @@ def _create_on_cpu(
     # Else the threads of the graph that ran before spin on the cores that this one needs: encoder
     # and decoder in turns took twice as long. One graph alone takes the same time either way.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # Without VNNI, sums of two products of 8 bits would be cut to 16 bits. With this they are exact
-    # and take 1.3 times as long; onnxruntime would do so with VNNI, too, where it gains nothing.
+    # Sums of two products of 8 bits would be cut to 16 bits without VNNI. This makes them exact and
+    # 1.3 times as long; onnxruntime would do so with VNNI, too, where it gains nothing.
     if not _VNNI & set(instruction_sets()):
         options.add_session_config_entry("session.x64quantprecision", "1")
     if weights is not None:
@@ -291,7 +292,7 @@ def cuda_options(device: CudaDevice, *, captures: bool = True) -> dict[str, str]
 
 
 def _have_been_read(weights: MappedWeights, *num_tokens: int) -> None:
-    """Note a run, for so many tokens; PackageError if it may have read something else."""
+    """Record a run; raise PackageError if the weights file changed."""
     weights.have_been_read(*num_tokens)
     if weights.were_written_to:
         raise PackageError(

@@ -135,14 +135,14 @@ class EngineCore:
             started,
             ended,
             batch_size=len(parts.encoding) + len(parts.chunks) + len(decoding),
-            # Behind an encoder the first token of a sequence is decoded, too.
+            # The first token of a sequence behind an encoder is decoded, too.
             num_continued=num_continued,
         )
 
     def check_integrity(self) -> None:
         """Raise EngineFailure if requests, room and memory do not fit together.
 
-        To be called between two steps, in the thread that runs them.
+        Call it between two steps, in the thread that runs them.
         """
         problems, wanted = self.scheduler.problems(), self.scheduler.contents()
         if wanted is not None and wanted != (found := self._runner.contents()):
@@ -151,7 +151,7 @@ class EngineCore:
             raise EngineFailure("the engine is not in order: " + "; ".join(problems))
 
     def recover(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
-        """After a step that failed: fail every request and start with an empty cache."""
+        """Fail every request and start with an empty cache, after a step that failed."""
         self._runner.reset()
         self._under_way.clear()
         return self.scheduler.fail_all(describe)

@@ -134,7 +134,7 @@ class EngineHost:
         self._wire.send(Compiled(asked.number, error))
 
     def _hand_over(self, outputs: list[EngineOutput]) -> bool:
-        """Send what a step has brought; here waits who is much faster than its worker."""
+        """Send the outputs of a step; blocks while the worker is behind (back pressure)."""
         now = time.monotonic()
         has_more = self._parts.core.scheduler.has_requests
         is_due = not has_more or now >= self._told_at + STATUS_PAUSE

@@ -18,9 +18,9 @@ from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.step_measures import StepMeasures
 
-MOMENT = 1.0  # seconds; who comes sooner finds the memory of who has just ended
-# After so long a thread lets another one of its process go on. Where the next step is to begin
-# while a device computes, Python's own setting may keep the engine from that for several steps.
+KEEP_MEMORY = 1.0  # seconds before freed pages go back; a new request may reuse them
+# A thread lets another one of its process go on after so long. Python's own setting may keep the
+# engine from beginning the next step while a device computes, for several steps.
 _SWITCH_SECONDS = 0.0005
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class EngineLoop:
         self._rest()
         if self._core.scheduler.has_work:
             with suppress(queue.Empty):
-                return self._commands.get(timeout=MOMENT)
+                return self._commands.get(timeout=KEEP_MEMORY)
             return None
         self._check_integrity()
         return self._commands.get()

@@ -71,7 +71,7 @@ class EngineProcess(Lifecycle):
         """Start the process and return once it has loaded the model, `name`.
 
         `make` is pickled, and called there. Raises what it raises, or EngineFailure if the process
-        ends. By `niceness` the process gives way to others where processors are short.
+        ends. The process gives way to others by `niceness` when processors are short.
         """
         super().__init__(name, "engine process", max_step_seconds)
         self._tell = tell
@@ -294,9 +294,9 @@ class _Receiver(asyncio.Protocol):
 def _start() -> tuple[subprocess.Popen[bytes], Wire]:
     """Start a process that is to be an engine, and return it with its wire.
 
-    By a command of its own: multiprocessing would run the program that is served from once more,
-    and keeps a process beside. It ends with the wire, for the kernel's signal at a parent's death
-    comes at the end of the thread that has started it.
+    It has a command of its own: multiprocessing would run the program that is served from once
+    more, and keeps a process beside. It ends with the wire, for the kernel's signal at a parent's
+    death comes at the end of the thread that has started it.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -17,7 +17,7 @@ _JOIN_TIMEOUT = 30.0  # seconds
 
 
 class StepState(NamedTuple):
-    """Since when a step has run, if one does, and how many failed in a row."""
+    """The start of the running step, if there is one, and how many failed in a row."""
 
     since: float | None = None  # on the monotonic clock
     consecutive_failures: int = 0

@@ -33,7 +33,7 @@ class ThreadLifecycle(Lifecycle):
     ) -> None:
         """`name` is the model's; `warm_up` runs it before the first request.
 
-        By `niceness` the thread gives way to the others of this process where processors are short.
+        The thread gives way to the others of this process by `niceness` when processors are short.
         """
         super().__init__(name, thread_name, max_step_seconds)
         self._warm_up = warm_up

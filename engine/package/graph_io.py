@@ -40,7 +40,7 @@ DRAWN = (DRAWN_IDS, DRAWN_LOGPROBS)
 # Packages for a device have them, by engine.sampling.plain.Reach.
 DRAW_GRAPHS = ("draw.onnx", "draw_all.onnx", "draw_nucleus.onnx")
 
-# By numpy's names; of keys and values it is that of their cache.
+# numpy's names; keys and values have the type of their cache.
 DTYPES = {
     **dict.fromkeys((INPUT_IDS, POSITION_IDS, LOGIT_IDX, NUM_TOP, TOP_IDS), "int64"),
     **dict.fromkeys((SEQLENS_K, TOTAL_SEQ), "int32"),

@@ -84,7 +84,7 @@ class CacheShape(_Model):
 
 @dataclass(frozen=True)
 class TargetFormats:
-    """For which types of numbers a target has kernels."""
+    """The types of numbers that a target has kernels for."""
 
     precisions: tuple[Precision, ...]  # activations
     no_int8_cache: tuple[Precision, ...] = ()  # those without one for an int8 cache
@@ -340,7 +340,7 @@ class Certificate(Comparison):
     half: tuple[Judged, ...] = ()  # graphs in float16, as they are; (): there are none
     largest_float16: Amount | None = None  # number that the eager model computes in float16
     answers: Answers | None = None  # None: it generates
-    # With what an imported model was compared, in words; "": it was trained here.
+    # The original that an imported model was compared with, in words; "": it was trained here.
     original: Annotated[str, Field(max_length=MAX_ORIGINAL)] = ""
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
     device: DeviceCertificate | None = None  # None: nothing was computed on a device

@@ -53,11 +53,11 @@ class BeamSearch:
     A stop string ends a hypothesis with the token that completes it. Any token may: if more
     candidates end than `num_candidates` allows for, fewer hypotheses go on, as in `generate`.
 
-    With `beam_end` "bound" the search is over when `num_outputs` finished hypotheses score at least
+    The search with `beam_end` "bound" is over when `num_outputs` finished hypotheses score at least
     what any running one can still reach. Sums only fall, so that is the sum of now at the most
     favourable length left, and going on to `max_new_tokens` would return the same. Nothing bounds a
     sum that controls can make rise, and then the search does go on. The results are those of
-    `generate` with `early_stopping="never"`. With "enough", its True, the search is over as soon as
+    `generate` with `early_stopping="never"`. The search with "enough", its True, is over as soon as
     `beam_width` hypotheses have finished; with "estimate", its False, as soon as each of so many
     scores at least what the best running one does now. Both may miss the best.
     """

@@ -127,7 +127,7 @@ class PlainChoices(NamedTuple):
 def num_columns(params: SamplingParams) -> int | None:
     """Return from how many of the likeliest tokens one can be chosen; None: from all.
 
-    With controls this is a first guess; the whole row may be needed.
+    This is a first guess if there are controls; the whole row may be needed.
     """
     if params.strategy == "greedy":
         return 1

@@ -41,8 +41,8 @@ Doubles = NDArray[np.float64]
 def num_top(params: SamplingParams) -> int:
     """Return how many of a row's likeliest tokens the sampler wants of a request's rows.
 
-    With a smaller vocabulary it is the vocabulary. More are never looked at, so that the result of
-    a request does not depend on what the others of the step want.
+    The number may exceed the vocabulary. More are never looked at, so that the result of a request
+    does not depend on what the others of the step want.
     """
     return max(1, params.logprobs or 0, params.prompt_logprobs or 0, num_columns(params) or 0)
 

@@ -319,7 +319,7 @@ class Scheduler:
         return group, future_tokens
 
     def _forget_groups(self) -> None:
-        """Forget who decodes together, or how they draw: it has changed."""
+        """Forget the groups that decode together: their sequences or draws have changed."""
         self._group = None
         self._groups.clear()
 

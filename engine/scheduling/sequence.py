@@ -186,7 +186,7 @@ class Request:
     def reading(self) -> list[Sequence]:
         """The sequences that compute their tokens so far: the leader, for all.
 
-        In a request that was put back into the queue, all that run.
+        All that run do so in a request that was put back into the queue.
         """
         if self.first_token is None:
             return [self.leader]

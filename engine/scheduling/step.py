@@ -69,7 +69,8 @@ class Parts(NamedTuple):
     decode_ids: tuple[int, ...]  # the token that each of them computes, if it is known
     num_top: int  # how many of the largest logits the draws look at
     aligned: tuple[int, ...]  # which logits' attention to the source is wanted, rising
-    # By sequence, which plain draw of the step before gives its token, -1: it is known; (): all are
+    # The plain draw of the step before that gives each sequence's token, -1: it is known; (): all
+    # are.
     future_tokens: tuple[int, ...] = ()
 
 

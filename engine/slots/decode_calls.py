@@ -49,14 +49,14 @@ class _Bound(NamedTuple):
 class DecodeCalls:
     """Appends a token to each of the first rows, in one call.
 
-    With `buckets` the call has as many rows as the smallest of them that holds the decoding ones,
-    and as many sources. A row that only fills it up, be it empty, in the middle of its prompt or
-    kept for its beginning, gets a token too, and it is written behind what the row holds: there the
-    row's next token will be written before anything reads it. If the row is full, it is written
-    over its last position, which only the token there itself has ever read.
+    A call with `buckets` has as many rows as the smallest of them that holds the decoding ones, and
+    as many sources. A row of padding, be it empty, in the middle of its prompt or a cached prefix,
+    gets a token too, which is written behind the tokens of the row: the row's next token will
+    be written there before anything reads it. A full row has it written over its last position,
+    which only the token there itself has ever read.
 
     Every source has room for a `group` of rows, so that a call is of one shape however many a
-    source has. Only where one has more it is of another, and never captured.
+    source has. A call in which one has more is of another shape, and never captured.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
 """How many sequences have room in the memory of a device.
 
-A process may use a share of the device, `gpu_memory_utilization`, and never more than is free. From
-that come off the weights of its graphs and what a step takes beside the rows:
+A process may use a share of the device, `gpu_memory_utilization`, and never more than is free. The
+weights of its graphs and the memory of a step beside the rows come off that:
 
     room  = min(total memory x gpu_memory_utilization - weights, free memory)
     rows  = (room - beside) / row
     row   = keys and values of a sequence and of its source at their longest, its logits and draw
     beside = 1 GB, a row of each kind to exchange two, and the logits of the longest prompt's step
 
-Free memory is read when the weights are there. Whoever names no number of sequences gets as many
+Free memory is read when the weights are there. An engine without a number of sequences gets as many
 rows as that gives, up to 256.
 """
 

@@ -55,7 +55,7 @@ class ModelRunner(Protocol):
     ) -> Pending:
         """Begin a step, whose logits come in the order of ScheduledBatch; see SlotModelRunner.
 
-        On the host it is done, and the next step overwrites the arrays.
+        The step is done when this returns on the host, and the next one overwrites the arrays.
         """
 
     @property
@@ -90,12 +90,12 @@ class SlotModelRunner:
     ) -> None:
         """`buckets` are the numbers of rows that a decode call may have; (): any number.
 
-        A source has up to `widest_group` sequences. With buckets every decode call has room for as
+        A source has up to `widest_group` sequences. Every decode call with buckets has room for as
         many of each source, so that its shape does not depend on how many there are.
 
-        On a `device` that means one, of `num_slots` rows, and memory is taken for steps of
+        A `device` without buckets has one, of `num_slots` rows. It takes memory for steps of
         `num_tokens` tokens: OutOfDeviceMemory if it is not there. A larger step takes more, and
-        what was captured is captured again. `graph_ids` are shared by all runners on a session.
+        captured calls are captured again. `graph_ids` are shared by all runners on a session.
         """
         self._contract = contract
         self._decoder = decoder
@@ -199,7 +199,7 @@ class SlotModelRunner:
     ) -> Pending:
         """Begin a step; on a device it runs behind the one before, which may not be waited for yet.
 
-        At most one step may be under way before this one, or outputs are overwritten, see
+        No more than one step may be under way before this one, or outputs are overwritten, see
         StepBlock; logits of all tokens are overwritten by the next step, but for those of
         `whole_rows`. A graph draws the next tokens of all rows that decode, if there are `draws`.
         """

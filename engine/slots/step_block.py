@@ -89,9 +89,9 @@ class StepBlock(Protocol):
     def send(self, whole_rows: Sequence[int] = ()) -> Pending:
         """Let what the calls write come to the host: rows that decode, then those of chunks.
 
-        On a device it is overwritten by the second step behind this one, but for logits of all
-        tokens: these are read before the next one begins, or are of the `whole_rows`, in rising
-        order, no more than there are slots.
+        The second step behind this one overwrites it on a device, but for logits of all tokens:
+        these are read before the next one begins, or are of the `whole_rows`, in rising order, no
+        more than there are slots.
         """
 
 

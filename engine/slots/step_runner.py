@@ -100,7 +100,7 @@ class SlotStepRunner:
     def _result(self, step: Step, pending: Pending, num_padding: int, seconds: float) -> StepResult:
         """Choose all that a step draws and score what it scores behind its logits.
 
-        To compute or queue it has taken so many seconds.
+        `seconds` is how long it took to compute or to queue it.
         """
         sampler, waiting = self._sampler, perf_counter()
         logits = pending()

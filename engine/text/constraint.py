@@ -28,7 +28,7 @@ _STACK_BYTES = 256 * 2**20  # reserved, not used: rules that nest deeply are fol
 # White space between things: a weak model would else write nothing more than that.
 _JSON_OPTIONS = {"whitespace_pattern": r"[ \n]?"}
 
-# In llguidance's units, which are the same on every machine; the times are those on one core.
+# The units are llguidance's, the same on every machine; the times are those on one core.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # to compile: 20 ms
     max_grammar_size=100_000,  # symbols

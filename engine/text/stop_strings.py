@@ -33,8 +33,8 @@ class StopMatcher:
     def push(self, text: str, *, may_match: bool = True) -> str:
         """Return what may be sent now that `text` has come.
 
-        Text behind a match is dropped. With `may_match` false a stop string that would become
-        complete in this text is let through.
+        Text behind a match is dropped. A stop string that would become complete in this text is let
+        through if `may_match` is false.
         """
         if self.matched is not None:
             return ""

@@ -49,7 +49,7 @@ class Tokenizer:
             side = "left" if cuts_left else "right"
             self._tokenizer.enable_truncation(cut_at, strategy="longest_first", direction=side)
         self.vocab_size = found.vocab_size
-        # By name; of two that a text could be, the longer one first.
+        # Names by id; the longer one of two that a text could be comes first.
         added = self._tokenizer.get_added_tokens_decoder().items()
         names = {token_id: token.content for token_id, token in added if token.special}
         self.special_names = dict(sorted(names.items(), key=lambda one: -len(one[1])))

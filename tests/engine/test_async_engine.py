@@ -552,7 +552,7 @@ async def test_a_deadline_that_has_passed_is_refused_before_the_queue(
 async def test_memory_is_put_in_order_when_no_request_has_come_for_a_moment(
     make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 60.0)
+    monkeypatch.setattr("engine.generation.engine_loop.KEEP_MEMORY", 60.0)
     engine, runner = await make_engine(spell("x"))
 
     for _ in range(2):
@@ -565,7 +565,7 @@ async def test_memory_is_put_in_order_when_no_request_has_come_for_a_moment(
 async def test_an_idle_engine_sleeps(
     make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 0.01)
+    monkeypatch.setattr("engine.generation.engine_loop.KEEP_MEMORY", 0.01)
     engine, runner = await make_engine(spell("x"))
     await collect(engine, request())
     while any(runner.rows):
