@@ -18,7 +18,7 @@ from engine.generation.request_stream import RequestStream
 from engine.generation.steps import Steps
 from engine.lifecycle.engine import Engine, lifecycle_in_thread
 from engine.lifecycle.lifecycle import ErrorOf, draining, failure
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
@@ -69,7 +69,7 @@ class AsyncEngine(Engine):
         constraints: Constraints,
         chat: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
-        warm_up: Callable[[], Trial] = Trial,
+        warm_up: Callable[[], WarmUpResult] = WarmUpResult,
     ) -> None:
         """`core` gets a thread, unless it has a process, which knows how the model is tried out.
 

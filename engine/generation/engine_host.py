@@ -68,13 +68,13 @@ class EngineHost:
             self._load(start)
             if not self._is_to_begin.get():
                 return
-            trial = self._parts.warm_up()
+            result = self._parts.warm_up()
         except Exception as error:
             self._wire.send(Failed(self._passed_on(error)))
             return
         gc.collect()
         gc.freeze()  # the collector need not look at the model again and again
-        self._wire.send(Begun(trial))
+        self._wire.send(Begun(result))
         self._loop.run()
 
     def _load(self, start: StartMessage) -> None:

@@ -45,7 +45,7 @@ from engine.generation.steps import Receive
 from engine.generation.wire import Unpacker, Wire, packed
 from engine.lifecycle.lifecycle import EngineState, FailOpen, Lifecycle, lost
 from engine.lifecycle.step_watch import StepState
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.sequence import TokenRequest
@@ -155,9 +155,9 @@ class EngineProcess(Lifecycle):
 
     # Lifecycle
 
-    async def _try_out(self) -> Trial:
+    async def _try_out(self) -> WarmUpResult:
         self._loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[Trial] = self._loop.create_future()
+        self._begun: asyncio.Future[WarmUpResult] = self._loop.create_future()
         self._gone = asyncio.Event()  # nothing more comes
         self._transport, _ = await self._loop.create_unix_connection(
             lambda: _Receiver(self, self._wire.unpacker), sock=self._wire.socket
@@ -237,7 +237,7 @@ class EngineProcess(Lifecycle):
             case Compiled():
                 _settle(self._compiling.pop(message.number), message.error)
             case Begun():
-                self._begun.set_result(message.trial)
+                self._begun.set_result(message.result)
             case Failed():
                 self._begun.set_exception(message.error)
             case Progress():

@@ -13,7 +13,7 @@ from engine.generation.commands import Command
 from engine.generation.core import StepTimes
 from engine.generation.parts import MakeParts
 from engine.lifecycle.step_watch import StepState
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.output import EngineOutput
@@ -46,7 +46,7 @@ class Begin:
 class Begun:
     """The model was tried out, and is served."""
 
-    trial: Trial
+    result: WarmUpResult
 
 
 @dataclass(frozen=True)

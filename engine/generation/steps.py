@@ -22,7 +22,7 @@ class Steps(Protocol):
     """
 
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
-        """Try the model out, then take requests; raise what fails in the trial.
+        """Try the model out, then take requests; raise what fails in the warm-up.
 
         One call of `receive` brings all outputs of a step. `fail_open` is called if no more come.
         """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine.config import EngineConfig
 from engine.lifecycle.lifecycle import Lifecycle
 from engine.lifecycle.thread_lifecycle import ThreadLifecycle
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.machine import num_cores
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
@@ -55,7 +55,7 @@ class Engine:
 
 
 def lifecycle_in_thread(
-    package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], Trial]
+    package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], WarmUpResult]
 ) -> ThreadLifecycle:
     """Return the lifecycle of an engine in a thread of this process.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE = 4  # times the largest step of the trial: others may use the cores, too
+_PATIENCE = 4  # times the largest step of the warm-up: others may use the cores, too
 _LOOKS = 8  # in the time that a step may take
 _JOIN_PAUSE = 0.005  # seconds between two looks whether it has ended
 _JOIN_TIMEOUT = 30.0  # seconds

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from engine.lifecycle.lifecycle import FailOpen, Lifecycle, failure
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class ThreadLifecycle(Lifecycle):
         self,
         name: str,
         thread_name: str,
-        warm_up: Callable[[], Trial],
+        warm_up: Callable[[], WarmUpResult],
         max_step_seconds: float,
         *,
         niceness: int,
@@ -39,7 +39,7 @@ class ThreadLifecycle(Lifecycle):
         self._warm_up = warm_up
         self._niceness = niceness
         self._has_warmed_up = threading.Event()
-        self._shown: Trial | Exception = Trial()
+        self._shown: WarmUpResult | Exception = WarmUpResult()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -65,7 +65,7 @@ class ThreadLifecycle(Lifecycle):
             return False
         return True
 
-    async def _try_out(self) -> Trial:
+    async def _try_out(self) -> WarmUpResult:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name=self._what, daemon=True)
         self._thread.start()

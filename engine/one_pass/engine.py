@@ -17,7 +17,7 @@ from engine.errors import (
 )
 from engine.lifecycle.engine import Engine, lifecycle_in_thread
 from engine.lifecycle.lifecycle import EngineState, ErrorOf, draining, failure
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
@@ -51,7 +51,7 @@ class EncoderEngine(Engine):
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        warm_up: Callable[[], Trial] = Trial,
+        warm_up: Callable[[], WarmUpResult] = WarmUpResult,
     ) -> None:
         """`warm_up` runs the model before the first request, and returns what that has shown."""
         self._thread = lifecycle_in_thread(package, config, "encoder-engine", warm_up)

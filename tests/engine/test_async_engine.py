@@ -29,7 +29,7 @@ from engine.errors import (
 from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.events import (
     Admitted,
     FinishReason,
@@ -824,7 +824,9 @@ async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell)
 # Warm-up
 
 
-def unstarted(make_package, tokenizer, runner: object, warm_up: Callable[[], Trial]) -> AsyncEngine:
+def unstarted(
+    make_package, tokenizer, runner: object, warm_up: Callable[[], WarmUpResult]
+) -> AsyncEngine:
     package, config = make_package(), EngineConfig(max_num_seqs=1)
     core = core_on_slots(config, package.manifest.generation, runner)
     constraints = ConstraintCompiler(tokenizer, 258, ())
@@ -838,10 +840,10 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
     _, runner = await make_engine(spell("x"))
     runner.before_step = lambda: threads.append(threading.current_thread())
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         threads.append(threading.current_thread())
         assert engine.is_warming and not engine.healthy
-        return Trial(is_batch_invariant=False)
+        return WarmUpResult(is_batch_invariant=False)
 
     engine = unstarted(make_package, byte_tokenizer, runner, warm_up)
     await engine.start()
@@ -855,7 +857,7 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
 async def test_an_engine_whose_model_fails_when_tried_out_does_not_start(
     make_package, byte_tokenizer
 ) -> None:
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         raise PackageError("decoding failed")
 
     engine = unstarted(make_package, byte_tokenizer, Mock(is_on_device=False), warm_up)
@@ -871,10 +873,10 @@ async def test_an_engine_that_is_stopped_while_it_tries_its_model_out_never_runs
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         begun.set()
         assert go_on.wait(60)
-        return Trial()
+        return WarmUpResult()
 
     engine = unstarted(make_package, byte_tokenizer, Mock(is_on_device=False), warm_up)
     starting = asyncio.create_task(engine.start())

@@ -19,7 +19,7 @@ import pytest
 from engine.config import Device, EngineConfig, RequestLimits
 from engine.errors import DeviceError, PackageError
 from engine.lifecycle.engine import lifecycle_in_thread
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package import device_certificate
 from engine.package import package as packages
 from engine.package.device_certificate import (
@@ -334,9 +334,9 @@ async def test_the_thread_of_an_engine_gives_way_where_it_computes_and_not_where
     package = load_package(_on_device(tmp_path / "p"))
     seen: list[int] = []
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return Trial()
+        return WarmUpResult()
 
     lifecycle = lifecycle_in_thread(package, replace(CHOSEN, device=device), "engine", warm_up)
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

@@ -13,7 +13,7 @@ import pytest
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
 from engine.lifecycle.lifecycle import EngineState
 from engine.lifecycle.thread_lifecycle import ThreadLifecycle
-from engine.lifecycle.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 
 
 class Work:
@@ -43,7 +43,10 @@ class Work:
 
 
 def lifecycle(
-    warm_up: Callable[[], Trial] = Trial, *, max_step_seconds: float = 8.0, niceness: int = 0
+    warm_up: Callable[[], WarmUpResult] = WarmUpResult,
+    *,
+    max_step_seconds: float = 8.0,
+    niceness: int = 0,
 ) -> ThreadLifecycle:
     return ThreadLifecycle("tiny", "engine", warm_up, max_step_seconds, niceness=niceness)
 
@@ -138,7 +141,7 @@ async def test_three_failed_steps_in_a_row_are_not_healthy_until_one_works() -> 
 
 
 async def test_a_model_that_fails_in_its_trial_is_never_served() -> None:
-    def fail() -> Trial:
+    def fail() -> WarmUpResult:
         raise ZeroDivisionError
 
     one, work = lifecycle(fail), Work()
@@ -155,9 +158,9 @@ async def test_a_model_that_fails_in_its_trial_is_never_served() -> None:
 async def test_the_thread_is_as_nice_to_the_event_loop_as_it_is_told(niceness: int) -> None:
     nice: list[int] = []
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return Trial()
+        return WarmUpResult()
 
     one, work = lifecycle(warm_up, niceness=niceness), Work()
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

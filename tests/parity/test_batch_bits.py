@@ -1,4 +1,4 @@
-"""At the widths of GPT-2 and Marian a row's bits depend on no neighbour and no number of threads.
+"""A row's bits depend on no neighbour and no number of threads, at the widths of GPT-2 and Marian.
 
 Rows are decoded alone on one thread, then in batches of every size on one, two and more threads
 than heads: of mixed and of equal lengths, on both sides of the lengths at which kernels cut.

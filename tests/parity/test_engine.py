@@ -95,7 +95,7 @@ async def test_answers_have_the_same_bits_with_and_without_reuse_of_what_others_
 ) -> None:
     """Twelve requests with two beginnings, or two sources, at any time of each other.
 
-    In graphs for CUDA the sequences of a shared source round otherwise on a CPU.
+    The sequences of a shared source round otherwise on a CPU in graphs for CUDA.
     """
     _, path = exported(family, setup.form)
     drawn = list(prompts(16))

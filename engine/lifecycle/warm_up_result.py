@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Trial:
+class WarmUpResult:
     """How the model behaves on this machine, with the engine's own settings."""
 
     is_batch_invariant: bool = True  # the same bits alone and among others
