@@ -27,7 +27,7 @@ class RequestLimits:
     max_logit_biases: int = 1024
     max_banned_tokens: int = 1024
     max_forced_tokens: int = 64  # that an output begins with
-    max_constraint_chars: int = 65536  # of all its texts together
+    max_constraint_chars: int = 65536  # all its texts together
     max_choices: int = 256
     max_stop_strings: int = 16
     max_stop_string_chars: int = 256
@@ -60,7 +60,7 @@ class EngineConfig:
     max_queue_size: int = 256  # requests waiting; one more is refused
     max_waiting_tokens: int = 262_144  # that waiting requests may come to cost; more are refused
     reuse_prefixes: bool = True  # compute a tenant's equal beginnings and sources once
-    num_threads: int = 0  # of onnxruntime; 0: one per core
+    num_threads: int = 0  # onnxruntime's; 0: one per core
     # An engine longer in one step counts as hung, unless that is less than four times what a full
     # step took when the model was tried out; inf: never.
     max_step_seconds: float = 8.0
@@ -68,7 +68,7 @@ class EngineConfig:
     # Whether a model that generates has a process for itself, beside that of the event loop; None:
     # on a GPU, which would wait for it. On a CPU both want the same cores.
     own_process: bool | None = None
-    gpu_memory_utilization: float = 0.9  # of the device's memory, what this engine may use
+    gpu_memory_utilization: float = 0.9  # share of the device's memory
     # Rows of a decode call on a device, rising: the smallest that holds the batch is taken.
     # (): one, of max_num_seqs. With several a row is no longer computed alike in every batch.
     decode_buckets: tuple[int, ...] = ()

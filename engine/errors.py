@@ -61,7 +61,7 @@ def _as_it_was(kind: type[TokenweirError], args: tuple[object, ...]) -> Tokenwei
 
 @dataclass(frozen=True)
 class FieldViolation:
-    """What is wrong with one field of a request; `field` is its path in the protocol's request."""
+    """A problem of one field of a request; `field` is its path in the protocol's request."""
 
     field: str
     description: str
@@ -106,7 +106,7 @@ class Unauthenticated(TokenweirError):
 
 
 class PermissionDenied(TokenweirError):
-    """Whose token the call shows may not ask for that."""
+    """The token that the call shows does not allow that."""
 
     reason = "PERMISSION_DENIED"
 
@@ -198,7 +198,7 @@ class CapabilityNotSupported(TokenweirError):
     reason = "CAPABILITY_NOT_SUPPORTED"
 
     def __init__(self, message: str, features: Sequence[str] = ()) -> None:
-        self.features = tuple(features)  # what is missing: paths of fields, names of methods
+        self.features = tuple(features)  # the missing ones: paths of fields, names of methods
         super().__init__(message)
 
 
@@ -209,7 +209,7 @@ class RequestAborted(TokenweirError):
 
 
 class OperationRefused(TokenweirError):
-    """What an operator asks for would harm what is served."""
+    """An operator's request would harm the served models."""
 
     reason = "OPERATION_REFUSED"
 

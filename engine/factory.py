@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
-from engine.life.engine import NICENESS
-from engine.life.trial import Trial
+from engine.lifecycle.engine import NICENESS
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package.device_certificate import is_invariant_as_shown, settings_as_shown
 from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import GenerationContract, Manifest
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-TARGET_TOKENIZER_NAME = "target_tokenizer.json"  # where what is written has one of its own
+TARGET_TOKENIZER_NAME = "target_tokenizer.json"  # if the output has its own
 
 
 def load_engine(
@@ -150,7 +150,7 @@ def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EnginePart
     runner = load_runner(package, contract, config, device)
     config = config.with_num_seqs(runner.num_slots)
 
-    def warm() -> Trial:
+    def warm() -> WarmUpResult:
         name = package.manifest.name
         warm_up(runner, contract, package.path, progress=lambda line: tell(f"{name}: {line}"))
         seconds = largest_step_seconds(runner, contract, config, package.path)
@@ -158,7 +158,7 @@ def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EnginePart
         is_equal = _shown(
             package, config, device, lambda: rows_are_bit_equal(runner, contract, widest)
         )
-        return Trial(is_equal, seconds)
+        return WarmUpResult(is_equal, seconds)
 
     return EngineParts(
         core_on_slots(config, contract, runner, tokenizer=texts),
@@ -264,7 +264,7 @@ def _load_one_pass(package: Package, config: EngineConfig, where: Device) -> Enc
     session = _nicely(where, lambda: create_session(path, num_threads=threads, device=device))
     check_graphs((session, one_pass_shape(package.manifest)))
 
-    def warm() -> Trial:
+    def warm() -> WarmUpResult:
         found = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)
         is_equal = _shown(package, config, device, lambda: found.is_batch_invariant)
         return replace(found, is_batch_invariant=is_equal)

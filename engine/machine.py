@@ -1,4 +1,4 @@
-"""What the machine is: its processor, the instructions that kernels use, its cache and memory."""
+"""The machine's processor, the instructions that kernels use, its cache and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROOT = Path("/")
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# By which onnxruntime chooses its kernels, as Linux calls them.
+# onnxruntime chooses its kernels by these; the names are Linux's.
 _INSTRUCTION_SETS = (
     "avx",
     "avx2",
@@ -74,7 +74,7 @@ def l2_bytes() -> int | None:
 def free_memory() -> int:
     """Return how many bytes may still be taken."""
     for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else ():
-        if line.startswith("MemAvailable:"):  # what the system would give up counts, too
+        if line.startswith("MemAvailable:"):  # includes reclaimable memory
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

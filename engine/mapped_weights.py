@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LARGE = 32 * 2**20  # bytes; the pages of a smaller file are not worth looking after
-_NUM_TOKENS = 256  # of which what is read may stay: the system brings in 64 KiB for a row
+_NUM_TOKENS = 256  # after so many, pages are given back: the system reads 64 KiB for a row
 _LOADING_PAUSE = 0.02  # seconds
 
 
 class MappedWeights:
     """The file that a graph's weights lie in.
 
-    onnxruntime packs the weights of products into memory of its own, and reads others here, of an
-    embedding a row for every token. Where both are one matrix it would be resident twice. So pages
-    are given back to the system, again and again while a graph is loaded and while it runs. Who
-    reads one again finds it where the system keeps files in memory, in 2 microseconds for the row
-    of a token; or on the disk, if the memory was needed for something else meanwhile.
+    onnxruntime packs the weights of products into memory of its own, and reads others here: an
+    embedding's row for every token. A matrix that is both would be resident twice. So pages are
+    given back to the system, again and again while a graph is loaded and while it runs. The next
+    read of a page comes from the system's page cache, in 2 microseconds for the row of a token; or
+    from the disk, if the memory was needed for something else meanwhile.
     """
 
     def __init__(self, path: Path) -> None:

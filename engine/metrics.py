@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_NUM_TURNOVERS = 4.0  # of its least count, that a drain is measured over
+_NUM_TURNOVERS = 4.0  # a drain is measured over so many times its least count
 
 
 class DecayingRate:
@@ -53,10 +53,10 @@ class DecayingLeast:
 
 
 class DrainMeter:
-    """What was given to those that wait, a second of the time in which somebody waits.
+    """Measures how much the waiting requests are given per second in which there are some.
 
-    Old gifts are forgotten by what came after them, not by time: a few times `least_count` of them
-    count, however long that takes. Time without a queue tells nothing of how fast it drains.
+    Later gifts displace old ones, time does not: a few times `least_count` of them count, however
+    long that takes. Time without a queue says nothing of how fast it drains.
     """
 
     def __init__(self, least_count: int) -> None:

@@ -20,7 +20,7 @@ from engine.mapped_weights import MappedWeights
 from engine.package.graph_io import INPUT_IDS, READ_ON_HOST, GraphValue
 from engine.wording import listed, size_of
 
-check_distributions()  # of two of them, one on the other, anything may fail to be imported
+check_distributions()  # two of them, installed over each other, may fail anywhere at import
 import onnxruntime as ort  # noqa: E402
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ NOT_CAPTURED = -1  # the id of no captured graph
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _VNNI = {"avx_vnni", "avx512_vnni"}  # either has products of 8 bits with sums of 32
 _ERRORS_ONLY = 3
-_NUMPY_NAMES = {"float": "float32", "double": "float64"}  # of onnxruntime's types; others agree
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}  # onnxruntime's names; others agree
 _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float32": 1,
     "int8": 3,
@@ -41,8 +41,8 @@ _ELEMENT_TYPES = {  # onnx.TensorProto.DataType
     "float64": 11,
     "bfloat16": 16,
 }
-# Of its messages, for which it has no class: of its allocator, of the library of CUDA, and of
-# cuBLAS, which takes some when it is opened (CUBLAS_STATUS_ALLOC_FAILED).
+# Parts of its messages, as it has no class for them: its allocator's, CUDA's, and those of cuBLAS,
+# which takes memory when it is opened (CUBLAS_STATUS_ALLOC_FAILED).
 _OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory", "CUBLAS failure 3:")
 _WANTED = re.compile(r"requested buffer of size (\d+)")  # in the first of them
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
@@ -62,10 +62,11 @@ def create_session(
 ) -> Session:
     """Load a graph for the CPU, or with its weights onto a device.
 
-    `num_threads` are those of the CPU; 0 means one per core that this process may use. On a CPU,
-    `profile` is how a file begins that says when each kernel ran, see `end_profile`. Raises
-    PackageError if onnxruntime does not take the graph, or would run a node of it on the CPU beside
-    the device; DeviceError if it cannot use the device, OutOfDeviceMemory if there is no room.
+    `num_threads` are those of the CPU; 0 means one per core that this process may use. `profile` is
+    the beginning of the name of a file that says when each kernel ran on a CPU, see `end_profile`.
+    Raises PackageError if onnxruntime does not take the graph, or would run a node of it on the CPU
+    beside the device; DeviceError if it cannot use the device, OutOfDeviceMemory if there is no
+    room.
     """
     path = Path(path)
     if device is not None:
@@ -101,7 +102,7 @@ class Session:
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once and return every output by name, in new arrays.
 
-        On a device the call waits for its stream: copies to it and back are part of the call.
+        A call on a device waits for its stream: copies to it and back are part of the call.
         Raises OutOfDeviceMemory if a kernel wants more than it has, PackageError if somebody has
         written to the weights that are read where their file lies.
         """
@@ -127,10 +128,10 @@ class Session:
 class Binding:
     """Inputs and outputs of a graph tied to memory: run() reads and writes the arrays in place.
 
-    What is bound once and run often costs 0.03 ms a run; binding anew costs three times that.
+    A run of what was bound before costs 0.03 ms; binding anew costs three times that.
     Binding a name again replaces what was bound to it.
 
-    On a device everything is a DeviceArray, but for inputs that kernels read on the host.
+    Everything on a device is a DeviceArray, but for inputs that kernels read on the host.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Binding:
         self._binding = session.io_binding()
         self._arrays: dict[tuple[str, str], NDArray[Any] | DeviceArray] = {}  # alive while bound
         self._options: dict[int, ort.RunOptions] = {}  # by id of captured graph
-        self._num_tokens: tuple[int, ...] = ()  # of a run, if it has token ids
+        self._num_tokens: tuple[int, ...] = ()  # token ids in a run, if it has some
 
     def input(self, name: str, array: NDArray[Any] | DeviceArray) -> None:
         """Bind an input to an array, which must be contiguous.
@@ -228,8 +229,8 @@ def _create_on_cpu(
     # Else the threads of the graph that ran before spin on the cores that this one needs: encoder
     # and decoder in turns took twice as long. One graph alone takes the same time either way.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # Without VNNI, sums of two products of 8 bits would be cut to 16 bits. With this they are exact
-    # and take 1.3 times as long; onnxruntime would do so with VNNI, too, where it gains nothing.
+    # Sums of two products of 8 bits would be cut to 16 bits without VNNI. This makes them exact and
+    # 1.3 times as long; onnxruntime would do so with VNNI, too, where it gains nothing.
     if not _VNNI & set(instruction_sets()):
         options.add_session_config_entry("session.x64quantprecision", "1")
     if weights is not None:
@@ -291,7 +292,7 @@ def cuda_options(device: CudaDevice, *, captures: bool = True) -> dict[str, str]
 
 
 def _have_been_read(weights: MappedWeights, *num_tokens: int) -> None:
-    """Note a run, for so many tokens; PackageError if it may have read something else."""
+    """Record a run; raise PackageError if the weights file changed."""
     weights.have_been_read(*num_tokens)
     if weights.were_written_to:
         raise PackageError(

@@ -1,4 +1,4 @@
-"""What the steps of an engine took, for whoever watches it."""
+"""Measures of an engine's steps, for its metrics."""
 
 from __future__ import annotations
 

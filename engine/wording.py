@@ -8,7 +8,7 @@ from itertools import islice
 from pydantic import ValidationError
 
 _MAX_NAMED = 32  # things in one list
-_MAX_CHARS = 300  # of each
+_MAX_CHARS = 300  # a thing
 _UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
@@ -20,9 +20,9 @@ def listed(things: Collection[object], separator: str = ", ") -> str:
 
 
 def shortened(value: object) -> str:
-    """Return the text of a value, of a long one the beginning.
+    """Return the text of a value, or the beginning of a long one.
 
-    What is not plain text, as an end of line or what controls a terminal, is escaped.
+    Everything but plain text is escaped: ends of lines, control sequences of a terminal.
     """
     text = str(value)[: _MAX_CHARS + 1]
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

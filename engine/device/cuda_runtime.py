@@ -21,7 +21,7 @@ _NO_DEVICE = (35, 100)  # cudaErrorInsufficientDriver (or none at all), cudaErro
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 _WITHOUT_TIMES = 2  # cudaEventDisableTiming
 _TO_DEVICE, _TO_HOST, _ON_DEVICE, _BY_ADDRESS = 1, 2, 3, 4  # cudaMemcpyKind
-_PROPERTIES_BYTES = 8192  # of cudaDeviceProp, with room: it begins with the name, of 256 bytes
+_PROPERTIES_BYTES = 8192  # cudaDeviceProp fits with room; its first 256 bytes are the name
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -29,7 +29,7 @@ Functions = Mapping[str, Callable[..., Any]]
 class Region(NamedTuple):
     """A place in planes of rows of bytes, which lie one behind the other."""
 
-    address: int  # of the first plane
+    address: int  # the first plane's
     pitch: int  # bytes of a row
     rows_per_plane: int
     x: int = 0  # bytes before the place in its row
@@ -241,7 +241,7 @@ class CudaRuntime:
 def load_functions() -> Functions:
     """Load the library, if it is not yet loaded; DeviceError if it is not installed."""
     waiting = _load()
-    # What only queues keeps the interpreter's lock: to take it again may take milliseconds.
+    # Calls that only queue work keep the interpreter's lock: taking it again may take milliseconds.
     queueing = ctypes.PyDLL(_LIBRARY, handle=waiting._handle)
     functions: dict[str, Callable[..., Any]] = {}
     for name, arguments in _SIGNATURES.items():

@@ -137,7 +137,7 @@ class DeviceMark:
 
 
 class _Owner:
-    """Whose end gives memory back."""
+    """Gives memory back when it is no longer referenced."""
 
 
 def aligned(num_bytes: int) -> int:

@@ -16,9 +16,9 @@ from engine.generation.engine_thread import EngineThread
 from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
 from engine.generation.steps import Steps
-from engine.life.engine import Engine, life_in_thread
-from engine.life.lifecycle import ErrorOf, draining, failure
-from engine.life.trial import Trial
+from engine.lifecycle.engine import Engine, lifecycle_in_thread
+from engine.lifecycle.lifecycle import ErrorOf, draining, failure
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
@@ -69,7 +69,7 @@ class AsyncEngine(Engine):
         constraints: Constraints,
         chat: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
-        warm_up: Callable[[], Trial] = Trial,
+        warm_up: Callable[[], WarmUpResult] = WarmUpResult,
     ) -> None:
         """`core` gets a thread, unless it has a process, which knows how the model is tried out.
 
@@ -84,9 +84,9 @@ class AsyncEngine(Engine):
             self._steps = core
             super().__init__(package, config, core)
         else:
-            life = life_in_thread(package, config, "engine", warm_up)
-            self._steps = EngineThread(core, life)
-            super().__init__(package, config, life)
+            lifecycle = lifecycle_in_thread(package, config, "engine", warm_up)
+            self._steps = EngineThread(core, lifecycle)
+            super().__init__(package, config, lifecycle)
         self._tokenizer = tokenizer
         self._chat = chat
         self._reader = RequestReader(generation, tokenizer, constraints, config, chat)
@@ -97,12 +97,12 @@ class AsyncEngine(Engine):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What may be asked of this model."""
+        """The capabilities of this model."""
         manifest = self._package.manifest
         assert manifest.generation is not None
         found = {
             "alignment": manifest.generation.alignment,
-            "batch_invariant": self._life.is_invariant,
+            "batch_invariant": self._lifecycle.is_invariant,
             "chat": self._chat is not None,
         }
         return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
@@ -117,12 +117,12 @@ class AsyncEngine(Engine):
 
     @property
     def step_times(self) -> StepTimes:
-        """Where the time of all steps so far went."""
+        """The times of all steps so far."""
         return self._steps.times
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """The measures of all steps so far."""
         return self._steps.measures
 
     def load(self) -> LoadSnapshot:
@@ -142,7 +142,7 @@ class AsyncEngine(Engine):
 
         The rest fails with Draining, but what has begun and allows it ends with what there is.
         """
-        await self._life.stop(grace, self._wait_for_streams, self._steps.end)
+        await self._lifecycle.stop(grace, self._wait_for_streams, self._steps.end)
         self._fail_open(lambda request_id: draining())
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
@@ -154,7 +154,7 @@ class AsyncEngine(Engine):
         Closing or cancelling the iterator aborts the request by the end of the step in flight.
         """
         arrival = self._clock()
-        self._life.refuse_if_closed()
+        self._lifecycle.refuse_if_closed()
         asked = await self._reader.read(request, arrival)
         stream = self._submit(asked)
         try:
@@ -173,7 +173,7 @@ class AsyncEngine(Engine):
         encoder's source or the decoder's own text, that is all of them.
         """
         arrival = self._clock()
-        self._life.refuse_if_closed()
+        self._lifecycle.refuse_if_closed()
         asked = await self._reader.read_scored(request, arrival)
         stream = self._submit(asked)
         try:
@@ -189,7 +189,7 @@ class AsyncEngine(Engine):
 
     def _submit(self, asked: TokenRequest) -> RequestStream:
         """Let a request be scheduled."""
-        self._life.refuse_if_closed()
+        self._lifecycle.refuse_if_closed()
         if asked.deadline is not None and self._clock() >= asked.deadline:
             raise ExpiredInQueue(f"{asked.request_id}: its deadline passed before it was queued")
         key = asked.key

@@ -1,4 +1,4 @@
-"""What the loop of an engine is asked to do between two steps, beside a new TokenRequest."""
+"""Commands that an engine's loop carries out between two steps, beside a new TokenRequest."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from engine.step_measures import StepMeasures
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where the time of the steps so far went, in seconds."""
+    """The times of the steps so far, in seconds."""
 
     steps: int = 0
     scheduling: float = 0.0  # deciding what runs, and taking in the tokens
@@ -52,8 +52,8 @@ class StepTimes:
 class StepRunner(Protocol):
     """Computes steps on the memory of one kind of KVCache, and chooses behind their logits."""
 
-    feeds_ids: bool
-    """Whether a step may be submitted whose tokens the one under way chooses, see Parts.fed."""
+    overlaps: bool
+    """Whether a step may be submitted whose tokens the one under way chooses: see Parts."""
 
     @property
     def has_result(self) -> bool:
@@ -88,7 +88,7 @@ class EngineCore:
     @property
     def runs_ahead(self) -> bool:
         """Whether a step begins before the one before it is taken in."""
-        return self._runner.feeds_ids
+        return self._runner.overlaps
 
     @property
     def has_requests(self) -> bool:
@@ -103,8 +103,8 @@ class EngineCore:
     def step(self) -> list[EngineOutput]:
         """Compute one token of every decoding sequence, and some of the prompts.
 
-        Where the runner feeds ids, the next step is begun before this one is taken in, so that it
-        need not wait for that. A sequence that ends is then in one step more, for nothing.
+        If steps overlap, the next one begins before this one is taken in, so that it need not wait
+        for that. A sequence that ends is then in one step more, for nothing.
         """
         started = perf_counter()
         if not self._under_way:
@@ -135,14 +135,14 @@ class EngineCore:
             started,
             ended,
             batch_size=len(parts.encoding) + len(parts.chunks) + len(decoding),
-            # Behind an encoder the first token of a sequence is decoded, too.
+            # The first token of a sequence behind an encoder is decoded, too.
             num_continued=num_continued,
         )
 
     def check_integrity(self) -> None:
         """Raise EngineFailure if requests, room and memory do not fit together.
 
-        To be called between two steps, in the thread that runs them.
+        Call it between two steps, in the thread that runs them.
         """
         problems, wanted = self.scheduler.problems(), self.scheduler.contents()
         if wanted is not None and wanted != (found := self._runner.contents()):
@@ -151,7 +151,7 @@ class EngineCore:
             raise EngineFailure("the engine is not in order: " + "; ".join(problems))
 
     def recover(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
-        """After a step that failed: fail every request and start with an empty cache."""
+        """Fail every request and start with an empty cache, after a step that failed."""
         self._runner.reset()
         self._under_way.clear()
         return self.scheduler.fail_all(describe)

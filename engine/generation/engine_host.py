@@ -32,14 +32,14 @@ from engine.generation.messages import (
     Compiled,
     Failed,
     Loaded,
-    Order,
+    Progress,
+    StartMessage,
     Status,
     StepOutputs,
-    Told,
 )
 from engine.generation.parts import EngineParts
 from engine.generation.wire import Wire
-from engine.life.step_watch import StepWatch
+from engine.lifecycle.step_watch import StepWatch
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 
@@ -58,30 +58,30 @@ class EngineHost:
 
     def run(self) -> None:
         """Load, try out and serve until the worker says that it is enough."""
-        order = cast(Order, self._wire.receive())
-        self._name = order.name
-        os.nice(order.niceness)
+        start = cast(StartMessage, self._wire.receive())
+        self._name = start.name
+        os.nice(start.niceness)
         logging.root.addHandler(_ToWorker(self._wire))
-        logging.root.setLevel(order.log_level)
+        logging.root.setLevel(start.log_level)
         threading.Thread(target=self._listen, name="asked", daemon=True).start()
         try:
-            self._load(order)
+            self._load(start)
             if not self._is_to_begin.get():
                 return
-            trial = self._parts.warm_up()
+            result = self._parts.warm_up()
         except Exception as error:
             self._wire.send(Failed(self._passed_on(error)))
             return
         gc.collect()
         gc.freeze()  # the collector need not look at the model again and again
-        self._wire.send(Begun(trial))
+        self._wire.send(Begun(result))
         self._loop.run()
 
-    def _load(self, order: Order) -> None:
-        self._parts: EngineParts = order.make(lambda line: self._wire.send(Told(line)))
-        self._watch = StepWatch(order.name, math.inf)  # the worker says what is too long
+    def _load(self, start: StartMessage) -> None:
+        self._parts: EngineParts = start.make(lambda line: self._wire.send(Progress(line)))
+        self._watch = StepWatch(start.name, math.inf)  # the worker says what is too long
         self._loop = EngineLoop(
-            self._parts.core, order.name, self._watch, self._hand_over, rest=self._tell_status
+            self._parts.core, start.name, self._watch, self._hand_over, rest=self._tell_status
         )
         self._wire.send(Loaded(self._parts.config))
 
@@ -134,7 +134,7 @@ class EngineHost:
         self._wire.send(Compiled(asked.number, error))
 
     def _hand_over(self, outputs: list[EngineOutput]) -> bool:
-        """Send what a step has brought; here waits who is much faster than its worker."""
+        """Send the outputs of a step; blocks while the worker is behind (back pressure)."""
         now = time.monotonic()
         has_more = self._parts.core.scheduler.has_requests
         is_due = not has_more or now >= self._told_at + STATUS_PAUSE

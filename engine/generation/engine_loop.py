@@ -12,15 +12,15 @@ from dataclasses import replace
 from engine.errors import DeadlineExpired, EngineFailure, Overloaded, TokenweirError
 from engine.generation.commands import Abort, Command, Stop
 from engine.generation.core import EngineCore, StepTimes
-from engine.life.lifecycle import draining, failure
+from engine.lifecycle.lifecycle import draining, failure
 from engine.requests.load import LoadSnapshot
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.step_measures import StepMeasures
 
-MOMENT = 1.0  # seconds; who comes sooner finds the memory of who has just ended
-# After so long a thread lets another one of its process go on. Where the next step is to begin
-# while a device computes, Python's own setting may keep the engine from that for several steps.
+KEEP_MEMORY = 1.0  # seconds before freed pages go back; a new request may reuse them
+# A thread lets another one of its process go on after so long. Python's own setting may keep the
+# engine from beginning the next step while a device computes, for several steps.
 _SWITCH_SECONDS = 0.0005
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 class EngineLoop:
     """Runs an EngineCore, and sleeps while there is nothing to do.
 
-    Commands take effect between two steps. What a step brings is handed over at once.
+    Commands take effect between two steps. The outputs of a step are handed over at once.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class EngineLoop:
         self._rest = rest
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.num_added = 0
-        self._num_taken = 0  # of them, into the scheduler
+        self._num_taken = 0  # those that the scheduler has
 
     def add(self, request: TokenRequest) -> None:
-        """Let a request be scheduled."""
+        """Queue a request."""
         self.num_added += 1
         self._commands.put(request)
 
@@ -79,12 +79,12 @@ class EngineLoop:
 
     @property
     def times(self) -> StepTimes:
-        """Where the time of all steps so far went."""
+        """The times of all steps so far."""
         return self._core.times
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """The measures of all steps so far."""
         return self._core.measures
 
     def run(self) -> None:
@@ -114,7 +114,7 @@ class EngineLoop:
         self._rest()
         if self._core.scheduler.has_work:
             with suppress(queue.Empty):
-                return self._commands.get(timeout=MOMENT)
+                return self._commands.get(timeout=KEEP_MEMORY)
             return None
         self._check_integrity()
         return self._commands.get()

@@ -35,17 +35,17 @@ from engine.generation.messages import (
     Compiled,
     Failed,
     Loaded,
-    Order,
+    Progress,
+    StartMessage,
     Status,
     StepOutputs,
-    Told,
 )
 from engine.generation.parts import MakeParts, Tell
 from engine.generation.steps import Receive
 from engine.generation.wire import Unpacker, Wire, packed
-from engine.life.lifecycle import EngineState, FailOpen, Lifecycle, lost
-from engine.life.step_watch import StepState
-from engine.life.trial import Trial
+from engine.lifecycle.lifecycle import EngineState, FailOpen, Lifecycle, lost
+from engine.lifecycle.step_watch import StepState
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.sequence import TokenRequest
@@ -59,10 +59,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineProcess(Lifecycle):
-    """A process that makes steps, its life, and its Constraints; see Steps.
+    """A process that makes steps, its lifecycle, and its Constraints; see Steps.
 
-    What crosses goes through one pair of sockets: what the event loop asks in one turn is one
-    message, and so is what a step brings. A worker that is slow to read lets the engine wait.
+    Both directions share one pair of sockets: all commands of one turn of the event loop are one
+    message, and so are the outputs of a step. A worker that is slow to read lets the engine wait.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EngineProcess(Lifecycle):
         """Start the process and return once it has loaded the model, `name`.
 
         `make` is pickled, and called there. Raises what it raises, or EngineFailure if the process
-        ends. By `niceness` the process gives way to others where processors are short.
+        ends. The process gives way to others by `niceness` when processors are short.
         """
         super().__init__(name, "engine process", max_step_seconds)
         self._tell = tell
@@ -88,7 +88,7 @@ class EngineProcess(Lifecycle):
         try:
             level = logging.getLogger("engine").getEffectiveLevel()
             with suppress(ConnectionError):  # it has ended already, which is told below
-                self._wire.send(Order(name, make, niceness, level))
+                self._wire.send(StartMessage(name, make, niceness, level))
             self.config: EngineConfig = self._wait_until_loaded()
         except BaseException:
             self._end_at_once()
@@ -129,12 +129,12 @@ class EngineProcess(Lifecycle):
 
     @property
     def times(self) -> StepTimes:
-        """Where the time of all steps so far went."""
+        """The times of all steps so far."""
         return self._status.times
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """The measures of all steps so far."""
         return self._status.measures
 
     # Constraints
@@ -153,14 +153,14 @@ class EngineProcess(Lifecycle):
         self._compiling[asked.number] = compiled
         self._send(asked)
 
-    # Its life
+    # Lifecycle
 
-    async def _try_out(self) -> Trial:
+    async def _try_out(self) -> WarmUpResult:
         self._loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[Trial] = self._loop.create_future()
+        self._begun: asyncio.Future[WarmUpResult] = self._loop.create_future()
         self._gone = asyncio.Event()  # nothing more comes
         self._transport, _ = await self._loop.create_unix_connection(
-            lambda: _Ear(self, self._wire.unpacker), sock=self._wire.socket
+            lambda: _Receiver(self, self._wire.unpacker), sock=self._wire.socket
         )
         for message in self._wire.unread():
             self.take(message)
@@ -196,7 +196,7 @@ class EngineProcess(Lifecycle):
         self._process.wait()
         self._wire.socket.close()
 
-    # What comes and goes
+    # Messages
 
     def _wait_until_loaded(self) -> EngineConfig:
         while True:
@@ -226,7 +226,7 @@ class EngineProcess(Lifecycle):
             self._transport.write(packed(unsent))
 
     def take(self, message: object) -> None:
-        """Take in what the process tells."""
+        """Take in a message of the process."""
         match message:
             case StepOutputs():
                 if message.status is not None:
@@ -237,10 +237,10 @@ class EngineProcess(Lifecycle):
             case Compiled():
                 _settle(self._compiling.pop(message.number), message.error)
             case Begun():
-                self._begun.set_result(message.trial)
+                self._begun.set_result(message.result)
             case Failed():
                 self._begun.set_exception(message.error)
-            case Told():
+            case Progress():
                 self._tell(message.line)
             case logging.LogRecord():
                 logger = logging.getLogger(message.name)
@@ -276,8 +276,8 @@ class EngineProcess(Lifecycle):
         )
 
 
-class _Ear(asyncio.Protocol):
-    """Hears what the process tells, on the event loop; what waits meanwhile, waits there."""
+class _Receiver(asyncio.Protocol):
+    """Receives the messages of the process on the event loop; back pressure stays in the socket."""
 
     def __init__(self, process: EngineProcess, unpacker: Unpacker) -> None:
         self._process = process
@@ -294,9 +294,9 @@ class _Ear(asyncio.Protocol):
 def _start() -> tuple[subprocess.Popen[bytes], Wire]:
     """Start a process that is to be an engine, and return it with its wire.
 
-    By a command of its own: multiprocessing would run the program that is served from once more,
-    and keeps a process beside. It ends with the wire, for the kernel's signal at a parent's death
-    comes at the end of the thread that has started it.
+    It has a command of its own: multiprocessing would run the program that is served from once
+    more, and keeps a process beside. It ends with the wire, for the kernel's signal at a parent's
+    death comes at the end of the thread that has started it.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,7 +1,7 @@
-"""What a worker and the process of its engine tell each other, beside records of the log.
+"""Messages between a worker and the process of its engine, beside records of the log.
 
-To the engine goes an Order, and then lists of what is asked: Begin, Compile, Ask and the commands
-of the loop. Back comes everything else.
+The worker sends a StartMessage, and then lists of Begin, Compile, Ask and the commands of the loop.
+The process sends everything else.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from engine.config import EngineConfig
 from engine.generation.commands import Command
 from engine.generation.core import StepTimes
 from engine.generation.parts import MakeParts
-from engine.life.step_watch import StepState
-from engine.life.trial import Trial
+from engine.lifecycle.step_watch import StepState
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.output import EngineOutput
@@ -21,10 +21,10 @@ from engine.step_measures import StepMeasures
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the process is to be the engine of; sent first."""
+class StartMessage:
+    """The engine that the process is to be; sent first."""
 
-    name: str  # of the model
+    name: str  # the model's
     make: MakeParts
     niceness: int
     log_level: int
@@ -46,7 +46,7 @@ class Begin:
 class Begun:
     """The model was tried out, and is served."""
 
-    trial: Trial
+    result: WarmUpResult
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A line for whoever watches the start."""
+class Progress:
+    """A line of progress while the engine starts."""
 
     line: str
 
@@ -74,7 +74,7 @@ class Compile:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of that; None: it can be followed."""
+    """The result of Compile; None: the constraint can be followed."""
 
     number: int
     error: Exception | None
@@ -98,7 +98,7 @@ class Status:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """What a step has brought, and how the engine is where that was not told of late."""
+    """The outputs of a step, and the engine's status if it was not sent of late."""
 
     outputs: list[EngineOutput]
     status: Status | None

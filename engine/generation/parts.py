@@ -1,4 +1,4 @@
-"""What an engine is made of, wherever its steps are made."""
+"""The parts of an engine, wherever its steps are made."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.generation.core import EngineCore
 from engine.generation.request_reader import Constraints
-from engine.life.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.text import GenerationTokenizer
 
-Tell = Callable[[str], None]  # how far it is, a line at a time
+Tell = Callable[[str], None]  # takes progress, a line at a time
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class EngineParts:
     tokenizer: GenerationTokenizer
     constraints: Constraints
     config: EngineConfig  # with what the device has room for
-    warm_up: Callable[[], Trial]  # runs the model before the first request, says what that shows
+    warm_up: Callable[[], WarmUpResult]  # runs the model before the first request
 
 
 MakeParts = Callable[[Tell], EngineParts]  # is called in the process that runs them

@@ -34,10 +34,10 @@ Violations = list[FieldViolation]
 
 
 class _Limit(NamedTuple):
-    """What given tokens are checked against."""
+    """The bounds of given tokens."""
 
     most: int
-    problem: str  # what is wrong with more
+    problem: str  # says why more are refused
     vocab_size: int
 
 
@@ -135,7 +135,7 @@ class RequestReader:
             target_ids,
             request.priority,
             request.tenant,
-            # Where the target begins among the decoder's tokens.
+            # The target's first place among the decoder's tokens.
             score_from=(1 if self._has_source else len(ids)) + len(forced),
         )
 

@@ -29,14 +29,14 @@ from engine.scheduling.sequence import TokenRequest
 
 
 class RequestStream:
-    """Gathers what one request's reader has not seen yet; the engine tells what makes a delta.
+    """Gathers the outputs that one request's reader has not seen; the engine cuts the deltas.
 
     A reader that is slower than the model gets more text at a time, never a longer queue. The
-    engine has found the stop strings; here their text is cut off, and what may become one is held
-    back. Where it shows only at the end which sequences are returned (beam search, best_of),
-    nothing is streamed before.
+    engine has found the stop strings; here their text is cut off, and text that may become one is
+    held back. Nothing is streamed if only the end shows which sequences are returned (beam search,
+    best_of).
 
-    One task reads. It is woken by what the engine tells.
+    One task reads. The engine's outputs wake it.
     """
 
     def __init__(self, asked: TokenRequest, tokenizer: GenerationTokenizer) -> None:
@@ -67,11 +67,11 @@ class RequestStream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine has nothing more to tell of the request."""
+        """Whether the engine has no more outputs of the request."""
         return self._timing is not None or self._error is not None
 
     def take(self, output: EngineOutput) -> None:
-        """Take in what the engine tells; nothing more once the request has ended."""
+        """Take in an output of the engine; nothing more once the request has ended."""
         if self.has_ended:
             return
         match output:
@@ -99,7 +99,7 @@ class RequestStream:
             self._reader.set_result(None)
 
     async def events(self) -> list[GenerationEvent]:
-        """Wait until there is something to tell and return it; RequestFinished is the last.
+        """Wait for events and return them; RequestFinished is the last.
 
         Raises the request's error once what came before it has been read.
         """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine.generation.core import StepTimes
-from engine.life.lifecycle import FailOpen
+from engine.lifecycle.lifecycle import FailOpen
 from engine.requests.load import LoadSnapshot
 from engine.scheduling.output import EngineOutput
 from engine.scheduling.sequence import TokenRequest
@@ -22,16 +22,16 @@ class Steps(Protocol):
     """
 
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
-        """Try the model out, then take requests; raise what fails in the trial.
+        """Try the model out, then take requests; raise what fails in the warm-up.
 
-        What a step brings comes in one call of `receive`. If no more comes, `fail_open` is called.
+        One call of `receive` brings all outputs of a step. `fail_open` is called if no more come.
         """
 
     def add(self, request: TokenRequest) -> None:
-        """Let a request be scheduled."""
+        """Queue a request."""
 
     def abort(self, key: int) -> None:
-        """Let a request end, of which nothing more is wanted."""
+        """Abort a request of which nothing more is wanted."""
 
     def end(self) -> None:
         """Let it end after the step in flight; what can end with what there is does so."""
@@ -41,8 +41,8 @@ class Steps(Protocol):
 
     @property
     def times(self) -> StepTimes:
-        """Where the time of all steps so far went."""
+        """The times of all steps so far."""
 
     @property
     def measures(self) -> StepMeasures:
-        """What the steps so far took."""
+        """The measures of all steps so far."""

@@ -15,9 +15,9 @@ from engine.errors import (
     TokenBudgetFull,
     TokenweirError,
 )
-from engine.life.engine import Engine, life_in_thread
-from engine.life.lifecycle import EngineState, ErrorOf, draining, failure
-from engine.life.trial import Trial
+from engine.lifecycle.engine import Engine, lifecycle_in_thread
+from engine.lifecycle.lifecycle import EngineState, ErrorOf, draining, failure
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
@@ -51,10 +51,10 @@ class EncoderEngine(Engine):
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        warm_up: Callable[[], Trial] = Trial,
+        warm_up: Callable[[], WarmUpResult] = WarmUpResult,
     ) -> None:
         """`warm_up` runs the model before the first request, and returns what that has shown."""
-        self._thread = life_in_thread(package, config, "encoder-engine", warm_up)
+        self._thread = lifecycle_in_thread(package, config, "encoder-engine", warm_up)
         super().__init__(package, config, self._thread)
         self._graph = graph
         self._encoder = ItemEncoder(package.manifest, tokenizer, config)
@@ -71,12 +71,12 @@ class EncoderEngine(Engine):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What may be asked of this model."""
+        """The capabilities of this model."""
         manifest = self._package.manifest
         contract = manifest.encoding or manifest.image
         gives_vectors = contract is not None and contract.embedding_dim is not None
         found = tuple(dict.fromkeys((manifest.task, *(["embed"] if gives_vectors else []))))
-        return (*found, "batch_invariant") if self._life.is_invariant else found
+        return (*found, "batch_invariant") if self._lifecycle.is_invariant else found
 
     async def start(self) -> None:
         """Try the model out, then begin to take requests; PackageError if it fails."""
@@ -84,7 +84,7 @@ class EncoderEngine(Engine):
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new requests, wait up to `grace` seconds for open ones, then end the rest."""
-        await self._life.stop(grace, self._wait_for_answers, self._end)
+        await self._lifecycle.stop(grace, self._wait_for_answers, self._end)
 
     def load(self) -> LoadSnapshot:
         """Return how busy the engine is now."""
@@ -154,7 +154,7 @@ class EncoderEngine(Engine):
             self._changed.notify()
 
     def _refuse_if_closed_or_full(self) -> None:
-        self._life.refuse_if_closed()
+        self._lifecycle.refuse_if_closed()
         waiting = self._queue.num_requests + self._num_encoding
         if waiting >= self._config.max_queue_size:
             raise QueueFull(
@@ -191,7 +191,7 @@ class EncoderEngine(Engine):
     def _next_batch(self) -> list[WaitingItem]:
         """Wait for items and return those to run together; none when the engine is to stop."""
         with self._changed:
-            while self._life.state is not EngineState.STOPPED:
+            while self._lifecycle.state is not EngineState.STOPPED:
                 self._expire()
                 if batch := self._queue.take(self._most_items):
                     self._num_running = len(batch)

@@ -37,7 +37,7 @@ class EncodedItem:
 
 
 class OnePassModel(Protocol):
-    """What is told of a model; a manifest tells it."""
+    """The contract of a model, as a manifest has it."""
 
     @property
     def task(self) -> Task: ...
@@ -58,7 +58,7 @@ class ItemEncoder:
         self._image = model.image
         self._tokenizer = tokenizer
         self._limits = config.limits
-        self._max_window_tokens = config.max_waiting_tokens  # of a request
+        self._max_window_tokens = config.max_waiting_tokens  # per request
 
     def encode(self, items: Sequence[PredictionItem], path: str) -> list[EncodedItem]:
         """Return what the model reads, in order; `path` is where the items stand in the request."""

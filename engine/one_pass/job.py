@@ -19,17 +19,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PredictionJob:
-    """What is known of it so far. Its engine changes it, holding a lock."""
+    """The state of one call so far. Its engine changes it, holding a lock."""
 
     request_id: str
     deadline: float | None
     arrival: float
-    loop: asyncio.AbstractEventLoop  # of its caller
+    loop: asyncio.AbstractEventLoop  # the caller's
     answer: asyncio.Future[Prediction]
-    outputs: list[ItemPrediction | None] = field(default_factory=list)  # of items or windows
+    outputs: list[ItemPrediction | None] = field(default_factory=list)  # one an item or window
     places: list[int] = field(default_factory=list)  # the item that each is of
     started: float | None = None  # when its first item was taken
-    batch_sizes: list[int] = field(default_factory=list)  # of the batches that had an item of it
+    batch_sizes: list[int] = field(default_factory=list)  # one a batch with an item of it
     is_open: bool = True  # False: answered, failed or cancelled; its items are void
 
     def take_part(self, now: float, batch_size: int) -> None:

@@ -1,4 +1,4 @@
-"""What a caller asks of a one-pass engine, and what comes back: the dataclasses at its border."""
+"""Inputs and results of a one-pass engine: the dataclasses at its border."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class PredictionItem:
 
     content: str | tuple[int, ...] | bytes  # bytes: an encoded image, PNG or JPEG
     text_pair: str | None = None  # the second text of a pair
-    truncation: Side | None = None  # where a text that is too long is cut; None: as its model's is
-    # A text that is too long is labelled in windows, neighbours of which share so many tokens;
-    # None: it is refused.
+    truncation: Side | None = None  # the side that a long text loses; None: the model's own rule
+    # A text that is too long is labelled in windows whose neighbours share so many tokens; None: it
+    # is refused.
     stride: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class ItemPrediction:
-    """What the model says of one item."""
+    """The model's result for one item."""
 
     # (num_labels,), of a labeller (num_tokens, num_labels), no special tokens; (0,): no labels
     logits: Floats

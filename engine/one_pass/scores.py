@@ -1,4 +1,4 @@
-"""What logits are told as: probabilities of one label of many, of each by itself, or numbers."""
+"""Scores made of logits: probabilities of one label of many, of each by itself, or numbers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from engine.config import EngineConfig
 from engine.errors import DeviceError, InvalidRequest, OutOfDeviceMemory, PackageError
-from engine.life.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
@@ -22,7 +22,7 @@ from engine.requests.text import ItemTokenizer
 _SHORT = 8  # tokens of a short text
 _MAX_ITEMS = 32  # run together at most
 
-Group = tuple[str, Sequence[EncodedItem]]  # what they are called; items of one length
+Group = tuple[str, Sequence[EncodedItem]]  # a name for errors; items of one length
 
 
 def warm_up_one_pass(
@@ -33,7 +33,7 @@ def warm_up_one_pass(
     path: str | os.PathLike[str],
     *,
     clock: Callable[[], float] = time.perf_counter,
-) -> Trial:
+) -> WarmUpResult:
     """Run texts, short and longest, or images, each alone and then with others.
 
     Raises PackageError, saying at what, if a call fails or gives what no request could use;
@@ -58,7 +58,7 @@ def warm_up_one_pass(
             ) from error
         slowest = max(slowest, size / len(together) * (clock() - started))
         is_invariant &= _bits(alone[0]) == _bits(together[0])
-    return Trial(is_invariant, slowest)
+    return WarmUpResult(is_invariant, slowest)
 
 
 def _groups(

@@ -10,7 +10,7 @@ from engine.requests.text import Encoding
 def windows(text: Encoding, starts: range, room: int) -> Iterator[tuple[Encoding, Sequence[int]]]:
     """Yield windows as a tokenizer makes them, and the places in each that it answers for.
 
-    `room` are the tokens of the text in one. Of those that neighbours share, each is answered for
+    `room` is how many tokens of the text are in one. A token that neighbours share is answered for
     by the window in which it stands farther from the edge.
     """
     num_tokens = text.special.count(False)

@@ -18,7 +18,7 @@ from engine.package.manifest import (
 )
 from engine.wording import listed
 
-_MAX_ROW_BYTES = 2**40  # of a cache: one sequence
+_MAX_ROW_BYTES = 2**40  # one sequence's keys and values
 _ROUNDING = 1 + 1e-5
 
 

@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What a device certificate is of: a device, what computes on it, and in which shapes."""
+    """The conditions that a device certificate holds under: device, versions and shapes."""
 
     gpu: str
     driver: str
-    onnxruntime: str  # version of what computes
+    onnxruntime: str  # version
     buckets: tuple[int, ...]  # rows that decode calls are padded to, rising; one-pass: none
 
 

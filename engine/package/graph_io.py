@@ -1,4 +1,4 @@
-"""What goes in and out of the graphs of a package, by name: for their export, check and use."""
+"""Inputs and outputs of a package's graphs, by name: for their export, check and use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALIGNMENT, EMBEDDING = "alignment", "embedding"
 LAST_COLUMN, TEMPERATURE, TOP_P = "last_column", "temperature", "top_p"
 LEAST_SCORE, UNIFORM, SCOPE = "least_score", "uniform", "scope"
 DRAWN_IDS, DRAWN_LOGPROBS = "drawn_ids", "drawn_logprobs"
-# Of keys and values, before the layer and which of the two: see `layer_names`.
+# Prefixes of the names of keys and values, see `layer_names`.
 PAST, PRESENT = "past_key_values", "present"  # the decoder's own positions, before and after a call
 CROSS = "cross_key_values"  # the sources, as the decoder reads them
 PAST_CROSS, PRESENT_CROSS = "past_cross_key_values", "present_cross_key_values"  # ... are encoded
@@ -40,7 +40,7 @@ DRAWN = (DRAWN_IDS, DRAWN_LOGPROBS)
 # Packages for a device have them, by engine.sampling.plain.Reach.
 DRAW_GRAPHS = ("draw.onnx", "draw_all.onnx", "draw_nucleus.onnx")
 
-# By numpy's names; of keys and values it is that of their cache.
+# numpy's names; keys and values have the type of their cache.
 DTYPES = {
     **dict.fromkeys((INPUT_IDS, POSITION_IDS, LOGIT_IDX, NUM_TOP, TOP_IDS), "int64"),
     **dict.fromkeys((SEQLENS_K, TOTAL_SEQ), "int32"),
@@ -113,7 +113,7 @@ def decoder_shape(contract: GenerationContract) -> GraphShape:
             TOTAL_SEQ: (1,),  # the largest length after this call
         }
     ) | _layers(PAST, cache, "batch")
-    # Of the k largest, best first, the lower id among equals.
+    # The k largest, best first, the lower id among equals.
     top = dict.fromkeys(TOPS, ("num_logits", "num_top"))
     outputs = _values({LOGITS: ("num_logits", contract.vocab_size), **top})
     outputs |= _layers(PRESENT, cache, "batch")
@@ -133,7 +133,7 @@ def _source_inputs(cross: CacheShape) -> dict[str, GraphValue]:
             SOURCE_LENGTHS: ("sources",),
             # The rows that attend to each source, any row where there are fewer than `beams`.
             BEAM_ROWS: ("sources", "beams"),
-            ROW_QUERIES: _TOKENS,  # of each query in the flattened [sources, beams, tokens]
+            ROW_QUERIES: _TOKENS,  # each query's place in the flattened [sources, beams, tokens]
         }
     ) | _layers(CROSS, cross, "sources")
 
@@ -166,7 +166,7 @@ def draw_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
     likeliest token.
     """
     asked = (
-        LAST_COLUMN,  # of the likeliest tokens that the row draws from, counted from 0
+        LAST_COLUMN,  # place of the least likely token that the row draws from, counted from 0
         TEMPERATURE,  # above 0
         TOP_P,  # a share of the weight of these; infinity: all of it
         LEAST_SCORE,  # log of the smallest weight, where the largest is 1; -infinity: all
@@ -175,30 +175,30 @@ def draw_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
     top: _Shape = ("rows", "num_top")
     one: _Shape = ("rows", 1)
     inputs: dict[str, _Shape] = {**dict.fromkeys(TOPS, top), **dict.fromkeys(asked, one)}
-    # What goes beyond the likeliest tokens has their logits, and engine.sampling.plain.Scope.
+    # Graphs that go beyond the likeliest tokens take all logits, and engine.sampling.plain.Scope.
     further: dict[str, _Shape] = {**inputs, LOGITS: ("rows", vocab_size), SCOPE: one}
     drawn = _values(dict.fromkeys(DRAWN, one))
     return tuple(GraphShape(_values(each), drawn) for each in (inputs, further, further))
 
 
 class OnePassContract(Protocol):
-    """What is known of a one-pass model; `engine.package.manifest.Manifest` in production."""
+    """The contract of a one-pass model; `engine.package.manifest.Manifest` in production."""
 
     @property
     def task(self) -> Task:
-        """What its logits are of."""
+        """The task, which gives the logits their meaning."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What they choose from."""
+        """The names of the logits."""
 
     @property
     def encoding(self) -> EncodingContract | None:
-        """What it reads."""
+        """The text that it reads; None: none."""
 
     @property
     def image(self) -> ImageContract | None:
-        """What it sees."""
+        """The image that it reads; None: none."""
 
 
 def one_pass_shape(contract: OnePassContract) -> GraphShape:

@@ -13,7 +13,7 @@ from engine.package.files import FileEntry
 from engine.requests.generation_defaults import GenerationDefaults
 
 FORMAT_VERSION = 1
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of names and versions
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # names and versions
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder", "vision-encoder"]
 _GRAPHS: Mapping[Architecture, tuple[str, ...]] = MappingProxyType(
@@ -84,10 +84,10 @@ class CacheShape(_Model):
 
 @dataclass(frozen=True)
 class TargetFormats:
-    """For which types of numbers a target has kernels."""
+    """The types of numbers that a target has kernels for."""
 
-    precisions: tuple[Precision, ...]  # of activations
-    no_int8_cache: tuple[Precision, ...] = ()  # of them, those without one for an int8 cache
+    precisions: tuple[Precision, ...]  # activations
+    no_int8_cache: tuple[Precision, ...] = ()  # those without one for an int8 cache
     no_weights: tuple[tuple[Weights, Weights], ...] = ()  # without one, and what to take instead
     is_shown_on_device: bool = False  # by a second stage of the certificate
 
@@ -107,10 +107,10 @@ FORMATS: Mapping[Target, TargetFormats] = MappingProxyType(
 
 @dataclass(frozen=True)
 class PackageFormat:
-    """Where the graphs of a package run, and the types of the numbers in them."""
+    """The target of a package's graphs, and the types of the numbers in them."""
 
     target: Target = DEFAULT_TARGET
-    precision: Precision = "fp32"  # of activations
+    precision: Precision = "fp32"  # activations
     weights: Weights = "fp32"  # that of activations, unless they are rounded
     kv_cache: CacheDtype = "fp32"  # likewise, of a decoder's own positions
 
@@ -169,16 +169,16 @@ class PackageFormat:
 
 
 class GenerationContract(_Model):
-    """What the engine must know to run the graphs of a generating model.
+    """Facts that the engine needs to run the graphs of a generating model.
 
-    What `decoder.onnx` and `encoder.onnx` take and give by it says engine/package/graph_io.py.
+    engine/package/graph_io.py says which inputs and outputs `decoder.onnx` and `encoder.onnx` have.
     """
 
-    vocab_size: VocabSize  # of what is generated
-    source_vocab_size: VocabSize | None = None  # of the encoder's input; None: the same
-    num_heads: NumHeads  # of the decoder's queries, a multiple of the cache's num_kv_heads
-    cache: CacheShape  # of the decoder's self-attention; max_len is the longest sequence
-    cross_cache: CacheShape | None  # of its cross-attention; max_len is the longest source
+    vocab_size: VocabSize  # the output's
+    source_vocab_size: VocabSize | None = None  # the encoder's; None: the same
+    num_heads: NumHeads  # the decoder's queries, a multiple of the cache's num_kv_heads
+    cache: CacheShape  # decoder's self-attention; max_len is the longest sequence
+    cross_cache: CacheShape | None  # its cross-attention; max_len is the longest source
     decoder_start_token_id: TokenId | None  # encoder-decoder: the first decoder token
     eos_token_ids: tuple[TokenId, ...]
     alignment: bool = False  # only with cross_cache
@@ -190,7 +190,7 @@ class GenerationContract(_Model):
 
 
 class EncodingContract(_Model):
-    """What the engine must know to run `model.onnx` of a one-pass text model, see graph_io.py."""
+    """Facts that the engine needs to run `model.onnx` of a text model, see graph_io.py."""
 
     vocab_size: VocabSize
     max_len: Length
@@ -209,11 +209,11 @@ class EncodingContract(_Model):
 
 
 class ImageContract(_Model):
-    """What the engine must know to run `model.onnx` of a vision model, see graph_io.py.
+    """Facts that the engine needs to run `model.onnx` of a vision model, see graph_io.py.
 
-    A picture becomes numbers as (pixel / 255 - mean) / std. Where its size is another, it is
-    stretched to `resize` by `resize` pixels, or with `keep_ratio` its shorter edge is; its middle
-    is what the model sees.
+    A picture becomes numbers as (pixel / 255 - mean) / std. A picture of another size is stretched
+    to `resize` by `resize` pixels, or with `keep_ratio` until its shorter edge has so many; the
+    model sees its middle.
     """
 
     size: ImageSize  # height and width in pixels
@@ -227,7 +227,7 @@ class ImageContract(_Model):
 
 
 class Quantiles(_Model):
-    """Of differences to the eager model in float64, the largest of each position."""
+    """Quantiles of each position's largest difference to the eager model in float64."""
 
     median: Amount
     p90: Amount
@@ -236,19 +236,19 @@ class Quantiles(_Model):
 
 
 class Judged(_Model):
-    """What the graphs and the eager model itself lose in a play, at the same positions."""
+    """The losses of the graphs and of the eager model itself in a play, at the same positions."""
 
     play: PrintedName
     what: PrintedName  # logits, log-probabilities, alignment, vectors
     positions: PositiveInt
     exported: Quantiles
     eager: Quantiles  # in the type of the graphs
-    runs: Literal[1, 4]  # of the eager model; 4: the most of them counts, with other orders of sums
+    runs: Literal[1, 4]  # eager runs; 4: with other orders of sums, the largest loss counts
     floor: Amount  # below it nothing counts
 
 
 class Answers(_Model):
-    """What the items of a one-pass model are told, beside what the eager model tells."""
+    """The scores, labels and vectors of a one-pass model beside the eager model's."""
 
     items: PositiveInt
     # Labels of a classifier, one an item, or of a labeller, one a token.
@@ -257,8 +257,8 @@ class Answers(_Model):
     max_probability_diff: Amount | None = None  # None: there are no probabilities
     # Scores of a reranker, numbers of a regression.
     max_score_diff: Amount | None = None
-    pairs: Count = 0  # of items whose scores differ
-    pairs_turned: Count = 0  # of which the other one is the higher
+    pairs: Count = 0  # pairs of items whose scores differ
+    pairs_turned: Count = 0  # pairs in which the other one is the higher
     # Vectors of an embedder.
     max_vector_loss: Amount | None = None  # 1 - cosine
     max_number_diff: Amount | None = None
@@ -266,19 +266,19 @@ class Answers(_Model):
 
 
 class Loss(_Model):
-    """What a format that rounds weights or cache loses, and what was allowed when it was made."""
+    """Losses of a format that rounds weights or cache, and those allowed when it was made."""
 
     max_abs_logit_diff: Amount = 0.0
     mean_abs_logit_diff: Amount
-    logit_std: Amount  # of the eager model's logits, within a position
+    logit_std: Amount  # the eager model's, within a position
     max_abs_alignment_diff: Amount | None = None  # None: it was not compared
-    text_tokens: Count = 0  # of the text that both perplexities are of
+    text_tokens: Count = 0  # tokens that both perplexities are measured on
     perplexity: Annotated[float, Field(gt=0)] | None = None
     eager_perplexity: Annotated[float, Field(gt=0)] | None = None
-    text_lines: Count = 0  # of the text that were answered, each time with the likeliest token
-    chrf: Points | None = None  # of the answers to references
+    text_lines: Count = 0  # lines that were answered, each time with the likeliest token
+    chrf: Points | None = None  # answers to references
     eager_chrf: Points | None = None
-    chrf_between: Points | None = None  # of the answers to those of the eager model
+    chrf_between: Points | None = None  # answers to the eager model's
     max_token_loss: Amount  # share of greedy tokens, or of labels, that may differ
     max_logit_loss: Amount  # largest difference, in logit_std
     max_perplexity_loss: Amount  # share of eager_perplexity
@@ -291,10 +291,10 @@ class Loss(_Model):
 
 
 class Comparison(_Model):
-    """What a comparison with the eager PyTorch model came to, wherever the graphs were run."""
+    """The result of a comparison with the eager PyTorch model, wherever the graphs were run."""
 
     cases: PositiveInt
-    tokens_compared: Count  # of those that the eager model chooses by more than rounding turns
+    tokens_compared: Count  # those that the eager model chooses by more than rounding turns
     tokens_equal: Count
     judged: tuple[Judged, ...] = ()  # (): a format that rounds further
     loss: Loss | None = None  # None: one that does not
@@ -318,14 +318,14 @@ class Comparison(_Model):
 
 
 class DeviceCertificate(Comparison):
-    """What the same cases gave on a device, with the kernels that serve there."""
+    """The result of the same cases on a device, with the kernels that serve there."""
 
     gpu: PrintedName
     driver: PrintedName
     onnxruntime: PrintedName
     # Rows that a decode call is padded to, rising; none for a one-pass model.
     buckets: Annotated[tuple[NumRows, ...], Field(max_length=MAX_BUCKETS)]
-    digest: Sha256  # of fixed outputs, which another process on the same GPU finds again
+    digest: Sha256  # fixed outputs', the same in every process on the same GPU
 
 
 class Certificate(Comparison):
@@ -340,7 +340,7 @@ class Certificate(Comparison):
     half: tuple[Judged, ...] = ()  # graphs in float16, as they are; (): there are none
     largest_float16: Amount | None = None  # number that the eager model computes in float16
     answers: Answers | None = None  # None: it generates
-    # With what an imported model was compared, in words; "": it was trained here.
+    # The original that an imported model was compared with, in words; "": it was trained here.
     original: Annotated[str, Field(max_length=MAX_ORIGINAL)] = ""
     covered: dict[str, list[Count] | Count]  # prompt lengths, steps, ... that were tried
     device: DeviceCertificate | None = None  # None: nothing was computed on a device
@@ -372,9 +372,9 @@ class Manifest(_Model):
     encoding: EncodingContract | None = None
     image: ImageContract | None = None
     labels: tuple[str, ...] = ()
-    # Probabilities of one label of many, or of each by itself; none: logits are what is told
+    # Probabilities of one label of many, or of each by itself; none: the logits themselves.
     label_scores: LabelScores = "softmax"
-    defaults: GenerationDefaults = GenerationDefaults()  # of requests that leave options away
+    defaults: GenerationDefaults = GenerationDefaults()  # for options that a request leaves out
     files: dict[str, FileEntry]
     toolchain: dict[str, str]
     certificate: Certificate

@@ -36,7 +36,7 @@ class Package(BaseModel):
     path: Path
     manifest: Manifest
     manifest_sha256: bytes
-    stamps: dict[Path, Stamp | None] = {}  # of the directory and its files, when they were hashed
+    stamps: dict[Path, Stamp | None] = {}  # directory and files, when they were hashed
 
     def file(self, name: str) -> Path:
         """Return the path of one of the package's files; PackageError if it has none such."""
@@ -47,7 +47,7 @@ class Package(BaseModel):
     def check_unchanged(self) -> None:
         """Raise PackageError if a file is not the one that was hashed; to be called after loading.
 
-        What was read between load_package and this is then what was hashed.
+        Everything read between load_package and this call is then as it was hashed.
         """
         for path, stamp in self.stamps.items():
             if read_stamp(path) != stamp:
@@ -91,7 +91,7 @@ def open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
     if problem := recognise(path).problem("package"):
         raise PackageError(problem)
     with _readable(path):
-        directory = given.resolve()  # what is checked is what is loaded, wherever a link points
+        directory = given.resolve()  # a link that moves later changes nothing
         return directory, _read_manifest(directory)
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from engine.json_file import parse_object, read_bounded
 from engine.wording import listed
 
-# What a model is on its way to be served, in order.
+# The stages of a model on its way to be served, in order.
 Stage = Literal["name", "original", "checkpoint", "package"]
 
 _NEXT: Mapping[Stage, str] = MappingProxyType(  # the command that goes on with each
@@ -26,7 +26,7 @@ _NEXT: Mapping[Stage, str] = MappingProxyType(  # the command that goes on with 
         "package": "tokenweir serve {given}",
     }
 )
-_MADE: Mapping[Stage, str] = MappingProxyType(  # where it puts what it makes
+_MADE: Mapping[Stage, str] = MappingProxyType(  # the path of the result
     {"name": "downloads/{name}", "original": "checkpoints/{name}", "checkpoint": "packages/{name}"}
 )
 _ORIGINAL = "model of another library"
@@ -44,11 +44,11 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Recognised:
-    """What was given."""
+    """A path or name that was given, and its stage."""
 
     given: str
     stage: Stage | None  # None: nothing that becomes a package
-    said: str  # what it is, or why it is nothing
+    said: str  # its description, or why it is nothing
 
     def problem(self, *wanted: Stage) -> str | None:
         """Return what it is, with the commands that make what is wanted of it; None: it is that."""

@@ -1,1 +1,1 @@
-"""What callers ask of the engine, and what comes back."""
+"""Requests to the engine, and their results."""

@@ -32,7 +32,7 @@ def check_sampling_params(
     """Return one violation for every impossible field of `params`."""
     found = []
     for option, value, default in zip(_OPTIONS, _values(params), _DEFAULTS, strict=True):
-        if value == default and option.name != "beam":  # of which a server may allow none
+        if value == default and option.name != "beam":  # a server may allow no beams
             continue
         if option.strategy != "beam" or params.strategy == "beam":
             found += check_option(option, value, limits, vocab_size)

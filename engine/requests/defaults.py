@@ -9,7 +9,7 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.options import BY_NAME, OPTIONS
 from engine.requests.request import LogitControls, SamplingParams
 
-ALL = "*"  # of the names of defaults
+ALL = "*"  # the names of all defaults
 _CONTROLS = frozenset(o.field for o in OPTIONS if o.message == "decoding.controls")
 _PENALTIES = ("length_penalty", "length_penalty_form")  # each says what the other means
 

@@ -1,4 +1,4 @@
-"""What a generating engine gives back: the dataclasses at its border."""
+"""Events of a generating engine: the dataclasses that it returns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time went, in seconds on the monotonic clock."""
+    """The phases of a request, in seconds on the monotonic clock."""
 
     queue: float  # arrival to admission
     prefill: float  # admission to the first token
@@ -70,7 +70,7 @@ class TextDelta:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[PositionLogprobs, ...] = ()  # of the generated ones, if asked for
+    logprobs: tuple[PositionLogprobs, ...] = ()  # one a generated token, if asked for
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class SequenceFinished:
     text: str
     token_ids: tuple[int, ...]
     matched_stop: str | int | None
-    sum_logprob: float  # of the generated tokens
+    sum_logprob: float  # over the generated tokens
     score: float = 0.0  # sequences are ordered by it: beam search and best_of
-    logprobs: tuple[PositionLogprobs, ...] = ()  # of the generated tokens, if asked for
+    logprobs: tuple[PositionLogprobs, ...] = ()  # one a generated token, if asked for
     alignment: tuple[tuple[float, ...], ...] = ()  # [generated, source] attention, if asked for
     was_streamed: bool = True  # False: no TextDelta came before (beam search, best_of)
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a ScoreRequest gives."""
+    """The result of a ScoreRequest."""
 
     sum_logprob: float
     positions: tuple[PositionLogprobs, ...]  # one for each target token that has one before it

@@ -1,4 +1,4 @@
-"""What a package gives to requests that leave an option of generation away."""
+"""A package's defaults of generation, for options that a request leaves out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.requests.checks import check_option
 from engine.requests.options import BY_NAME
 from engine.requests.request import BeamEnd, LengthPenaltyForm, Strategy
 
-_LIMITS = RequestLimits(max_beam_width=1024)  # of a server that names none, but for beams
-_LARGEST = 2**31 - 1  # of the protocol's whole numbers
+_LIMITS = RequestLimits(max_beam_width=1024)  # a server's defaults, but for beams
+_LARGEST = 2**31 - 1  # a whole number of the protocol
 
 Whole = Annotated[int, Field(le=_LARGEST)]
 TokenIds = tuple[Whole, ...]
@@ -23,8 +23,8 @@ TokenIds = tuple[Whole, ...]
 class GenerationDefaults(BaseModel):
     """Options by the names that clients know them by; None or empty says nothing.
 
-    A request that names an option has its own value. What it asks for besides may leave a default
-    without meaning: the width of beams, when it samples.
+    A request that names an option has its own value. Its other options may leave a default without
+    meaning: the width of beams, when it samples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,7 +64,7 @@ class GenerationDefaults(BaseModel):
 
     @cached_property
     def given(self) -> Mapping[str, Any]:
-        """What it says, by name."""
+        """The defaults that are set, by name."""
         return {name: value for name, value in self if value is not None and value != ()}
 
     @property

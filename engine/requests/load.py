@@ -10,11 +10,11 @@ class WastedWork:
     """Tokens computed that are in no answer, since the engine was started."""
 
     padding_tokens: int = 0  # computed for nobody
-    cancelled_tokens: int = 0  # of requests whose client went away
-    expired_tokens: int = 0  # of requests that failed at their deadline
-    failed_tokens: int = 0  # of requests that failed otherwise
-    discarded_tokens: int = 0  # of beams, and of samples not returned
-    preempted_tokens: int = 0  # of requests that had to make room, and are computed again
+    cancelled_tokens: int = 0  # the client went away
+    expired_tokens: int = 0  # the request failed at its deadline
+    failed_tokens: int = 0  # the request failed otherwise
+    discarded_tokens: int = 0  # beams and samples that are not returned
+    preempted_tokens: int = 0  # the request had to make room, and is computed again
 
     def __add__(self, other: WastedWork) -> WastedWork:
         """Return both together."""

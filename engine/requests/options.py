@@ -1,8 +1,8 @@
-"""The table of the options of a generation: what every part of Tokenweir knows of each of them.
+"""The table of the options of a generation, for all parts of Tokenweir.
 
 A new option is a row here, a field of the protocol with its like in the client, a field of
 SamplingParams or LogitControls (which say its type and default), and the place that acts on it.
-Where a package may have a default of it, GenerationDefaults has a field of its name.
+GenerationDefaults has a field of its name if a package may have a default of it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Kind = Literal[
     "whole",  # number
     "number",
     "word",  # one of several, in the order of their numbers in the protocol
-    "id",  # of a token
+    "id",  # a token's
     "ids",
     "run",  # ids of tokens in a row
     "runs",
     "biases",  # by token id
     "text",
     "texts",
-    "file",  # of a text
+    "file",  # the path of a text
 ]
 
 
@@ -72,20 +72,20 @@ class Option:
 
     name: str
     kind: Kind
-    help: str  # of the command line
-    bounds: Range | str = ""  # of a list it is the field of RequestLimits that says how many
+    help: str  # on the command line
+    bounds: Range | str = ""  # a list's is the field of RequestLimits that says how many
     off: str = ""  # which value changes nothing
     hint: str = ""  # stands in a refusal behind the bounds
-    left_out: str = ""  # what it then is, on the command line
+    left_out: str = ""  # its value on the command line, if not named
     words: tuple[str, ...] = ()
-    capability: str = ""  # of a model, which a value that is not the default needs
-    field: str = ""  # of SamplingParams or LogitControls, if it is not the name
+    capability: str = ""  # the model needs it for a value that is not the default
+    field: str = ""  # in SamplingParams or LogitControls, if it is not the name
     wire: str = ""  # the protocol's name, likewise
     typed: str = ""  # on the command line, likewise
-    generate: str = ""  # of Hugging Face's `generate`, likewise
+    generate: str = ""  # in Hugging Face's `generate`, likewise
     message: str = ""  # the path of the message that it is in, from a GenerateRequest
     strategy: str = ""  # that it is an option of, if the others do not have it
-    default: object = None  # of the engine
+    default: object = None  # the engine's
 
     @property
     def path(self) -> str:

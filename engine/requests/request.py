@@ -1,4 +1,4 @@
-"""What a caller asks of a generating engine: the dataclasses at its border."""
+"""Requests to a generating engine: the dataclasses that it takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 Strategy = Literal["greedy", "sampling", "beam"]
-LengthPenaltyForm = Literal["power", "paper"]  # of n tokens: n ** p, ((5 + n) / 6) ** p
+LengthPenaltyForm = Literal["power", "paper"]  # n ** p, ((5 + n) / 6) ** p
 # When a beam search ends: as soon as no running hypothesis can win; once `beam_width` have ended
 # and none that runs scores more as it is; once `beam_width` have ended; at max_new_tokens.
 BeamEnd = Literal["bound", "estimate", "enough", "limit"]
@@ -40,7 +40,7 @@ class LogitControls:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the output's text must match."""
+    """A schema, expression, grammar or list of choices that the output's text must match."""
 
     kind: ConstraintKind
     values: tuple[str, ...]  # the schema, expression or grammar; several for choice
@@ -91,7 +91,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """What somebody says in a conversation."""
+    """A message of a conversation."""
 
     role: str  # "user", "assistant" or what else the model's template knows
     content: str | tuple[str, ...]  # a text, or one in parts
@@ -109,7 +109,7 @@ class Chat:
 class Deltas:
     """How a stream is cut into deltas; ends wait for nothing."""
 
-    min_tokens: int = 1  # of a sequence, in each of its deltas but the last
+    min_tokens: int = 1  # in each delta of a sequence but the last
     min_seconds: float = 0.0  # between two deltas of a request
     min_seconds_each: float = 0.0  # more of them for each of the requests that the engine has
 
@@ -122,7 +122,7 @@ class GenerationRequest:
     prompt: str | tuple[int, ...] | Chat  # text, or token ids used as they are
     params: SamplingParams = field(default_factory=SamplingParams)
     deadline: float | None = None  # on time.monotonic()'s clock
-    input_path: str = "inputs[0]"  # where the prompt stands in the protocol's request, for errors
+    input_path: str = "inputs[0]"  # the prompt's path in the protocol's request, for errors
     target_prefix: str | tuple[int, ...] = ()  # the output begins with it
     priority: int = 0  # lower runs earlier
     tenant: str = ""  # capacity is shared fairly between tenants

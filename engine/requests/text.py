@@ -1,4 +1,4 @@
-"""What engines ask of a model's text, and what they get; `engine.text` in production."""
+"""Text as engines see it: encodings and protocols, which `engine.text` fulfils."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Encoding:
 
 
 class Piece(NamedTuple):
-    """What one push brought."""
+    """The result of one push."""
 
     text: str  # may be sent now; never retracted
     stop: str | None  # the stop string that ended the text, if one did
@@ -47,7 +47,7 @@ class Detokenizer(Protocol):
 
 
 class GenerationTokenizer(Protocol):
-    """What a generating engine asks of a tokenizer."""
+    """The tokenizer of a generating engine."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the special tokens that the model wants around it."""
@@ -92,7 +92,7 @@ class ChatTemplate(Protocol):
 
 
 class ItemTokenizer(Protocol):
-    """What a one-pass engine asks of a tokenizer."""
+    """The tokenizer of a one-pass engine."""
 
     def cutting(self, most: int, side: Side) -> ItemTokenizer:
         """Return one that cuts what has more tokens, of a pair the longer text."""

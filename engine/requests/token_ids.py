@@ -8,7 +8,7 @@ from engine.errors import FieldViolation
 
 MAX_NAMED_IDS = 8  # wrong ids in one answer; one says enough, a million too much
 
-PathOf = Callable[[int, int], str]  # of an id, by its place among the ids, and by itself
+PathOf = Callable[[int, int], str]  # by an id's place among the ids, and the id
 
 
 def check_token_ids(ids: Iterable[int], vocab_size: int, path_of: PathOf) -> list[FieldViolation]:

@@ -15,7 +15,7 @@ from engine.sampling.logits import Floats
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.top_k import MAX_COLUMNS, likeliest
 
-# Where bans leave less of all probability, it is added up anew: 1 less the rest would be inexact.
+# If bans leave less of all probability, it is added up anew: 1 less the rest would be inexact.
 _LEAST_LEFT = 0.5
 
 _Tokens = tuple[NDArray[np.integer], Floats]  # ids and log-probabilities after controls
@@ -31,7 +31,7 @@ def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tup
     """
     found: list[tuple[Candidate, ...]] = [()] * len(draws)
     alike: dict[tuple[int, int], list[int]] = {}
-    whole: list[int] = []  # what looks at whole rows
+    whole: list[int] = []  # searches that look at whole rows
     for i, draw in enumerate(draws):
         if _is_plain(model, draw):
             alike.setdefault((len(draw.beams), draw.num_candidates), []).append(i)

@@ -17,9 +17,9 @@ from engine.sampling.stop_rule import End, StopRule
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """What a step made of the running hypotheses, best first; none run if the search is over."""
+    """The hypotheses that run behind a step, best first; none if the search is over."""
 
-    parents: tuple[int, ...]  # of each hypothesis that runs now: the one before that it continues
+    parents: tuple[int, ...]  # for each hypothesis, the one of the step before that it continues
     tokens: tuple[int, ...]  # its new token
     num_finished: int  # hypotheses that ended in this step
 
@@ -37,7 +37,7 @@ class Hypothesis:
     logprobs: tuple[PositionLogprobs, ...]  # if asked for
 
 
-_EXPONENTS: Mapping[LengthPenaltyForm, float] = {"power": 1.0, "paper": 0.6}  # where none is given
+_EXPONENTS: Mapping[LengthPenaltyForm, float] = {"power": 1.0, "paper": 0.6}  # if none is given
 
 
 class BeamSearch:
@@ -45,19 +45,19 @@ class BeamSearch:
 
     A hypothesis of n generated tokens, its end token counted, scores the sum of its
     log-probabilities over n ** length_penalty, as in Hugging Face `generate`, or, in the form of
-    the paper, over ((5 + n) / 6) ** length_penalty, as in Wu et al. 2016; that with 0.6 where
+    the paper, over ((5 + n) / 6) ** length_penalty, as in Wu et al. 2016; the latter with 0.6 if
     neither exponent nor form is asked for. An ending candidate counts if it is among the best
     `beam_width` of its step, and those that do not end fill the running hypotheses: both as in
-    `generate`. At `max_new_tokens` every candidate ends. Of equal scores the earlier comes first.
+    `generate`. Every candidate ends at `max_new_tokens`. The earlier of equal scores comes first.
 
-    A stop string ends a hypothesis with the token that completes it. Any token may: where more
+    A stop string ends a hypothesis with the token that completes it. Any token may: if more
     candidates end than `num_candidates` allows for, fewer hypotheses go on, as in `generate`.
 
-    With `beam_end` "bound" the search is over when `num_outputs` finished hypotheses score at least
+    The search with `beam_end` "bound" is over when `num_outputs` finished hypotheses score at least
     what any running one can still reach. Sums only fall, so that is the sum of now at the most
-    favourable length left, and going on to `max_new_tokens` would return the same. Where controls
-    can make a sum rise, nothing bounds it, and the search does go on. The results are those of
-    `generate` with `early_stopping="never"`. With "enough", its True, the search is over as soon as
+    favourable length left, and going on to `max_new_tokens` would return the same. Nothing bounds a
+    sum that controls can make rise, and then the search does go on. The results are those of
+    `generate` with `early_stopping="never"`. The search with "enough", its True, is over as soon as
     `beam_width` hypotheses have finished; with "estimate", its False, as soon as each of so many
     scores at least what the best running one does now. Both may miss the best.
     """

@@ -1,4 +1,4 @@
-"""What is to be chosen behind the logits of a step, and what was."""
+"""Tokens and candidates to be chosen from the logits of a step, and the choices."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Draw(NamedTuple):
     params: SamplingParams
     seed: int
     sequence_index: int  # in its request
-    position: int  # of the token, counted from the start of the sequence
+    position: int  # the token's, counted from the start of the sequence
     banned: tuple[int, ...]  # tokens that may not be chosen
     tokens: Sequence[int] = ()  # the sequence so far, the prompt (or start token) included
-    num_prompt: int = 0  # of them, tokens that were given
-    matcher: TokenMatcher | None = None  # of the request's constraint
+    num_prompt: int = 0  # how many of them were given
+    matcher: TokenMatcher | None = None  # the request's constraint
     forced: int | None = None  # the token that must be chosen
 
 
@@ -31,14 +31,14 @@ class BeamDraw(NamedTuple):
     """The best continuations of all hypotheses of one beam search."""
 
     beams: tuple[Draw, ...]  # one a running hypothesis
-    scores: tuple[float, ...]  # of the hypotheses so far: sums of log-probabilities
+    scores: tuple[float, ...]  # the hypotheses' sums of log-probabilities so far
     num_candidates: int
 
 
 class ScoreDraw(NamedTuple):
     """Given tokens whose log-probabilities are wanted."""
 
-    logits_row: int  # of the first of them; the others follow
+    logits_row: int  # the first token's; the others follow
     token_ids: tuple[int, ...]
     num_top: int  # alternatives
 
@@ -56,8 +56,8 @@ class Candidate(NamedTuple):
 
     beam: int  # which of the BeamDraw's
     token_id: int
-    score: float  # of the hypothesis with this token, after controls
-    logprob: float  # of the token in the model's own distribution
+    score: float  # the hypothesis with this token, after controls
+    logprob: float  # the token in the model's own distribution
     position: PositionLogprobs | None = None
 
 

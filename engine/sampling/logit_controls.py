@@ -25,8 +25,8 @@ def is_free(draw: Draw) -> bool:
 def adjusted(scores: Floats, draw: Draw, out: Floats | None = None) -> Floats:
     """Return the scores of all tokens, [vocab_size], as the draw's controls change them.
 
-    A token that may not come has -inf. Where none is left, the bans are lifted, but not the
-    constraint, nor what allows some tokens only; all have -inf only if a constraint allows none.
+    A token that may not come has -inf. If none is left, the bans are lifted, but not the
+    constraint, nor `allowed_token_ids`; all have -inf only if a constraint allows none.
     """
     allowed = _allowed(draw, len(scores))
     changed = np.empty_like(scores) if out is None else out

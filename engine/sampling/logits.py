@@ -1,4 +1,4 @@
-"""What a model gives for a step."""
+"""A model's outputs for a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Drawn(NamedTuple):
 
 
 class StepLogits(NamedTuple):
-    """What the model gives for a step; the arrays are overwritten by the next step.
+    """The model's outputs for a step; the next step overwrites the arrays.
 
     The top tokens are those of the k largest logits, best first, the lower id first among equals.
     """
@@ -31,7 +31,7 @@ class StepLogits(NamedTuple):
     top_logits: Floats  # [N, k]
     top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
     alignment: Floats | None = None  # [num_aligned, longest source], if any
-    drawn: Drawn | None = None  # of the first rows, those that decode; None: nobody asked
+    drawn: Drawn | None = None  # the first rows, those that decode; None: not asked for
 
     @property
     def all_logits(self) -> Floats:

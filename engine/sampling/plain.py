@@ -19,12 +19,12 @@ from engine.sampling.truncation import Truncations
 
 Rows = slice | NDArray[np.intp]
 
-_NUM_TOP_OF_NUCLEUS = 128  # of top_p and min_p: more tokens than most distributions need
-_MOST_TEMPERATURE = 100  # of a share of all tokens: beyond, graphs do not tell its end so exactly
+_NUM_TOP_OF_NUCLEUS = 128  # top_p and min_p: more tokens than most distributions need
+_MOST_TEMPERATURE = 100  # top_p of all tokens: graphs do not find its end exactly beyond this
 
 
 class Reach(IntEnum):
-    """What a draw looks at. Where less is enough, who looks further draws the same."""
+    """The tokens that a draw looks at; looking further than needed draws the same."""
 
     COLUMNS = 0  # the likeliest tokens
     ROW = 1  # all tokens, each by itself
@@ -32,17 +32,17 @@ class Reach(IntEnum):
 
 
 class Scope(IntEnum):
-    """What a draw may do beyond the likeliest tokens that it begins with."""
+    """The work of a draw beyond the likeliest tokens that it begins with."""
 
     NOTHING = 0
     WEIGH = 1  # its top_p is a share of the weight of all tokens
-    GO_ON = 2  # and it goes on behind them, where what may be drawn does
+    GO_ON = 2  # and it goes on behind them, if tokens there may be drawn
 
 
 class SampledColumns(NamedTuple):
     """The plain draws that are not greedy, an entry each; the same as long as their sequences."""
 
-    which: NDArray[np.intp]  # of all plain draws
+    which: NDArray[np.intp]  # places among all plain draws
     params: Sequence[SamplingParams]
     draws: Sequence[SequenceDraws]
     how: Truncations
@@ -74,7 +74,7 @@ class SampledColumns(NamedTuple):
 
 
 class GraphDraws(NamedTuple):
-    """What a graph for draws is told, an entry a draw."""
+    """The inputs of a graph for draws, an entry a draw."""
 
     rows: NDArray[np.intp]  # that decode
     how: Truncations
@@ -86,16 +86,16 @@ class GraphDraws(NamedTuple):
 class PlainDraws(NamedTuple):
     """Tokens to be chosen, an entry a sequence."""
 
-    rows: Rows  # of logits
+    rows: Rows  # logits
     sampled: SampledColumns | None = None
-    positions: Sequence[int] = ()  # of the sampled tokens, counted from the start of the sequence
+    positions: Sequence[int] = ()  # each sampled token's, counted from the start of its sequence
 
     def rows_of(self, which: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the rows of some of the draws."""
         return which if isinstance(self.rows, slice) else self.rows[which]
 
     def for_graph(self, stream: RandomStream) -> GraphDraws | None:
-        """Return what a graph for draws is told of the sampled tokens; None: there are none."""
+        """Return the inputs of a graph for the sampled tokens; None: there are none."""
         sampled = self.sampled
         if sampled is None:
             return None
@@ -105,7 +105,7 @@ class PlainDraws(NamedTuple):
 
 
 class PlainChoices(NamedTuple):
-    """What was chosen, an entry a draw."""
+    """The chosen tokens, an entry a draw."""
 
     token_ids: list[int] = []  # noqa: RUF012  # filled where it was made of lists
     logprobs: list[float] = []  # noqa: RUF012  # in the model's own distribution
@@ -127,7 +127,7 @@ class PlainChoices(NamedTuple):
 def num_columns(params: SamplingParams) -> int | None:
     """Return from how many of the likeliest tokens one can be chosen; None: from all.
 
-    With controls those are where to look first.
+    This is a first guess if there are controls; the whole row may be needed.
     """
     if params.strategy == "greedy":
         return 1

@@ -41,8 +41,8 @@ Doubles = NDArray[np.float64]
 def num_top(params: SamplingParams) -> int:
     """Return how many of a row's likeliest tokens the sampler wants of a request's rows.
 
-    With a smaller vocabulary it is the vocabulary. More are never looked at, so that the result of
-    a request does not depend on what the others of the step want.
+    The number may exceed the vocabulary. More are never looked at, so that the result of a request
+    does not depend on what the others of the step want.
     """
     return max(1, params.logprobs or 0, params.prompt_logprobs or 0, num_columns(params) or 0)
 
@@ -83,8 +83,8 @@ def drawn_columns(
 ) -> tuple[Ids, NDArray[np.bool_]]:
     """Return which of the likeliest tokens of each row is drawn, and whether its columns were cut.
 
-    Where they were not, what may be drawn can go on behind them. `totals` are those of the weights
-    of all tokens, NaN where only the columns count.
+    If they were not, tokens behind them may be drawn, too. `totals` are the sums of the weights of
+    all tokens, NaN where only the columns count.
     """
     scores = tempered(top_logits[rows, : how.num_columns.max()], how.temperature)  # [n, k]
     weights, is_cut = truncated_weights(scores, totals, how)
@@ -107,8 +107,8 @@ def drawn_from_row(
 class Sampler:
     """Greedy choice, random sampling and the candidates of beam search.
 
-    What is chosen for a row depends on that row and its draw only, to the bit. Where the likeliest
-    tokens are enough, those of all rows are worked on together; else the row is, alone.
+    The choice for a row depends on that row and its draw only, to the bit. Rows whose likeliest
+    tokens are enough are worked on together, every other row alone.
     """
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class Sampler:
         ):
             if cut or draw.params.top_k or width == model.vocab_size:
                 choices[i] = model.sampled_column(draw, column)
-            else:  # what may be drawn goes on behind the columns
+            else:  # tokens behind the columns may be drawn
                 others.append((i, draw))
         return others
 

@@ -58,7 +58,7 @@ def searched_text(
     params: SamplingParams, tokenizer: GenerationTokenizer, prefix_ids: Sequence[int]
 ) -> Detokenizer:
     """Return the text in which stop strings are found, behind the given prefix."""
-    # With the stop no text is held back, so that there is less to copy for every candidate.
+    # No text is held back if the stop is included, so there is less to copy for every candidate.
     text = new_text(params, tokenizer, len(prefix_ids), include_stop=True)
     text.push(prefix_ids)
     return text

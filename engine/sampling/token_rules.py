@@ -11,7 +11,7 @@ _Continuations = dict[int, dict[tuple[int, ...], tuple[int, ...]]]
 
 
 class TokenRules:
-    """What a request says of single tokens and of runs of them; logits do not matter here."""
+    """A request's rules for single tokens and for runs of them; logits do not matter here."""
 
     def __init__(
         self, params: SamplingParams, stop_rule: StopRule, prompt_ids: Sequence[int]

@@ -9,7 +9,7 @@ from engine.sampling.logits import Floats, StepLogits
 
 Ids = NDArray[np.intp]
 
-MAX_COLUMNS = 256  # of the likeliest tokens that a graph is asked for; for more, look at whole rows
+MAX_COLUMNS = 256  # likeliest tokens that a graph is asked for; whole rows are read for more
 _CACHED_FLOATS = 65_536  # worked on at a time, so that they stay in the processor's cache
 
 

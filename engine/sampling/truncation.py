@@ -15,9 +15,9 @@ from engine.sampling.top_k import largest
 
 Ids = NDArray[np.intp]
 
-_NUM_BINS = 1024  # of keys, to find the border of top_p or typical_p
+_NUM_BINS = 1024  # bins of keys, to find the border of top_p or typical_p
 _BINNED_RANGE = 40.0  # tokens that are less likely by e**-40 share the last bin
-_BLOCK = 512  # of weights that are summed up at a time
+_BLOCK = 512  # weights that are summed up at a time
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
@@ -49,7 +49,7 @@ def pick(weights: Floats, uniform: float) -> int:
 def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids | None]:
     """Return the scores that may be drawn, of all tokens', and their ids; ids None: all may.
 
-    Scores are logits over temperature, the largest 0. Of equals at a border the lower ids stay.
+    Scores are logits over temperature, the largest 0. The lower ids of equals at a border stay.
     Both results are in the order of ids.
     """
     ids: Ids | None = None
@@ -68,7 +68,7 @@ def truncate(scores: Floats, params: SamplingParams) -> tuple[Floats, Ids | None
 class Truncations(NamedTuple):
     """How several rows are truncated, an entry a row."""
 
-    num_columns: Ids  # of the likeliest tokens that it uses, [n]
+    num_columns: Ids  # how many of the likeliest tokens it uses, [n]
     temperature: Floats  # [n, 1]
     top_p: NDArray[np.float64]  # [n]; inf: all
     least: Floats  # log of min_p, [n, 1]; -inf: all

@@ -49,7 +49,7 @@ def make_request(
     for sequence in request.sequences:
         if text is not None and params.strategy != "beam":
             sequence.text = text.fork()
-        sequence.was_told()
+        sequence.mark_emitted()
         if request.is_plain and params.strategy == "sampling":
             sequence.draws = SequenceDraws(asked.seed, sequence.index)
     request.max_cost = max_cost(request)

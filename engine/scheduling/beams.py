@@ -13,7 +13,7 @@ def continue_beams(cache: KVCache, request: Request, step: BeamStep) -> list[Seq
     Returns the sequences of those hypotheses that no other continues.
     """
     old, heirs = request.beams, dict.fromkeys(step.parents)
-    beams = {parent: old[parent] for parent in heirs}  # whose sequence is its first child's
+    beams = {parent: old[parent] for parent in heirs}  # the first child takes over its sequence
     staying, held = set(beams.values()), set(old)
     spare = [sequence for sequence in request.sequences if sequence not in staying]
     spare.sort(key=lambda sequence: sequence not in held)

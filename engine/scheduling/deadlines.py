@@ -1,4 +1,4 @@
-"""Which requests have passed their deadline, and what those are told."""
+"""Requests that have passed their deadline, and their errors."""
 
 from __future__ import annotations
 

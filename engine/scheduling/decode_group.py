@@ -13,8 +13,8 @@ from engine.scheduling.sequence import Sequence
 class DecodeGroup:
     """Sequences in the order in which they decode; it stands as long as the same ones do.
 
-    Where some pause in every second step, it and that of the others take turns. All of them may be
-    in `num_steps_left` steps, of which who makes a step counts one off.
+    If some pause in every second step, this group and that of the others take turns. All of them
+    may be in `num_steps_left` more steps; the scheduler counts one off at each.
     """
 
     def __init__(self, sequences: Many[Sequence], vocab_size: int) -> None:

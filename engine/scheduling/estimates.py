@@ -1,4 +1,4 @@
-"""What a request may cost and how soon it could end: the estimates that admission is decided by."""
+"""Estimates for admission: the most that a request may cost, and how soon it could end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.metrics import DecayingLeast, DrainMeter
 from engine.scheduling.sequence import Request, TokenRequest
 
 _LEAST_WINDOW = 600.0  # seconds: a time of high load must not pass for what the machine can do
-_RETRY_MARGIN = 1.1  # who is told to come back should not have to do so twice
+_RETRY_MARGIN = 1.1  # margin, so that a retry is not refused again
 _LEAST_RETRY = 0.1  # seconds
 _LEAST_DRAINED = 8  # sequences, below which that is no measurement
 
@@ -67,8 +67,8 @@ def cannot_meet(
 class CompletionEstimates:
     """Measures steps and the drain of the queue, and tells which deadlines cannot be met.
 
-    What was not measured counts as nothing, and every doubt is decided for the request: of steps
-    the fastest of late count, and a queue may drain twice as fast as it did.
+    A cost that was not measured counts as nothing, and every doubt is decided for the request: the
+    fastest of late steps count, and a queue may drain twice as fast as it did.
     """
 
     def __init__(self, max_num_seqs: int, chunk_size: int) -> None:

@@ -1,4 +1,4 @@
-"""What requests are told that fail in the batch."""
+"""Errors of requests that fail in the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam under the scheduler: who has room for keys and values, and where they are."""
+"""The seam under the scheduler: the room of sequences for keys and values, and its places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step brings, as the engine's thread hands it to the event loop."""
+"""Outputs of a step, as the engine's thread hands them to the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TokensOutput:
     key: int
     index: int
     token_ids: Sequence[int]
-    sum_logprob: float  # of all tokens so far
+    sum_logprob: float  # over all tokens so far
     # An end by tokens goes before a stop string here; the maker of the text may turn it round.
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
@@ -79,7 +79,7 @@ class FinishedOutput:
     key: int
     timing: Timing
     discarded_tokens: int = 0  # computed for hypotheses that are not returned
-    cached_tokens: int = 0  # of the input, not computed again
+    cached_tokens: int = 0  # input tokens that were not computed again
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from engine.scheduling.step import Chunk
 
 @dataclass(slots=True)
 class PrefillPlan:
-    """What a step reads, beside its decoding sequences."""
+    """The sources and prompt chunks of a step, beside its decoding sequences."""
 
-    num_left: int  # of the step's budget, tokens
+    num_left: int  # tokens left of the step's budget
     num_left_to_score: int
     encoding: list[Request] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -56,8 +56,8 @@ class PrefillQueue:
     def plan_step(self, num_decoding: int) -> PrefillPlan:
         """Give out the step's budget for sources and prompts, counting their tokens as computed.
 
-        Where the given tokens of prompts are scored, a step computes as many of them as one chunk
-        has: the logits of each have a number for every token there is.
+        A step computes no more scored tokens than one chunk has: the logits of each have a number
+        for every token of the vocabulary.
         """
         plan = PrefillPlan(self._budget(num_decoding), self._config.prefill_chunk_size)
         for request in list(self._requests.values()):

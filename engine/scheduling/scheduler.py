@@ -21,6 +21,7 @@ from engine.scheduling.attention import StepAttention, alignment_of
 from engine.scheduling.beams import continue_beams
 from engine.scheduling.deadlines import Deadlines, expired
 from engine.scheduling.decode_group import DecodeGroup
+from engine.scheduling.delta_pacing import DeltaPacing
 from engine.scheduling.estimates import CompletionEstimates, cannot_meet, least_new_tokens
 from engine.scheduling.failures import no_room, no_token, nothing_allowed
 from engine.scheduling.kv_cache import KVCache
@@ -33,7 +34,6 @@ from engine.scheduling.output import (
     HypothesisOutput,
     ScoresOutput,
 )
-from engine.scheduling.pauses import Pauses
 from engine.scheduling.prefill import PrefillPlan, PrefillQueue
 from engine.scheduling.queue_limits import QueueLimits
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
@@ -43,7 +43,7 @@ from engine.scheduling.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Owns the requests: those that wait, and those that run.
+    """Owns the requests: the waiting and the running ones.
 
     A step takes the next token of every decoding sequence first, then sources and prompt chunks in
     order of arrival, no more than keeps those from waiting long. A prompt is cut at multiples of
@@ -51,8 +51,8 @@ class Scheduler:
     with the decoding ones: so the numbers that a request gets do not depend on the load.
 
     If the cache has no room for the next token of a sequence, the youngest request of the lowest
-    priority waits again. What it has said stands, and all its tokens are computed again, in chunks;
-    draws depend on positions only, and so go on as they would have.
+    priority waits again. Its output so far stands, and all its tokens are computed again, in
+    chunks; draws depend on positions only, and so go on as they would have.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Scheduler:
         self._tokens_rate = DecayingRate()
         self._queue_limits = QueueLimits(config)
         self._estimates = CompletionEstimates(config.max_num_seqs, config.prefill_chunk_size)
-        self._pauses = Pauses()
+        self._pacing = DeltaPacing()
         self._num_scheduled = 0  # steps
-        self._num_taken_in = 0  # of them
+        self._num_taken_in = 0  # steps
         self._last_taken_in = 0.0  # when, on the clock
         self._wasted = WastedWork()
         self._clear()
@@ -83,7 +83,7 @@ class Scheduler:
     def _clear(self) -> None:
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
-        self._num_sequences = 0  # of the running requests, that have not ended
+        self._num_sequences = 0  # sequences of running requests that have not ended
         self._decoding: dict[Sequence, None] = {}  # those that compute one token a step
         self._group: DecodeGroup | None = None  # all of them in order; None: they have changed
         self._groups: dict[bool, DecodeGroup] = {}  # the last of all of them, and of some
@@ -128,7 +128,7 @@ class Scheduler:
         if asked.deadline is not None:
             self._refuse_if_too_late(request, asked.deadline)
         self._waiting.add(request)
-        self._pauses.ask(asked.deltas)
+        self._pacing.ask(asked.deltas)
         self._deadlines.add(asked.deadline)
         self._admit()
 
@@ -149,7 +149,7 @@ class Scheduler:
         return self._schedule(is_ahead=False)
 
     def schedule_ahead(self) -> Step | None:
-        """Return the step behind the one under way, to which the runner feeds its plain draws.
+        """Return the step behind the one under way, which computes the plain draws of that.
 
         Sequences whose draws are others wait until that one is taken in. None: there is nothing to
         compute before.
@@ -169,11 +169,11 @@ class Scheduler:
             self._forget_groups()
         if plan.lacks_room and plan.is_empty and not ready:
             self._make_one_wait()  # nothing else would ever give its room back
-        group, fed = self._grouped(ready, is_ahead)
-        return self._make_step(started, group, fed, plan)
+        group, future_tokens = self._grouped(ready, is_ahead)
+        return self._make_step(started, group, future_tokens, plan)
 
     def update(self, step: Step, result: StepResult) -> list[EngineOutput]:
-        """Take in what a step has brought; return that and all else there is to tell."""
+        """Take in the result of a step; return its outputs and all others that are pending."""
         now = self._clock()
         self._num_taken_in = step.number
         began, self._last_taken_in = max(step.started, self._last_taken_in), now
@@ -187,19 +187,19 @@ class Scheduler:
             self._wasted += WastedWork(padding_tokens=result.num_padding)
         self._take_scores(step, result, now)
         self._tokens_rate.add(self._take_choices(step, result, now), now)
-        self._tell(self._pauses.over(step.parts.decoding, now))
+        self._emit(self._pacing.due(step.parts.decoding, now))
         self._admit()
         return self.take_outputs()
 
     def take_outputs(self) -> list[EngineOutput]:
-        """Hand over what there is to tell since the last call."""
+        """Hand over the outputs since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def fail_all(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """Forget every request; return a failure for each, described by its request id."""
         for request in self._all():
-            self._outputs += request.told()
+            self._outputs += request.emit()
             request.end()
         num_computed = sum(request.num_computed for request in self._running.values())
         self._wasted += WastedWork(failed_tokens=num_computed)
@@ -239,7 +239,7 @@ class Scheduler:
     def _find(self, key: int) -> Request | None:
         return self._running.get(key) or self._waiting.get(key)
 
-    # Who runs
+    # Admission and preemption
 
     def _admit(self) -> None:
         """Give room to the requests that are next, to all sequences of a group at once."""
@@ -302,22 +302,24 @@ class Scheduler:
     def _grouped(
         self, ready: list[Sequence], is_ahead: bool
     ) -> tuple[DecodeGroup, tuple[int, ...]]:
-        """Return these sequences in the order in which they decode, and what is fed to them."""
+        """Return these sequences in the order in which they decode, and their future tokens."""
         group = self._group
         if group is not None and len(ready) == len(group.sequences):
             return group, tuple(range(len(ready))) if is_ahead else ()
         arranged = tuple(self._cache.arrange(ready))
-        fed = [one.plain_index if one.num_drawing else -1 for one in arranged] if is_ahead else ()
+        future_tokens: tuple[int, ...] = ()
+        if is_ahead:
+            future_tokens = tuple([x.plain_index if x.num_drawing else -1 for x in arranged])
         is_whole = len(arranged) == len(self._decoding)
         group = self._groups.get(is_whole)
         if group is None or group.sequences != arranged:
             group = self._groups[is_whole] = DecodeGroup(arranged, self._contract.vocab_size)
         group.number_sequences()
         self._group = group if is_whole and self._cache.has_room_for_all else None
-        return group, tuple(fed)
+        return group, future_tokens
 
     def _forget_groups(self) -> None:
-        """Forget who decodes together, or how they draw: it has changed."""
+        """Forget the groups that decode together: their sequences or draws have changed."""
         self._group = None
         self._groups.clear()
 
@@ -331,7 +333,7 @@ class Scheduler:
     def _make_one_wait(self) -> bool:
         """Let the youngest request of the lowest priority wait again; False: there is none.
 
-        What a step under way is to bring cannot be taken away. A request that is alone fails.
+        A request in a step under way cannot be chosen. A request that is alone fails.
         """
         requests = [r for r in self._running.values() if r.last_step <= self._num_taken_in]
         if not requests:
@@ -350,7 +352,7 @@ class Scheduler:
         self._waiting.put_back(request)
 
     def _make_step(
-        self, started: float, group: DecodeGroup, fed: tuple[int, ...], plan: PrefillPlan
+        self, started: float, group: DecodeGroup, future_tokens: tuple[int, ...], plan: PrefillPlan
     ) -> Step:
         group.num_steps_left -= 1
         for sequence in group.sequences:
@@ -365,7 +367,7 @@ class Scheduler:
             tuple([sequence.tokens[-1] for sequence in group.sequences]),
             drawn.num_top,
             tuple(drawn.aligned.values()),
-            fed,
+            future_tokens,
         )
         return Step(
             number=self._num_scheduled,
@@ -391,7 +393,7 @@ class Scheduler:
         for sequence in members:
             sequence.request.took_part(number, size)
 
-    # What a step has brought
+    # Results of a step
 
     def _take_scores(self, step: Step, result: StepResult, now: float) -> None:
         for chunk, positions in zip(step.scoring, result.scores, strict=True):
@@ -451,10 +453,10 @@ class Scheduler:
             sequence.num_generated += 1
             sequence.sum_logprob += logprob
             if (
-                sequence.num_generated >= sequence.look_at
+                sequence.num_generated >= sequence.check_at
                 or token_id in request.stop_rule.token_ids
             ):
-                self._look_at(sequence, token_id)
+                self._end_or_emit(sequence, token_id)
         return num_tokens
 
     def _first_token(self, request: Request, now: float) -> None:
@@ -482,23 +484,23 @@ class Scheduler:
         if sequence not in self._decoding:
             self._decoding[sequence] = None
             self._forget_groups()
-        self._look_at(sequence, token.token_id)
+        self._end_or_emit(sequence, token.token_id)
 
-    def _look_at(self, sequence: Sequence, token_id: int) -> None:
-        """End a sequence if it ends with this token, and tell its tokens if they are enough."""
+    def _end_or_emit(self, sequence: Sequence, token_id: int) -> None:
+        """End a sequence if it ends with this token, and emit its tokens if they are enough."""
         end = sequence.request.stop_rule.end_of(token_id, sequence.num_generated, sequence.text)
-        if end is not None or sequence.num_generated >= sequence.tell_at:
-            self._outputs.append(sequence.told(end))
+        if end is not None or sequence.num_generated >= sequence.emit_at:
+            self._outputs.append(sequence.emit(end))
         if end is not None:
             self._finish(sequence)
 
-    def _tell(self, sequences: tuple[Sequence, ...]) -> None:
-        """Tell the tokens of those whose pause is over, where they are enough."""
+    def _emit(self, sequences: tuple[Sequence, ...]) -> None:
+        """Emit the tokens of those whose delta is due, if they are enough."""
         for sequence in sequences:
             request = sequence.request
             if request.is_paced and not sequence.is_finished and request.search is None:
-                if sequence.num_untold >= request.tokens_at_once:
-                    self._outputs.append(sequence.told())
+                if sequence.num_pending >= request.tokens_at_once:
+                    self._outputs.append(sequence.emit())
 
     def _advance_search(
         self,
@@ -551,7 +553,7 @@ class Scheduler:
             request.search.close(reason)
             self._finish_search(request, request.search)
             return
-        self._outputs += request.told()
+        self._outputs += request.emit()
         self._outputs += [
             CutOutput(request.key, sequence.index, reason)
             for sequence in request.sequences
@@ -572,7 +574,7 @@ class Scheduler:
         self._wasted += (
             WastedWork(expired_tokens=count) if is_late else WastedWork(failed_tokens=count)
         )
-        self._outputs += request.told()
+        self._outputs += request.emit()
         self._remove(request, sound=False)
         self._outputs.append(FailedOutput(request.key, error))
 
@@ -621,8 +623,8 @@ class Scheduler:
 
 
 def _is_ready(sequence: Sequence, is_ahead: bool) -> bool:
-    """Say whether a decoding sequence may compute its next token, known or fed."""
+    """Say whether a decoding sequence may compute its next token, known or a future one."""
     if sequence.num_drawing == 0:
         return True
-    may_be_fed = is_ahead and sequence.num_drawing == 1 and sequence.request.draws_plainly
-    return may_be_fed and sequence.num_steps_left > 0
+    may_follow = is_ahead and sequence.num_drawing == 1 and sequence.request.draws_plainly
+    return may_follow and sequence.num_steps_left > 0

@@ -30,7 +30,7 @@ class TokenRequest:
     target_ids: tuple[int, ...] = ()  # encoder-decoder: the given beginning of the output
     priority: int = 0  # lower runs earlier
     tenant: str = ""
-    matcher: TokenMatcher | None = None  # of the constraint, at the beginning of the text
+    matcher: TokenMatcher | None = None  # the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
     deltas: Deltas | None = Deltas()  # None: none are wanted
 
@@ -42,19 +42,19 @@ class Sequence:
     request: Request
     index: int
     tokens: list[int]  # the prompt, or the decoder's start token, and what was generated
-    num_prompt: int = 0  # of them, tokens that were given
+    num_prompt: int = 0  # how many of them were given
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_generated: int = 0
     is_finished: bool = False
-    matcher: TokenMatcher | None = None  # of the request's constraint, behind `tokens`
+    matcher: TokenMatcher | None = None  # the request's constraint, behind `tokens`
     plain_index: int = -1  # among the plain draws of the last step that it was in
-    num_told: int = 0  # of the generated tokens
-    tell_at: int = 0  # with so many generated tokens they are told
-    look_at: int = 0  # with so many it is looked at: it may end, or they are told
-    text: Detokenizer | None = None  # where its stop strings are found, if it has some
-    draws: SequenceDraws | None = None  # where plain draws of it are not greedy
-    sum_logprob: float = 0.0  # of the generated tokens
-    positions: list[PositionLogprobs] = field(default_factory=list)  # not told yet, if asked for
+    num_emitted: int = 0  # generated tokens that were handed over
+    emit_at: int = 0  # so many generated tokens make a delta
+    check_at: int = 0  # with so many generated tokens it may end, or they make a delta
+    text: Detokenizer | None = None  # finds its stop strings, if it has some
+    draws: SequenceDraws | None = None  # its random numbers; None: its plain draws are greedy
+    sum_logprob: float = 0.0  # over the generated tokens
+    positions: list[PositionLogprobs] = field(default_factory=list)  # not emitted yet, if asked for
     attention: list[tuple[float, ...]] = field(default_factory=list)  # likewise
 
     @property
@@ -73,32 +73,32 @@ class Sequence:
         return self.request.stop_rule.max_new_tokens - self.num_generated - self.num_drawing
 
     @property
-    def num_untold(self) -> int:
-        """Generated tokens that were not told."""
-        return self.num_generated - self.num_told
+    def num_pending(self) -> int:
+        """Generated tokens that were not emitted."""
+        return self.num_generated - self.num_emitted
 
-    def told(self, end: End | None = None) -> TokensOutput:
-        """Return the tokens that were not told, which are told now; the last ones at an end."""
+    def emit(self, end: End | None = None) -> TokensOutput:
+        """Return the pending tokens, which are emitted by that; the last ones at an end."""
         output = TokensOutput(
             self.request.key,
             self.index,
-            self.tokens[self.num_prompt + self.num_told :],
+            self.tokens[self.num_prompt + self.num_emitted :],
             self.sum_logprob,
             end.reason if end else None,
             end.stop if end else None,
             self.positions,
             self.attention,
         )
-        self.was_told()
+        self.mark_emitted()
         return output
 
-    def was_told(self) -> None:
-        """Note that all tokens were told, and when it is to be looked at again."""
-        self.num_told = self.num_generated
+    def mark_emitted(self) -> None:
+        """Note that all tokens were emitted, and set the next `emit_at` and `check_at`."""
+        self.num_emitted = self.num_generated
         waits = self.request.is_paced and self.num_generated > 0  # the first ones do not
-        self.tell_at = sys.maxsize if waits else self.num_told + self.request.tokens_at_once
+        self.emit_at = sys.maxsize if waits else self.num_emitted + self.request.tokens_at_once
         most = self.request.stop_rule.max_new_tokens
-        self.look_at = min(most, self.tell_at) if self.text is None else 0
+        self.check_at = min(most, self.emit_at) if self.text is None else 0
         if self.positions or self.attention:
             self.positions, self.attention = [], []
 
@@ -112,7 +112,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What the scheduler keeps of a request. Only the scheduler's parts change it."""
+    """The scheduler's state of a request. Only the scheduler's parts change it."""
 
     asked: TokenRequest
     stop_rule: StopRule
@@ -129,16 +129,16 @@ class Request:
     steps: int = 0
     batch_size_total: int = 0  # sequences in those steps
     last_step: int = -1
-    num_top: int = 1  # of the largest logits, as many as its draws look at
+    num_top: int = 1  # how many of the largest logits its draws look at
     score_from: int | None = None  # the first given token whose log-probability is still wanted
     search: BeamSearch | None = None
     beams: list[Sequence] = field(default_factory=list)  # its running hypotheses, in order
     # Attention to the source of each step's beams, if asked for.
     beam_attention: list[list[tuple[float, ...]]] = field(default_factory=list)
     key: int = field(init=False)  # in the engine
-    # So many tokens of a sequence are told together, where it does not end before.
+    # A delta has at least so many tokens of a sequence, if it does not end before.
     tokens_at_once: int = field(init=False, default=sys.maxsize)
-    is_paced: bool = field(init=False, default=False)  # they wait for their time, too: see Pauses
+    is_paced: bool = field(init=False, default=False)  # by time, too: see DeltaPacing
     is_aligned: bool = field(init=False)  # the attention to its source is asked for
 
     def __post_init__(self) -> None:
@@ -184,9 +184,9 @@ class Request:
 
     @property
     def reading(self) -> list[Sequence]:
-        """The sequences that compute what they have so far: the leader, for all.
+        """The sequences that compute their tokens so far: the leader, for all.
 
-        Of a request that was put back into the queue, all that run.
+        All that run do so in a request that was put back into the queue.
         """
         if self.first_token is None:
             return [self.leader]
@@ -194,11 +194,11 @@ class Request:
             return self.beams
         return [sequence for sequence in self.sequences if not sequence.is_finished]
 
-    def told(self) -> list[TokensOutput]:
-        """Return what was not told of its sequences, before it ends in another way."""
-        if self.search is not None:  # which tells whole outputs only
+    def emit(self) -> list[TokensOutput]:
+        """Return the pending tokens of its sequences, before it ends in another way."""
+        if self.search is not None:  # emits whole outputs only
             return []
-        return [one.told() for one in self.sequences if not one.is_finished and one.num_untold]
+        return [one.emit() for one in self.sequences if not one.is_finished and one.num_pending]
 
     def end(self) -> None:
         """Let no sequence run any more."""

@@ -1,4 +1,4 @@
-"""One step as a value: what it computes of the sequences, and what is chosen behind that."""
+"""One step as a value: the tokens that it computes, and the draws behind them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.sampling.plain import PlainDraws
 from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.sequence import Request, Sequence
 
-Places = object  # of a step's keys and values; only the KVCache and the runner of one room know
+Places = object  # a step's keys and values, in the terms of one KVCache and its runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Chunk:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What is computed."""
+        """The tokens that it computes."""
         return tuple(self.sequence.tokens[self.start : self.end])
 
     @property
@@ -58,7 +58,7 @@ class Chunk:
 
 
 class Parts(NamedTuple):
-    """What a step computes, by sequence.
+    """The tokens that a step computes, by sequence.
 
     Logits come for each decoding sequence, then for those positions that each chunk wants.
     """
@@ -67,17 +67,18 @@ class Parts(NamedTuple):
     chunks: tuple[Chunk, ...]
     decoding: tuple[Sequence, ...]
     decode_ids: tuple[int, ...]  # the token that each of them computes, if it is known
-    num_top: int  # of the largest logits, as many as all draws look at
+    num_top: int  # how many of the largest logits the draws look at
     aligned: tuple[int, ...]  # which logits' attention to the source is wanted, rising
-    # By sequence, which plain draw of the step before gives its token, -1: it is known; (): all are
-    fed: tuple[int, ...] = ()
+    # The plain draw of the step before that gives each sequence's token, -1: it is known; (): all
+    # are.
+    future_tokens: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
     """All of one step, from its schedule until its result is taken in; several may be under way.
 
     A sequence whose next token is being drawn has nothing to compute until the step was taken in,
-    but for plain draws of a runner that feeds ids.
+    but for plain draws of a runner whose steps overlap.
     """
 
     number: int
@@ -104,7 +105,7 @@ class Step(NamedTuple):
 
 
 class DrawPlan(NamedTuple):
-    """What is chosen and scored behind the logits of a step beside plain draws, and for whom."""
+    """The draws and scores of a step beside plain draws, and the owner of each."""
 
     draws: list[Draw | BeamDraw]
     drawing: list[Sequence | Request]

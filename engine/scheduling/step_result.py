@@ -1,4 +1,4 @@
-"""What a step has brought."""
+"""The result of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.sampling.plain import PlainChoices
 
 
 class StepResult(NamedTuple):
-    """What was chosen behind the logits of a step; its own, whatever runs next.
+    """The choices and scores of a step, in memory of its own that the next step leaves alone.
 
     A choice or score of None: there is none, and its request fails.
     """

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from engine.scheduling.sequence import Request
 
-_MAX_IDLE_ACCOUNTS = 1024  # of tenants without a request; those idle longest are forgotten first
+_MAX_IDLE_ACCOUNTS = 1024  # tenants without a request; those idle longest are forgotten first
 
 
 class WaitingQueue:
     """Orders requests by priority, then fairly between tenants, then by arrival.
 
-    Of a priority's tenants, the one whose requests were given the fewest tokens is next: what
-    deficit round robin comes to with the smallest quantum. When a request is taken, its tenant is
-    charged the most that it may cost; when it ends, what it used. A tenant that comes back after a
-    pause starts level with what those that waited have used: it has saved nothing up.
+    The tenant of a priority whose requests were given the fewest tokens is next: deficit round
+    robin with the smallest quantum. A tenant is charged the most that a request may cost when it is
+    taken, and its real cost when it ends. A tenant that comes back after a pause starts level with
+    those that waited: it has saved nothing up.
 
     A group of sequences that was once the next of its priority stays so until it is taken or
     removed: else single requests could take all room that becomes free, and it would wait for
@@ -27,8 +27,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
         self._classes: dict[int, _PriorityClass] = {}  # those in which somebody waits
-        self._accounts: dict[str, _Account] = {}  # of tenants with a request, waiting or running
-        self._idle: OrderedDict[str, int] = OrderedDict()  # what other tenants have used
+        self._accounts: dict[str, _Account] = {}  # tenants with a request, waiting or running
+        self._idle: OrderedDict[str, int] = OrderedDict()  # tokens that other tenants have used
         self._last_served = _Account()
         self.num_tokens = 0  # that the waiting requests may cost
 
@@ -183,7 +183,7 @@ class WaitingQueue:
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """What a tenant was given; only differences between tenants mean something."""
+    """The tokens that a tenant was given; only differences between tenants mean something."""
 
     used: int = 0  # tokens of requests that have ended
     charged: int = 0  # the most that the running ones may cost

@@ -1,4 +1,4 @@
-"""What one step computes in rows: what the model runner takes."""
+"""The tokens and rows of one step, as the model runner takes them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ScheduledBatch(NamedTuple):
     chunks: tuple[PrefillChunk, ...] = ()
     decode_ids: tuple[int, ...] = ()  # the token of row 0, 1, ...
     decode_sources: tuple[int, ...] = ()  # encoder-decoder: the source of row 0, 1, ...
-    num_top: int = 1  # of the largest logits, as many as are looked at
+    num_top: int = 1  # how many of the largest logits are looked at
     aligned: tuple[int, ...] = ()  # rows of logits whose attention to the source is wanted, rising
     # See Parts; the model runner of a device takes, for each of its rows, that of the step before
-    # whose likeliest token it gets.
-    fed: tuple[int, ...] = ()
+    # which gives its token.
+    future_tokens: tuple[int, ...] = ()

@@ -10,25 +10,25 @@ from engine.package.manifest import GenerationContract
 from engine.scheduling.sequence import Request, Sequence
 from engine.scheduling.step import Chunk, Parts
 from engine.slots.batch import Encode, PrefillChunk, RowLengths, ScheduledBatch
-from engine.slots.prefixes import Holder, Prefixes
+from engine.slots.prefix_cache import Holder, PrefixCache
 from engine.slots.sources import Source, SourceTable
 from engine.slots.table import SlotTable
 
 
 @dataclass(slots=True)
 class _Held:
-    """What a request holds."""
+    """The rows of a request."""
 
-    num_places: int  # of its sequences: those that have no row yet are sure to get one
-    is_sound: bool  # what it has computed is finite
+    num_places: int  # its sequences: those that have no row yet are sure to get one
+    is_sound: bool  # its keys and values are finite
     source_row: int = 0
 
 
 class SlotKVCache:
     """A KVCache of rows; a sequence has room for the whole context as soon as it is admitted.
 
-    Rows keep what others may use while nobody needs them: beginnings of prompts, and sources.
-    Only of the request's own tenant: times and counts tell what is there already.
+    A row that nobody needs keeps what other requests may use: the beginning of a prompt, or a
+    source. Only requests of the same tenant may: times and counts would show that it is there.
     """
 
     has_room_for_all = True
@@ -37,7 +37,7 @@ class SlotKVCache:
         self._num_slots = config.max_num_seqs
         self._reuses_sources = config.reuse_prefixes
         self._has_source = contract.cross_cache is not None
-        self._prefixes = Prefixes(config, contract)
+        self._prefix_cache = PrefixCache(config, contract)
         self.clear()
 
     def clear(self) -> None:
@@ -133,7 +133,7 @@ class SlotKVCache:
             decode_sources=self._sources_of(parts.decoding),
             num_top=parts.num_top,
             aligned=parts.aligned,
-            fed=parts.fed,
+            future_tokens=parts.future_tokens,
         )
 
     def problems(self, requests: Iterable[Request]) -> list[str]:
@@ -158,10 +158,10 @@ class SlotKVCache:
         rows, sources = [0] * self._num_slots, [0] * self._num_slots
         for sequence, row in self._table.sequences.items():
             rows[row] = sequence.num_computed
-        for kept in self._table.kept:
-            rows[kept.row] = len(kept.tokens)
+        for cached in self._table.cached:
+            rows[cached.row] = len(cached.tokens)
         if self._has_source:
-            for row, (_, ids) in self._sources.kept.items():
+            for row, (_, ids) in self._sources.cached.items():
                 sources[row] = len(ids)
             for request, held in self._held.items():
                 if not request.needs_encoding:
@@ -187,28 +187,28 @@ class SlotKVCache:
         return length
 
     def _longest_prefix(self, request: Request) -> tuple[Holder | None, int]:
-        return self._prefixes.longest(request, self._prefix_holders(request.asked.tenant))
+        return self._prefix_cache.longest(request, self._prefix_holders(request.asked.tenant))
 
     def _prefix_holders(self, tenant: str) -> Iterator[tuple[Holder, int]]:
         """Give what has a row with the beginning of a prompt, and how much of it may be copied.
 
         Nothing of a request before its first token: that shows that it is finite.
         """
-        for kept in self._table.kept:
-            if kept.tenant == tenant:
-                yield kept, len(kept.tokens)
+        for cached in self._table.cached:
+            if cached.tenant == tenant:
+                yield cached, len(cached.tokens)
         for request, held in self._held.items():
             if request.asked.tenant != tenant or not held.is_sound:
                 continue
             for sequence in request.sequences:
                 if self._table.row_of(sequence) is not None:
-                    yield sequence, self._prefixes.num_reusable(sequence)
+                    yield sequence, self._prefix_cache.num_reusable(sequence)
                     break
 
     def _release_row(self, sequence: Sequence, *, is_sound: bool) -> None:
         if is_sound:
-            length = self._prefixes.num_reusable(sequence)
-            self._table.keep(sequence, length, sequence.request.asked.tenant)
+            length = self._prefix_cache.num_reusable(sequence)
+            self._table.cache_prefix(sequence, length, sequence.request.asked.tenant)
         else:
             self._table.release(sequence)
 
@@ -222,7 +222,7 @@ class SlotKVCache:
 
     def _release_source(self, row: int, *, sound: bool) -> None:
         if sound and self._reuses_sources:
-            self._sources.keep(row)
+            self._sources.cache_source(row)
         else:
             self._sources.release(row)
 

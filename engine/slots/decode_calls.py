@@ -27,7 +27,7 @@ from engine.slots.graph_call import GraphCall, named_outputs
 from engine.slots.source_index import SourceIndex, SourceShape
 from engine.slots.step_block import Bound, StepBlock
 
-CAPTURED_TOPS = (1, 128)  # of the largest logits; a call for others is never captured
+CAPTURED_TOPS = (1, 128)  # numbers of largest logits; a call for others is never captured
 
 _MAX_BINDINGS = 256
 
@@ -49,14 +49,14 @@ class _Bound(NamedTuple):
 class DecodeCalls:
     """Appends a token to each of the first rows, in one call.
 
-    With `buckets` the call has as many rows as the smallest of them that holds the decoding ones,
-    and as many sources. A row that only fills it up, be it empty, in the middle of its prompt or
-    kept for its beginning, gets a token too, and it is written behind what the row holds: there the
-    row's next token will be written before anything reads it. If the row is full, it is written
-    over its last position, which only the token there itself has ever read.
+    A call with `buckets` has as many rows as the smallest of them that holds the decoding ones, and
+    as many sources. A row of padding, be it empty, in the middle of its prompt or a cached prefix,
+    gets a token too, which is written behind the tokens of the row: the row's next token will
+    be written there before anything reads it. A full row has it written over its last position,
+    which only the token there itself has ever read.
 
     Every source has room for a `group` of rows, so that a call is of one shape however many a
-    source has. Only where one has more it is of another, and never captured.
+    source has. A call in which one has more is of another shape, and never captured.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DecodeCalls:
                 f"{num_slots}"
             )
         self._input_ids = block.standing(INPUT_IDS, (num_slots, 1))
-        self.input_ids = self._input_ids.bound  # where the graph reads the tokens, of row 0, 1, ...
+        self.input_ids = self._input_ids.bound  # the graph reads the tokens of row 0, 1, ... here
         self._position_ids = block.standing(POSITION_IDS, (num_slots, 1))
         self._seqlens_k = block.standing(SEQLENS_K, (num_slots,))
         self._logit_idx = block.standing(LOGIT_IDX, (num_slots,))
@@ -85,7 +85,7 @@ class DecodeCalls:
         self._source_lengths = block.standing(SOURCE_LENGTHS, (num_slots,))
         self._row_queries = block.standing(ROW_QUERIES, (num_slots, 1))
         self._group = group
-        self._beam_rows = block.standing(BEAM_ROWS, (num_slots, group))  # where no source has more
+        self._beam_rows = block.standing(BEAM_ROWS, (num_slots, group))  # if no source has more
         self._alignment_idx = block.standing(ALIGNMENT_IDX, (num_slots,))
         self._alignment_sources = block.standing(ALIGNMENT_SOURCES, (num_slots,))
         self._index = SourceIndex(num_slots, group)
@@ -139,7 +139,7 @@ class DecodeCalls:
             self._input_ids.host[B:M] = 0
             np.minimum(starts[B:], self._graph.contract.cache.max_len - 1, out=starts[B:])
         self._position_ids.host[:M, 0] = starts
-        lengths: list[int] = starts.tolist()  # of a few numbers faster than numpy's maximum
+        lengths: list[int] = starts.tolist()  # faster than numpy's maximum for a few numbers
         return max(lengths) + 1
 
     def _place_sources(
@@ -162,7 +162,7 @@ class DecodeCalls:
     def _bound(self, shape: _Shape) -> _Bound:
         bound = self._bindings.get(shape)
         if bound is None:
-            if len(self._bindings) >= _MAX_BINDINGS:  # what is captured stays: it takes long
+            if len(self._bindings) >= _MAX_BINDINGS:  # captured ones stay: capturing takes long
                 kept = self._bindings.items()
                 self._bindings = {k: b for k, b in kept if b.graph_id != NOT_CAPTURED}
             bound = self._bindings[shape] = _Bound(self._bind(shape), self._graph_id(shape))

@@ -40,7 +40,7 @@ class DecoderGraph:
         self.cache = cache
         self.is_on_device = is_on_device
         self.graph_ids = graph_ids
-        # Of the call that runs; kernels read it on the host.
+        # The running call's; kernels read it on the host.
         self.total_seq = np.zeros(1, DTYPES[TOTAL_SEQ])
         self._decoder = decoder
         self._num_tops: dict[int, NDArray[Any]] = {}
@@ -66,8 +66,8 @@ class DecoderGraph:
     def total_of(self, longest: int) -> int:
         """Return the `total_seq` of a call after which no row is longer than `longest`.
 
-        On a device it is always the whole row: how its kernels divide their work depends on it, and
-        so would a row's bits on its neighbours.
+        It is always the whole row on a device, whose kernels divide their work by it: a row's bits
+        would depend on its neighbours.
         """
         return self.contract.cache.max_len if self.is_on_device else longest
 

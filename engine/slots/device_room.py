@@ -1,14 +1,14 @@
 """How many sequences have room in the memory of a device.
 
-A process may use a share of the device, `gpu_memory_utilization`, and never more than is free. From
-that come off the weights of its graphs and what a step takes beside the rows:
+A process may use a share of the device, `gpu_memory_utilization`, and never more than is free. The
+weights of its graphs and the memory of a step beside the rows come off that:
 
     room  = min(total memory x gpu_memory_utilization - weights, free memory)
     rows  = (room - beside) / row
     row   = keys and values of a sequence and of its source at their longest, its logits and draw
     beside = 1 GB, a row of each kind to exchange two, and the logits of the longest prompt's step
 
-Free memory is read when the weights are there. Whoever names no number of sequences gets as many
+Free memory is read when the weights are there. An engine without a number of sequences gets as many
 rows as that gives, up to 256.
 """
 
@@ -28,7 +28,7 @@ from engine.package.manifest import GenerationContract
 from engine.slots.memory import row_bytes
 from engine.wording import size_of
 
-_WORKSPACES = 10**9  # what CUDA, the workspaces of kernels and captured calls take
+_WORKSPACES = 10**9  # bytes: CUDA, the workspaces of kernels and captured calls
 _LOGIT = 16  # bytes: a logit, in the graph's type and its log-probability, and room to sort them
 _DRAW = 104  # bytes: what the graphs for draws, each with memory of its own, take on a CPU
 _SMALL = 8192  # bytes of a row: its ids and lengths, and 128 of the largest logits
@@ -36,7 +36,7 @@ _SMALL = 8192  # bytes of a row: its ids and lengths, and 128 of the largest log
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """What a process may use of a device, in bytes."""
+    """The memory of a device that a process may use, in bytes."""
 
     free: int  # when the weights were loaded
     total: int
@@ -50,13 +50,13 @@ class DeviceRoom:
 
     @property
     def usable(self) -> int:
-        """What is left for rows and all else."""
+        """The bytes left for rows and all else."""
         return max(0, min(math.floor(self.total * self.utilization) - self.weights, self.free))
 
 
 @dataclass(frozen=True)
 class RoomNeeds:
-    """What the sequences of a model take, in bytes."""
+    """The memory that the sequences of a model take, in bytes."""
 
     row: int  # each of them
     beside: int  # all together, whatever their number
@@ -89,7 +89,7 @@ class Fit(NamedTuple):
         try:
             yield
         except OutOfDeviceMemory as error:
-            traceback.clear_frames(error.__traceback__)  # what was made until then goes
+            traceback.clear_frames(error.__traceback__)  # frees the parts made until then
             room = DeviceRoom.read(runtime, self.room.utilization, self.room.weights)
             why = without_room(self.config.max_num_seqs, self.needs, room)
             raise OutOfDeviceMemory(f"{error}; {why}") from error

@@ -1,4 +1,4 @@
-"""Where the inputs of all calls of a step lie, and what they give: in memory of a device."""
+"""Input and output buffers of a step, in memory of a device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from engine.slots.step_block import (
     numpy_dtypes,
 )
 
-_ROW_BYTES = 176  # of standing inputs, a row
-_TOKEN_BYTES = 64  # of the inputs of a source or chunk, a token
-_READ_BYTES = 4096  # of the inputs of a source or chunk beside its tokens
+_ROW_BYTES = 176  # standing inputs, a row
+_TOKEN_BYTES = 64  # inputs of a source or chunk, a token
+_READ_BYTES = 4096  # inputs of a source or chunk beside its tokens
 
 _Top = tuple[DeviceArray, DeviceArray, DeviceArray]  # ids, logits, log-probabilities
 _Drawn = tuple[DeviceArray, DeviceArray]  # ids, log-probabilities
@@ -36,11 +36,11 @@ class DeviceStepBlock:
     """All inputs go to the device in one copy, all small outputs come from it in another one.
 
     Inputs are written to pinned memory of the host, at the same distances as on the device. The
-    logits of all tokens stay on the device; rows of them are fetched when they are read. Where a
-    decode call reads and writes never changes; see StepBlock.
+    logits of all tokens stay on the device; rows of them are fetched when they are read. The memory
+    that a decode call reads and writes never changes; see StepBlock.
 
     A step may begin while the one before is under way: its inputs are written when those of the
-    other have gone, and what both give comes to two places on the host.
+    other have gone, and each has a place of its own on the host for its outputs.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class DeviceStepBlock:
         self._calls: list[int] = []  # the first rows of the calls of chunks
         self._outputs: dict[int, _SmallOutputs] = {}
         self._fetched: Floats | None = None
-        self._sent_rows: list[Floats | None] = [None, None]  # of the last steps that sent some
+        self._sent_rows: list[Floats | None] = [None, None]  # the last steps' that sent some
         self._dtypes = numpy_dtypes()
         self._uploaded = memory.mark()
-        self._number = self._received = 0  # of the last step that began, that was received
+        self._number = self._received = 0  # the last step that began, that was received
 
     def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
         """See StepBlock."""
@@ -222,7 +222,7 @@ class DeviceStepBlock:
 
 
 class _Sent(NamedTuple):
-    """What a step has written, on its way to the host."""
+    """The outputs of a step, on their way to the host."""
 
     size: StepSize
     device: DeviceArray
@@ -263,8 +263,7 @@ class _Sent(NamedTuple):
 class _SmallOutputs:
     """The k largest logits of all rows of a step, and the attention that is wanted.
 
-    What a decode call writes comes first, always at the same place. Behind it, packed, comes what
-    the step has beside it.
+    The outputs of the decode call come first, always at the same place. The others follow, packed.
     """
 
     def __init__(

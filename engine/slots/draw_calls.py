@@ -57,7 +57,7 @@ class DrawCalls:
     def plan(self, draws: GraphDraws, num_rows: int, num_top: int) -> GraphCall:
         """Return the call behind a decode call of so many rows with their likeliest tokens."""
         how, asked = draws.how, {name: place.host for name, place in self._asked.items()}
-        asked[LAST_COLUMN][:] = 0  # of rows whose draws are others
+        asked[LAST_COLUMN][:] = 0  # rows without a draw here
         asked[LAST_COLUMN][draws.rows, 0] = how.num_columns - 1
         asked[TEMPERATURE][draws.rows] = np.maximum(how.temperature, SMALLEST_NORMAL)
         asked[TOP_P][draws.rows, 0] = how.top_p

@@ -23,7 +23,7 @@ class GenerationSessions(NamedTuple):
 
     decoder: Session
     encoder: Session | None
-    draws: tuple[Session, ...]  # of DRAW_GRAPHS, all or none
+    draws: tuple[Session, ...]  # all DRAW_GRAPHS or none
 
 
 def load_sessions(
@@ -37,7 +37,7 @@ def load_sessions(
 ) -> GenerationSessions:
     """Load graphs for a device, or the CPU; PackageError if onnxruntime does not take them.
 
-    On a CPU the decoder runs on no more threads than `decoder_threads` says.
+    A decoder on a CPU runs on no more threads than `decoder_threads` says.
     """
     usable = decoder_threads(contract, num_threads)
     if device is None and usable < (offered := num_threads or num_cores()):

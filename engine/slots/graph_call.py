@@ -19,7 +19,7 @@ class GraphCall(NamedTuple):
     binding: Binding
     inputs: Mapping[str, Bound]
     outputs: Mapping[str, Bound]
-    total_seq: int = 0  # of a decoder: no row is longer after the call
+    total_seq: int = 0  # decoder: no row is longer after the call
     graph_id: int = NOT_CAPTURED
 
     def run(self) -> None:

@@ -75,7 +75,7 @@ def _batches(
 ) -> Iterator[tuple[Sequence[int], tuple[int, ...]]]:
     """Yield lengths and sources of rows; the first row is the one that is looked at.
 
-    Without a source there are no beams of it.
+    A model without sources has no beams of one.
     """
     short = min(_SHORT, length)
     some_length = [length] + [i % (short + 1) for i in range(num_rows - 1)]

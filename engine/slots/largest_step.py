@@ -14,7 +14,7 @@ from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import try_out
 
 _NOTHING = ScheduledBatch()
-_NUM_LOOKS = 2  # of which the quicker counts: a moment in which others had the cores says nothing
+_NUM_LOOKS = 2  # the quicker counts: the other may have waited for cores that were busy
 
 
 def largest_step_seconds(

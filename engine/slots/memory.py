@@ -1,4 +1,4 @@
-"""Where the rows of a cache lie and how they are changed: memory of the host, or of a device."""
+"""The rows of a cache and their changes, in memory of the host or of a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.slots.host_pages import Pages
 HostArray = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 Stored = NDArray[Any]  # numbers as a cache holds them; those of bf16, which numpy lacks, as uint16
 
-STEPS_AT_HAND = 64  # in which another sequence may take the memory that one has left
+STEPS_AT_HAND = 64  # steps before pages of a shortened row are returned
 _DTYPES = {**CACHE_DTYPES, "bf16": "uint16"}
 
 
@@ -31,7 +31,7 @@ class LayerCache(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """What sequences have left behind the end of a row."""
+    """Positions behind the end of a row that sequences have left."""
 
     step: int  # the first of them
     stop: int  # position behind it
@@ -155,9 +155,9 @@ class HostCacheMemory:
 class DeviceCacheMemory:
     """Rows in memory of a device, [layer and key or value, row, head, position, head_dim].
 
-    All of it is taken at once: OutOfDeviceMemory if it is not there. What changes rows is queued on
+    All of it is taken at once: OutOfDeviceMemory if it is not there. Changes of rows are queued on
     the device's stream, a call for all layers, keys and values; `read`, `write` and `fill` wait.
-    Behind the rows lies one more, through which two rows are exchanged.
+    One more row lies behind the others, through which two rows are exchanged.
     """
 
     def __init__(self, memory: DeviceMemory, num_rows: int, shape: CacheShape) -> None:

@@ -16,15 +16,15 @@ class SlotCache:
 
     A sequence has a row, a source has another: the beams of a sentence share its source's. Rows of
     a layer lie one after the other, so that the first B of them are one piece of memory: a decode
-    step binds it as it is. On the host, memory that no sequence reaches is never touched and costs
-    nothing, and a row that becomes shorter gives its pages back, if what it loses is a page of a
-    head at least, once `settle` finds that no other sequence has taken them: in use is what running
-    or kept rows hold as far as their length, and a page for each of their heads at most. Beyond its
-    length a row is finite: what is masked counts for nothing, but a NaN left there would reach the
-    row's next sequence. Lengths lie on the host.
+    step binds it as it is. Memory of the host that no sequence reaches is never touched and costs
+    nothing. A row that becomes shorter gives its pages back, if it loses a page of a head at least,
+    once `settle` finds that no other sequence has taken them. So running and cached rows use memory
+    as far as their length, and a page for each of their heads at most. A row is finite beyond its
+    length: masked numbers count for nothing, but a NaN left there would reach the row's next
+    sequence. Lengths lie on the host.
 
-    `overhang` positions behind its length a row may hold what a call wrote there for nobody: they
-    count as its own when the row becomes shorter or another's.
+    A row may hold numbers that a call wrote for nobody, up to `overhang` positions behind its
+    length: they count as its own when the row becomes shorter or another's.
     """
 
     def __init__(

@@ -33,13 +33,13 @@ from engine.slots.step_block import Bound, HostStepBlock, Pending, StepBlock, St
 if TYPE_CHECKING:
     from engine.device.device import CudaDevice
 
-_NUM_TOKENS = 1024  # of a step on a device, if nobody says how many
-_WIDEST = RequestLimits().most_sequences  # of a request
+_NUM_TOKENS = 1024  # tokens of a step on a device, if none are named
+_WIDEST = RequestLimits().most_sequences  # sequences of a request
 _NOTHING = ScheduledBatch()
 
 
 class ModelRunner(Protocol):
-    """What an engine needs of a model."""
+    """Runs the graphs of a model, step by step."""
 
     num_padding: int  # query rows computed for nobody, in all
 
@@ -55,7 +55,7 @@ class ModelRunner(Protocol):
     ) -> Pending:
         """Begin a step, whose logits come in the order of ScheduledBatch; see SlotModelRunner.
 
-        On the host it is done, and the next step overwrites the arrays.
+        The step is done when this returns on the host, and the next one overwrites the arrays.
         """
 
     @property
@@ -70,8 +70,8 @@ class SlotModelRunner:
     """Runs a step on a SlotCache: a call per length of source, one per chunk, one for all decoding.
 
     The kernel takes several rows with one token each, or one row with several tokens. All calls of
-    a step are planned before the first one runs, so that their inputs are brought together. What is
-    returned as logits is overwritten by later calls.
+    a step are planned before the first one runs, so that their inputs are brought together. Later
+    calls overwrite the logits that are returned.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class SlotModelRunner:
     ) -> None:
         """`buckets` are the numbers of rows that a decode call may have; (): any number.
 
-        A source has up to `widest_group` sequences. With buckets every decode call has room for as
+        A source has up to `widest_group` sequences. Every decode call with buckets has room for as
         many of each source, so that its shape does not depend on how many there are.
 
-        On a `device` that means one, of `num_slots` rows, and memory is taken for steps of
+        A `device` without buckets has one, of `num_slots` rows. It takes memory for steps of
         `num_tokens` tokens: OutOfDeviceMemory if it is not there. A larger step takes more, and
-        what was captured is captured again. `graph_ids` are shared by all runners on a session.
+        captured calls are captured again. `graph_ids` are shared by all runners on a session.
         """
         self._contract = contract
         self._decoder = decoder
@@ -164,7 +164,7 @@ class SlotModelRunner:
 
     @property
     def most_tokens(self) -> int:
-        """Of the steps that have room on a device; 0 without one."""
+        """The largest number of tokens of a step on a device; 0 without one."""
         return self._num_tokens if self._device is not None else 0
 
     @property
@@ -199,9 +199,9 @@ class SlotModelRunner:
     ) -> Pending:
         """Begin a step; on a device it runs behind the one before, which may not be waited for yet.
 
-        Of more than one that was not waited for something is overwritten, see StepBlock; logits of
-        all tokens by the next step, but for those of `whole_rows`. With `draws` the next tokens of
-        all rows that decode are drawn behind it, by a graph.
+        No more than one step may be under way before this one, or outputs are overwritten, see
+        StepBlock; logits of all tokens are overwritten by the next step, but for those of
+        `whole_rows`. A graph draws the next tokens of all rows that decode, if there are `draws`.
         """
         self.cache.apply(batch.row_ops)
         is_at_rest = not (batch.encodes or batch.chunks or batch.decode_ids)
@@ -215,8 +215,8 @@ class SlotModelRunner:
             assert self._draws is not None, "who has a graph for draws is asked for some"
             calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
-        if batch.fed:
-            self._feed(batch.fed)
+        if batch.future_tokens:
+            self._copy_tokens(batch.future_tokens)
         for call in calls:
             self._graph.total_seq[0] = call.total_seq
             call.run()
@@ -256,9 +256,9 @@ class SlotModelRunner:
             return self._block.drawn_outputs(size.num_rows, size.num_top)[0]
         return self._block.decode_outputs(size.num_rows, size.num_top).top_ids
 
-    def _feed(self, fed: Sequence[int]) -> None:
+    def _copy_tokens(self, future_tokens: Sequence[int]) -> None:
         """Queue copies of what the step before has chosen to where tokens are read."""
-        for first, origin, size in _neighbours(fed):
+        for first, origin, size in _neighbours(future_tokens):
             target, ids = self._decodes.input_ids, self._next_ids
             assert self._device is not None and isinstance(target, DeviceArray)
             assert isinstance(ids, DeviceArray), "a decode call was before"
@@ -324,16 +324,16 @@ class SlotModelRunner:
         return DeviceStepBlock(memory, contract, num_slots, num_tokens=num_tokens, size=size)
 
 
-def _neighbours(fed: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the rows that are fed, together where they and what they get lie beside each other.
+def _neighbours(origins: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield runs of rows that have an origin, where rows and origins lie beside each other.
 
-    Each time that is the first of them, the first row that it gets its token from, and how many.
+    A run is its first row, the row of the step before that gives its token, and its length.
     """
     first = 0
-    for stop in range(1, len(fed) + 1):
-        if stop == len(fed) or fed[first] < 0 or fed[stop] != fed[stop - 1] + 1:
-            if fed[first] >= 0:
-                yield first, fed[first], stop - first
+    for stop in range(1, len(origins) + 1):
+        if stop == len(origins) or origins[first] < 0 or origins[stop] != origins[stop - 1] + 1:
+            if origins[first] >= 0:
+                yield first, origins[first], stop - first
             first = stop
 
 

@@ -45,7 +45,7 @@ class SourceIndex:
     def update(self, sources: Sequence[int], num_sources: int = 0) -> bool:
         """Take in the source of every row; return whether anything is other than before.
 
-        There may be more sources, which no row has. What nobody attends with is row 0.
+        There may be more sources, which no row has. Entries without a row hold row 0.
         """
         asked = tuple(sources), num_sources
         if asked == self._asked:

@@ -20,21 +20,21 @@ class SourceTable:
     def __init__(self, num_rows: int) -> None:
         self._sources: list[Source | None] = [None] * num_rows
         self._ready: set[int] = set()  # rows that are encoded and known to be sound
-        self._kept: list[int] = []  # rows that no request has, by use, the latest last
+        self._cached: list[int] = []  # rows that no request has, by use, the latest last
         self._ops: list[RowOp] = []
 
     @property
-    def kept(self) -> dict[int, Source]:
+    def cached(self) -> dict[int, Source]:
         """The sources in rows that no request needs, the least recently used first."""
-        return {row: source for row in self._kept if (source := self._sources[row]) is not None}
+        return {row: source for row in self._cached if (source := self._sources[row]) is not None}
 
     def problems(self, held: Collection[int]) -> list[str]:
         """Return what does not fit together, if requests have these rows."""
         used = {row for row, source in enumerate(self._sources) if source is not None}
-        wanted = {*held, *self._kept}
-        if used == wanted and len(wanted) == len(held) + len(self._kept):
+        wanted = {*held, *self._cached}
+        if used == wanted and len(wanted) == len(held) + len(self._cached):
             return []
-        return [f"{len(used)} rows have sources, and {len(held) + len(self._kept)} should"]
+        return [f"{len(used)} rows have sources, and {len(held) + len(self._cached)} should"]
 
     @property
     def has_ops(self) -> bool:
@@ -48,23 +48,23 @@ class SourceTable:
 
     def find(self, source: Source) -> int | None:
         """Return a row with an equal source that is encoded already."""
-        rows = (*self._kept, *self._ready)
+        rows = (*self._cached, *self._ready)
         return next((row for row in rows if self._sources[row] == source), None)
 
     def take(self, source: Source, found: int | None = None) -> int:
         """Return a row for a source: a copy of row `found`, or an empty one to be encoded into."""
-        if found in self._kept:
-            self._kept.remove(found)
-            self._kept.append(found)
+        if found in self._cached:
+            self._cached.remove(found)
+            self._cached.append(found)
         if None not in self._sources:
-            evicted = self._kept.pop(0)
+            evicted = self._cached.pop(0)
             if evicted == found:  # the only one: it is not copied, but taken over
                 return evicted
             self._empty(evicted, is_finite=True)
-        row = min(self._kept + [self._sources.index(None)])
-        if row in self._kept:
+        row = min(self._cached + [self._sources.index(None)])
+        if row in self._cached:
             moved = self._move_up(row)
-            self._kept[self._kept.index(row)] = moved
+            self._cached[self._cached.index(row)] = moved
             found = moved if found == row else found
         self._sources[row] = source
         if found is not None:
@@ -81,18 +81,18 @@ class SourceTable:
         self._ready.discard(row)
         self._empty(row, is_finite)
 
-    def keep(self, row: int) -> None:
+    def cache_source(self, row: int) -> None:
         """Release a row, but let its source stay somewhere while no one needs the place."""
         source = self._sources[row]
-        known = next((r for r in self._kept if self._sources[r] == source), None)
+        known = next((r for r in self._cached if self._sources[r] == source), None)
         if known is not None:
-            self._kept.remove(known)
-            self._kept.append(known)
+            self._cached.remove(known)
+            self._cached.append(known)
         if known is not None or row not in self._ready:
             self.release(row)
             return
         self._ready.discard(row)
-        self._kept.append(self._move_up(row))
+        self._cached.append(self._move_up(row))
 
     def _move_up(self, row: int) -> int:
         """Move a source to the highest free row above it, if there is one; return where it is."""

@@ -1,4 +1,4 @@
-"""Where the inputs of all calls of a step lie, and what they give: here, in memory of the host."""
+"""Input and output buffers of a step, on the host."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.package.manifest import GenerationContract
 from engine.sampling.logits import Drawn, StepLogits
 from engine.slots.host_pages import zeros
 
-Bound = NDArray[Any] | DeviceArray  # what a graph is bound to
-Pending = Callable[[], StepLogits]  # what a step gives; whoever calls it waits for it
+Bound = NDArray[Any] | DeviceArray  # memory that a graph is bound to
+Pending = Callable[[], StepLogits]  # waits for a step, returns its outputs
 
 _Top = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # ids, logits, log-probabilities
 
@@ -24,24 +24,24 @@ class StepSize(NamedTuple):
     """How large a step is."""
 
     num_decoding: int  # rows that decode
-    num_rows: int  # of the decode call: with those that are padded; 0: there is no call
+    num_rows: int  # the decode call's, padding included; 0: there is no call
     num_top: int
     num_aligned: int
     is_drawn: bool = False  # the next tokens of rows that decode
     num_chunk_logits: int = 0  # rows of logits that chunks want
-    num_tokens: int = 0  # of sources and chunks
+    num_tokens: int = 0  # in sources and chunks
     num_reads: int = 0  # sources and chunks
 
 
 class Standing(NamedTuple):
     """An input that lies at one place in all steps."""
 
-    host: NDArray[Any]  # where it is written
-    bound: Bound  # where graphs read it
+    host: NDArray[Any]  # is written
+    bound: Bound  # is read by graphs
 
 
 class CallOutputs(NamedTuple):
-    """Where a call writes."""
+    """The memory that a call writes to."""
 
     logits: Bound  # [n, vocab_size]
     top_ids: Bound  # [n, k]
@@ -50,10 +50,10 @@ class CallOutputs(NamedTuple):
 
 
 class StepBlock(Protocol):
-    """What the calls of a step read and write.
+    """The memory that the calls of a step read and write.
 
-    Rows of a decode call come first, those of chunks behind them. What a step gives is overwritten
-    by the next one, see `send`.
+    Rows of a decode call come first, those of chunks behind them. The next step overwrites the
+    outputs, see `send`.
     """
 
     def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
@@ -89,9 +89,9 @@ class StepBlock(Protocol):
     def send(self, whole_rows: Sequence[int] = ()) -> Pending:
         """Let what the calls write come to the host: rows that decode, then those of chunks.
 
-        On a device it is overwritten by the second step behind this one, but for logits of all
-        tokens: these are read before the next one begins, or are of the `whole_rows`, in rising
-        order, no more than there are slots.
+        The second step behind this one overwrites it on a device, but for logits of all tokens:
+        these are read before the next one begins, or are of the `whole_rows`, in rising order, no
+        more than there are slots.
         """
 
 

@@ -21,22 +21,22 @@ from engine.slots.step_block import Pending
 class SlotStepRunner:
     """A StepRunner for the places of a SlotKVCache.
 
-    On the host a step is done when it is submitted. On a device it is queued: the likeliest tokens,
-    and those that the package's graphs for draws draw, go into the next step without the host, so
-    that it can be queued before this one is looked at. What else is drawn is drawn when the step is
-    collected; whole rows of logits that it reads are brought to the host before the next step
-    overwrites them. A step behind which none may follow is done when it is submitted there, too.
+    A step on the host is done when it is submitted. A step on a device is queued: the likeliest
+    tokens, and those that the package's graphs for draws draw, go into the next step without the
+    host, so that it can be queued before this one is looked at. All other draws are made when the
+    step is collected; whole rows of logits that they read are brought to the host before the next
+    step overwrites them. A step that none may follow is done when it is submitted there, too.
     """
 
-    def __init__(self, model: ModelRunner, sampler: Sampler, *, feeds_ids: bool = False) -> None:
-        """`feeds_ids` is for a host that stands in for a device: else nothing is won there."""
+    def __init__(self, model: ModelRunner, sampler: Sampler, *, overlaps: bool = False) -> None:
+        """`overlaps` is for a host that stands in for a device: nothing is won there otherwise."""
         self.model = model
         self._is_on_device = model.is_on_device
-        self.feeds_ids = feeds_ids or model.is_on_device
+        self.overlaps = overlaps or model.is_on_device
         self._sampler = sampler
         self._stream = RandomStream()
-        self._rows: Rows = slice(0)  # of logits, that the last step chooses plainly from
-        self._last_ids: list[int] = []  # that it has chosen, where it is done
+        self._rows: Rows = slice(0)  # logits that the plain draws of the last step are from
+        self._last_ids: list[int] = []  # the last step's tokens, if it is done
         self._steps: deque[Callable[[], StepResult] | StepResult] = deque()
 
     @property
@@ -51,8 +51,8 @@ class SlotStepRunner:
         assert isinstance(batch, ScheduledBatch)
         started, before = perf_counter(), model.num_padding
         draws, whole_rows, is_done_now = None, [], True
-        if batch.fed:
-            batch = self._fed(batch)
+        if batch.future_tokens:
+            batch = self._with_tokens(batch)
         if self._is_on_device:
             draws = step.plain_draws.for_graph(self._stream)
             whole_rows = _whole_rows(step)
@@ -82,24 +82,25 @@ class SlotStepRunner:
         self._steps.clear()
         self.model.reset()
 
-    def _fed(self, batch: ScheduledBatch) -> ScheduledBatch:
+    def _with_tokens(self, batch: ScheduledBatch) -> ScheduledBatch:
         """Return a batch with the tokens that the step before has chosen.
 
-        A device is told the row of logits of each; -1: none is fed.
+        A device is told the row of logits of each; -1: its token is known.
         """
         if not self._is_on_device:
             last, known = self._last_ids, batch.decode_ids
-            ids = [known[i] if k < 0 else last[k] for i, k in enumerate(batch.fed)]
-            return batch._replace(decode_ids=tuple(ids), fed=())
+            ids = [known[i] if k < 0 else last[k] for i, k in enumerate(batch.future_tokens)]
+            return batch._replace(decode_ids=tuple(ids), future_tokens=())
         if isinstance(self._rows, slice):
             return batch
         rows = self._rows.tolist()
-        return batch._replace(fed=tuple([rows[k] if k >= 0 else -1 for k in batch.fed]))
+        origins = tuple([rows[k] if k >= 0 else -1 for k in batch.future_tokens])
+        return batch._replace(future_tokens=origins)
 
     def _result(self, step: Step, pending: Pending, num_padding: int, seconds: float) -> StepResult:
         """Choose all that a step draws and score what it scores behind its logits.
 
-        To compute or queue it has taken so many seconds.
+        `seconds` is how long it took to compute or to queue it.
         """
         sampler, waiting = self._sampler, perf_counter()
         logits = pending()

@@ -1,4 +1,4 @@
-"""Which sequence has which row of the cache, and what ended ones have left there."""
+"""The owners of a cache's rows: sequences, and cached prefixes of ended ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine.slots.batch import RowOp
 
 
 @dataclass(slots=True, eq=False)
-class KeptPrefix:
+class CachedPrefix:
     """The beginning of an ended sequence, whose keys and values are still in a row."""
 
-    tenant: str  # whose it was, and who alone may use it
+    tenant: str  # only its requests may use it
     tokens: list[int]
     row: int
 
@@ -29,8 +29,8 @@ class SlotTable:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._owners: list[Sequence | KeptPrefix | None] = [None] * num_slots
-        self._kept: OrderedDict[KeptPrefix, None] = OrderedDict()  # by use, the latest last
+        self._owners: list[Sequence | CachedPrefix | None] = [None] * num_slots
+        self._cached: OrderedDict[CachedPrefix, None] = OrderedDict()  # by use, the latest last
         self._rows: dict[Sequence, int] = {}
         self._ops: list[RowOp] = []
         self.num_decoding = 0
@@ -42,9 +42,9 @@ class SlotTable:
         return [owner for owner in rows if isinstance(owner, Sequence)]
 
     @property
-    def kept(self) -> list[KeptPrefix]:
-        """What ended sequences have left, the least recently used first."""
-        return list(self._kept)
+    def cached(self) -> list[CachedPrefix]:
+        """The cached prefixes, the least recently used first."""
+        return list(self._cached)
 
     @property
     def has_ops(self) -> bool:
@@ -63,8 +63,8 @@ class SlotTable:
 
     def problems(self) -> list[str]:
         """Return what does not fit together."""
-        wanted: dict[int, Sequence | KeptPrefix] = {row: one for one, row in self._rows.items()}
-        wanted |= {kept.row: kept for kept in self._kept}
+        wanted: dict[int, Sequence | CachedPrefix] = {row: one for one, row in self._rows.items()}
+        wanted |= {cached.row: cached for cached in self._cached}
         found = {row: owner for row, owner in enumerate(self._owners) if owner is not None}
         return [] if found == wanted else ["rows have other owners than their owners say"]
 
@@ -76,7 +76,7 @@ class SlotTable:
         """Give a sequence an empty row."""
         self._fill_holes()
         if None not in self._owners[self.num_decoding :]:
-            self._evict(next(iter(self._kept)))
+            self._evict(next(iter(self._cached)))
         row = self._owners.index(None, self.num_decoding)
         self._put(sequence, row)
 
@@ -85,17 +85,17 @@ class SlotTable:
         self.take(child)
         self._ops.append(RowOp("copy", self._rows[parent], self._rows[child]))
 
-    def take_prefix(self, sequence: Sequence, holder: Sequence | KeptPrefix, length: int) -> None:
+    def take_prefix(self, sequence: Sequence, holder: Sequence | CachedPrefix, length: int) -> None:
         """Give a sequence a row that begins with the first positions of another."""
         self._fill_holes()
         if isinstance(holder, Sequence):
             self.take(sequence)
             row = self._rows[holder]
         else:
-            self._kept.move_to_end(holder)
-            is_last_resort = None not in self._owners[self.num_decoding :] and len(self._kept) == 1
-            if is_last_resort:
-                del self._kept[holder]
+            self._cached.move_to_end(holder)
+            is_full = None not in self._owners[self.num_decoding :]
+            if is_full and len(self._cached) == 1:  # no other row can be evicted
+                del self._cached[holder]
                 self._put(sequence, holder.row)
                 self._ops.append(RowOp("cut", holder.row, holder.row, length))
                 return
@@ -137,18 +137,18 @@ class SlotTable:
         """Empty a sequence's row; it is cleared unless it is known to be finite."""
         self._vacate(sequence, 0, is_finite)
 
-    def keep(self, sequence: Sequence, length: int, tenant: str) -> None:
+    def cache_prefix(self, sequence: Sequence, length: int, tenant: str) -> None:
         """Release a finite row, but let its first positions stay while no one needs the row."""
         tokens = sequence.tokens[:length]
-        own = [kept for kept in self._kept if kept.tenant == tenant]
-        if length == 0 or self._is_kept(tokens, own):
+        own = [cached for cached in self._cached if cached.tenant == tenant]
+        if length == 0 or self._is_cached(tokens, own):
             self.release(sequence, is_finite=True)
             return
         for shorter in [k for k in own if tokens[: len(k.tokens)] == k.tokens]:
             self._evict(shorter)
         row = self._vacate(sequence, length, is_finite=True)
-        self._owners[row] = kept = KeptPrefix(tenant, tokens, row)
-        self._kept[kept] = None
+        self._owners[row] = cached = CachedPrefix(tenant, tokens, row)
+        self._cached[cached] = None
 
     def _vacate(self, sequence: Sequence, length: int, is_finite: bool) -> int:
         """Take a sequence's row, but for its first positions; return which one it was."""
@@ -168,19 +168,19 @@ class SlotTable:
         for row, sequence in zip(holes, reversed(decoding), strict=False):
             self._exchange(sequence, row)
 
-    def _is_kept(self, tokens: list[int], own: list[KeptPrefix]) -> bool:
+    def _is_cached(self, tokens: list[int], own: list[CachedPrefix]) -> bool:
         """Whether one of these begins with the tokens; it has been used then."""
         known = next((k for k in own if k.tokens[: len(tokens)] == tokens), None)
         if known is not None:
-            self._kept.move_to_end(known)
+            self._cached.move_to_end(known)
         return known is not None
 
-    def _evict(self, kept: KeptPrefix) -> None:
-        del self._kept[kept]
-        self._owners[kept.row] = None
-        self._ops.append(RowOp("cut", kept.row, kept.row))
+    def _evict(self, cached: CachedPrefix) -> None:
+        del self._cached[cached]
+        self._owners[cached.row] = None
+        self._ops.append(RowOp("cut", cached.row, cached.row))
 
-    def _put(self, owner: Sequence | KeptPrefix, row: int) -> None:
+    def _put(self, owner: Sequence | CachedPrefix, row: int) -> None:
         self._owners[row] = owner
         if isinstance(owner, Sequence):
             self._rows[owner] = row

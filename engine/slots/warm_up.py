@@ -19,7 +19,7 @@ from engine.slots.device_room import fewer
 from engine.slots.runner import SlotModelRunner
 from engine.slots.source_index import group_widths
 
-_NUM_TOKENS = 4  # of a prompt
+_NUM_TOKENS = 4  # in a prompt
 _NUM_ROWS = 3  # decoded together
 _NUM_TOP = 128  # the most that a request without a top_k of its own asks for
 _NOTHING = ScheduledBatch()
@@ -34,8 +34,8 @@ def warm_up(
 ) -> None:
     """Encode, prefill and decode a few tokens in every way; the cache is empty afterwards.
 
-    On a device the largest steps run first: what memory kernels want is taken now or refused, and
-    in pieces that hold what smaller steps want. Decode calls are captured, in the thread that is to
+    The largest steps run first on a device: the memory that kernels want is taken now or refused,
+    in pieces that smaller steps fit in. Decode calls are captured, in the thread that is to
     run them: `progress` gets a line for each. Raises PackageError, saying at what, if a call fails
     or gives what no request could use; DeviceError if the device fails, OutOfDeviceMemory, saying
     how many sequences would fit, if kernels have no room beside the rows.

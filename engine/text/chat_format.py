@@ -22,7 +22,7 @@ class ChatFormat(BaseModel):
 
     template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
     tokens: dict[str, str] = {}  # `bos_token` and others
-    variables: dict[str, JsonValue] = {}  # of requests that do not set them
+    variables: dict[str, JsonValue] = {}  # for requests that do not set them
 
 
 def read_chat_format(path: str | os.PathLike[str]) -> ChatFormat:

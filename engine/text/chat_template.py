@@ -19,10 +19,10 @@ from engine.requests.request import Chat
 from engine.text.chat_format import ChatFormat
 from engine.wording import listed
 
-_MAX_CHARS = 2**20  # of a conversation, of its text, and of any text in between
-_MAX_TURNS = 10**6  # of all loops of a template, for one conversation
+_MAX_CHARS = 2**20  # in a conversation, its text, and any text in between
+_MAX_TURNS = 10**6  # all loops of a template together, for one conversation
 _GIVEN = frozenset({"messages", "add_generation_prompt"})  # by the server
-# Of no request here, but a template may name them, as it may in transformers.
+# No request has these, but a template may name them, as it may in transformers.
 _NONE = {"tools": None, "documents": None}
 _PROBES = "probe one", "probe two"
 
@@ -40,7 +40,7 @@ class ChatTemplate:
         """Raise ValueError for variables of the format that the template does not name."""
         self._form = form
         self._lock = threading.Lock()
-        self._turns = 0  # of the conversation that is being rendered
+        self._turns = 0  # in the conversation that is being rendered
         self._problem: str | None = None
         self._named: frozenset[str] = frozenset()
         try:
@@ -127,7 +127,7 @@ class ChatTemplate:
                 pieces.append(piece)
                 num_chars += len(piece)
                 _check_chars(num_chars)
-        except Exception as error:  # of the template's program, whatever it may be
+        except Exception as error:  # any error of the template's program
             what = f"{type(error).__name__}: {error}"[:1000]
             raise ValueError(f"the model's chat template refuses it: {what}") from error
         return "".join(pieces)

@@ -22,20 +22,20 @@ _MAX_CACHED = 16  # compiled constraints; the least recently used goes first
 _MAX_MESSAGE_CHARS = 500
 _STUCK = "NoExtensionBias"  # how a message of llguidance begins where no token can follow
 
-_MAX_CHARS = 65_536  # of a constraint's texts
+_MAX_CHARS = 65_536  # all texts of a constraint together
 _STACK_BYTES = 256 * 2**20  # reserved, not used: rules that nest deeply are followed recursively
 
 # White space between things: a weak model would else write nothing more than that.
 _JSON_OPTIONS = {"whitespace_pattern": r"[ \n]?"}
 
-# In llguidance's units, which are the same on every machine; the times are those on one core.
+# The units are llguidance's, the same on every machine; the times are those on one core.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # to compile: 20 ms
     max_grammar_size=100_000,  # symbols
     step_lexer_fuel=100_000,  # for one mask: 7 ms
     step_max_items=50_000,  # for one mask: 3 ms
     max_items_in_row=5_000,
-    max_lexer_states=10_000,  # of 2 kB each: 20 MB
+    max_lexer_states=10_000,  # 2 kB each: 20 MB
     verbose_errors=False,
 )
 

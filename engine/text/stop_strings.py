@@ -9,10 +9,10 @@ from copy import copy
 class StopMatcher:
     """Cuts a text at the first stop string that is complete in it.
 
-    Of several stop strings, the one whose last character comes first in the text matches; of those
-    that end at the same character, the one given first. So a match never waits for text behind it,
-    and does not depend on how the text was cut into pieces. The time per character does not depend
-    on what came before (Knuth, Morris, Pratt 1977).
+    The stop string whose last character comes first in the text matches, or the first given one of
+    several that end at the same character. So a match never waits for text behind it, and does not
+    depend on how the text was cut into pieces. The time per character does not depend on the text
+    before (Knuth, Morris, Pratt 1977).
     """
 
     def __init__(self, stop_strings: Sequence[str], *, include_stop: bool = False) -> None:
@@ -20,7 +20,7 @@ class StopMatcher:
         if not all(self._stops):
             raise ValueError("a stop string must have at least one character")
         self._fallbacks = tuple(_fallbacks(stop) for stop in self._stops)
-        self._lengths = [0] * len(self._stops)  # of each stop, how much the text's end has of it
+        self._lengths = [0] * len(self._stops)  # characters of each stop that the text ends with
         self._include_stop = include_stop
         self._held = ""
         self.matched: str | None = None
@@ -33,8 +33,8 @@ class StopMatcher:
     def push(self, text: str, *, may_match: bool = True) -> str:
         """Return what may be sent now that `text` has come.
 
-        Text behind a match is dropped. With `may_match` false a stop string that would become
-        complete in this text is let through.
+        Text behind a match is dropped. A stop string that would become complete in this text is let
+        through if `may_match` is false.
         """
         if self.matched is not None:
             return ""

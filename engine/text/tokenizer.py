@@ -17,7 +17,7 @@ from engine.requests.text import Encoding, Piece, Side
 from engine.text.stop_strings import StopMatcher
 from engine.text.tokenizer_file import read_tokenizer_file
 
-_FIRST_HALF = 0xD800  # of a surrogate pair
+_FIRST_HALF = 0xD800  # the lowest half of a surrogate pair
 
 
 class Tokenizer:
@@ -45,11 +45,11 @@ class Tokenizer:
                 "it was trained with, or export the model again"
             ) from error
         self._tokenizer = found.tokenizer
-        if cut_at is not None:  # of a pair, the longer one first
+        if cut_at is not None:  # the longer one of a pair loses tokens first
             side = "left" if cuts_left else "right"
             self._tokenizer.enable_truncation(cut_at, strategy="longest_first", direction=side)
         self.vocab_size = found.vocab_size
-        # By name; of two that a text could be, the longer one first.
+        # Names by id; the longer one of two that a text could be comes first.
         added = self._tokenizer.get_added_tokens_decoder().items()
         names = {token_id: token.content for token_id, token in added if token.special}
         self.special_names = dict(sorted(names.items(), key=lambda one: -len(one[1])))
@@ -65,7 +65,7 @@ class Tokenizer:
             *(part.type for part in (decoder.decoders if decoder else ())),
         }
         self._ends_words = kind == "BPEDecoder"  # with a space, behind the word
-        self._bytes_of: dict[int, bytes] = {}  # of the tokens that were asked for
+        self._bytes_of: dict[int, bytes] = {}  # only tokens that were asked for
         self._cutting: dict[tuple[int, Side], Tokenizer] = {}  # those that were asked for
 
     def cutting(self, most: int, side: Side) -> Tokenizer:
@@ -261,9 +261,9 @@ class IncrementalDetokenizer:
 
 
 class _HiddenTokens:
-    """What stands for special tokens in a text that is searched, and for stop strings with them.
+    """Characters in the place of special tokens, for a text that is searched and its stop strings.
 
-    That are halves of surrogate pairs, which no decoded text has.
+    They are halves of surrogate pairs, which no decoded text has.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
@@ -299,7 +299,7 @@ class TextStream(Protocol):
 
 
 class _ByteLevelStream:
-    """Of a byte-level tokenizer: every token is a string of bytes."""
+    """Stream of a byte-level tokenizer: every token is a string of bytes."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -321,7 +321,7 @@ class _ByteLevelStream:
 
 
 class _WindowStream:
-    """Of any other tokenizer: decodes again from the last token whose text is final.
+    """Stream of any other tokenizer: decodes again from the last token whose text is final.
 
     A token's text depends on the one before it (a space between them, say), no further back.
     """

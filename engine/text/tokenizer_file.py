@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import problems_of, shortened
 
-_MAX_GROWTH = 2**10  # of a text, by what is put around it or in the place of its characters
+_MAX_GROWTH = 2**10  # a text's, by additions around it or replacements of its characters
 MAX_BYTES = 2**27  # the largest that are known have a quarter of it
 MAX_TOKEN_CHARS = 2**12  # the library keeps pieces as trees, as deep as they are long
 _RARE = "\N{CUNEIFORM SIGN AN}"  # a letter, so that no normalizer leaves it out, in no vocabulary
@@ -24,7 +24,7 @@ class Decoder(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     type: str
-    decoders: list[Decoder] = []  # of a Sequence
+    decoders: list[Decoder] = []  # a Sequence's
 
 
 class TokenizerFile(NamedTuple):

@@ -83,7 +83,7 @@ class _Course:
         begin(self._runner, self._contract)
         pending = self._runner.start(self._batch, self._draws[0])
         for number, draws in enumerate(self._draws[1:], 1):
-            batch = self._batch._replace(fed=self._origins(number))
+            batch = self._batch._replace(future_tokens=self._origins(number))
             following = self._runner.start(batch, draws)
             yield _bits(pending())
             pending = following

@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from engine.errors import ConfigError
-from engine.generation.engine_loop import MOMENT
+from engine.generation.engine_loop import KEEP_MEMORY
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package, load_package
 from loadtest.benchmark.engine_bench import EngineBench
@@ -122,7 +122,7 @@ async def measure_load(
 
     first, second = await burst(0, 1), await burst(1, 1)
     resident = await _most_resident(burst(2, work.num_new_tokens))
-    await asyncio.sleep(MOMENT + 0.5)  # until then what has ended is at hand for the next
+    await asyncio.sleep(KEEP_MEMORY + 0.5)  # until then freed pages are kept
     cache = num_requests * cache_bytes(work, contract)
     return UnderLoad(first, second, resident, cache, rest=_resident())
 

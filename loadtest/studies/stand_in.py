@@ -22,7 +22,7 @@ from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.generation.engine_process import EngineProcess
 from engine.generation.parts import EngineParts, Tell
-from engine.life.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package
 from engine.sampling.lazy_rows import LazyRows, Row
@@ -191,7 +191,7 @@ class StandInRunner(SlotStepRunner):
     """Lets a stand-in choose its tokens by itself, and compute the next step with them."""
 
     def __init__(self, model: StandInModel) -> None:
-        super().__init__(model, Sampler(), feeds_ids=True)
+        super().__init__(model, Sampler(), overlaps=True)
         self._stand_in = model
 
     def collect(self) -> StepResult:
@@ -257,7 +257,7 @@ def _stand_in_parts(num_slots: int, step: str, directory: Path, tell: Tell) -> E
     model = StandInModel(num_slots, step_time(step), StepLog(directory / "steps"))
     tokenizer = Tokenizer(directory / _TOKENIZER)
     constraints = ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids)
-    return EngineParts(stand_in_core(config, model), tokenizer, constraints, config, Trial)
+    return EngineParts(stand_in_core(config, model), tokenizer, constraints, config, WarmUpResult)
 
 
 def _contract() -> GenerationContract:

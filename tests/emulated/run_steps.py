@@ -119,7 +119,7 @@ def run_ahead(
     batch: ScheduledBatch, draws: GraphDraws | None = None
 ) -> tuple[dict[str, int], StepLogits]:
     before = runner.start(batch, draws)
-    batch = batch._replace(fed=(0, 1, 2))
+    batch = batch._replace(future_tokens=(0, 1, 2))
 
     def ahead() -> tuple[Pending, StepLogits]:
         return runner.start(batch, draws), before()

@@ -24,12 +24,12 @@ VOCAB_SIZE = 258
 
 
 class BlockPlaces(NamedTuple):
-    """Where a step finds and puts what it computes."""
+    """The blocks that a step reads and writes."""
 
     copies: tuple[tuple[int, int], ...]  # from one block to another, before anything is computed
     chunks: tuple[Table, ...]
     decoding: tuple[Table, ...]
-    starts: tuple[int, ...]  # of the decoding ones: tokens before
+    starts: tuple[int, ...]  # tokens before, one a decoding sequence
 
 
 class BlockKVCache:
@@ -141,7 +141,7 @@ class BlockKVCache:
 class BlockStepRunner:
     """A StepRunner without a model: blocks hold token ids, and a script continues them."""
 
-    feeds_ids = has_result = False
+    overlaps = has_result = False
 
     def __init__(self, script: Script, cache: BlockKVCache) -> None:
         self._script, self._size = script, cache.block_size

@@ -20,7 +20,7 @@ _ERRORS = {
     700: (b"cudaErrorIllegalAddress", b"an illegal memory access was encountered"),
 }
 _NOWHERE = SimpleNamespace(x=0, y=0)
-_DIRT = 0xA5  # what is in new memory
+_DIRT = 0xA5  # new memory is full of it
 
 
 class FakeCuda:
@@ -29,7 +29,7 @@ class FakeCuda:
     def __init__(self, num_bytes: int = 2**30) -> None:
         self.num_bytes = num_bytes
         self.calls: list[str] = []
-        self.codes: dict[str, int] = {}  # what calls of these names return
+        self.codes: dict[str, int] = {}  # returned by calls of these names
         self.memory: dict[int, Any] = {}  # on the device, by address
         self.pinned: dict[int, Any] = {}
         self._queued: list[Callable[[], object]] = []

@@ -57,7 +57,7 @@ class FakeDeviceBinding:
         self._arrays["output", name] = array
 
     def run(self, graph_id: int = NOT_CAPTURED) -> None:
-        # What lies on the host is read now, and what is captured is read only once.
+        # Arrays on the host are read now, and a captured run reads them only once.
         bound = {
             key: array.copy() if isinstance(array, np.ndarray) else array
             for key, array in self._arrays.items()

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import OutOfDeviceMemory
 from engine.factory import core_on_slots
 from engine.generation.parts import EngineParts, Tell
-from engine.life.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package.manifest import GenerationContract
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
@@ -36,9 +36,9 @@ def make_scripted(
     texts = Tokenizer(tokenizer)
     constraints = ConstraintCompiler(texts, contract.vocab_size, contract.eos_token_ids)
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         tell(f"in {threading.current_thread().name} tried out")
-        return Trial(is_batch_invariant=False)
+        return WarmUpResult(is_batch_invariant=False)
 
     tell(f"loaded by process {os.getpid()}")
     core = core_on_slots(config, contract, runner, tokenizer=texts)
@@ -66,7 +66,7 @@ def make_untried(
 ) -> EngineParts:
     """Load, and fail when the model is tried out."""
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         return {"dies": make_and_die, "fails": make_nothing}[how](tell)  # type: ignore[return-value]
 
     made = make_scripted(tokenizer, contract, config, tell)

@@ -29,7 +29,7 @@ from engine.errors import (
 from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.life.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.events import (
     Admitted,
     FinishReason,
@@ -193,7 +193,7 @@ async def test_a_slow_reader_gets_more_text_at_a_time(make_engine: MakeEngine, s
 
     events = [event async for event in stream]
 
-    # What came together with Admitted, and all the rest at once.
+    # Text that came together with Admitted, and all the rest at once.
     assert len([event for event in events if isinstance(event, TextDelta)]) <= 2
     assert ended(events)[0].text == "twenty characters.."
 
@@ -552,7 +552,7 @@ async def test_a_deadline_that_has_passed_is_refused_before_the_queue(
 async def test_memory_is_put_in_order_when_no_request_has_come_for_a_moment(
     make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 60.0)
+    monkeypatch.setattr("engine.generation.engine_loop.KEEP_MEMORY", 60.0)
     engine, runner = await make_engine(spell("x"))
 
     for _ in range(2):
@@ -565,7 +565,7 @@ async def test_memory_is_put_in_order_when_no_request_has_come_for_a_moment(
 async def test_an_idle_engine_sleeps(
     make_engine: MakeEngine, spell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 0.01)
+    monkeypatch.setattr("engine.generation.engine_loop.KEEP_MEMORY", 0.01)
     engine, runner = await make_engine(spell("x"))
     await collect(engine, request())
     while any(runner.rows):
@@ -648,7 +648,7 @@ async def test_room_that_a_fault_has_left_behind_is_given_back_when_nobody_waits
     engine, runner = await make_engine(spell("hello"), config=EngineConfig(max_num_seqs=1))
 
     def leave_something() -> None:
-        engine._steps._core.scheduler._num_sequences += 1  # of a request that is gone
+        engine._steps._core.scheduler._num_sequences += 1  # a request that is gone
         runner.before_step = lambda: None
 
     runner.before_step = leave_something
@@ -824,7 +824,9 @@ async def test_capabilities_and_package_are_told(make_engine: MakeEngine, spell)
 # Warm-up
 
 
-def unstarted(make_package, tokenizer, runner: object, warm_up: Callable[[], Trial]) -> AsyncEngine:
+def unstarted(
+    make_package, tokenizer, runner: object, warm_up: Callable[[], WarmUpResult]
+) -> AsyncEngine:
     package, config = make_package(), EngineConfig(max_num_seqs=1)
     core = core_on_slots(config, package.manifest.generation, runner)
     constraints = ConstraintCompiler(tokenizer, 258, ())
@@ -838,10 +840,10 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
     _, runner = await make_engine(spell("x"))
     runner.before_step = lambda: threads.append(threading.current_thread())
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         threads.append(threading.current_thread())
         assert engine.is_warming and not engine.healthy
-        return Trial(is_batch_invariant=False)
+        return WarmUpResult(is_batch_invariant=False)
 
     engine = unstarted(make_package, byte_tokenizer, runner, warm_up)
     await engine.start()
@@ -855,7 +857,7 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(
 async def test_an_engine_whose_model_fails_when_tried_out_does_not_start(
     make_package, byte_tokenizer
 ) -> None:
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         raise PackageError("decoding failed")
 
     engine = unstarted(make_package, byte_tokenizer, Mock(is_on_device=False), warm_up)
@@ -871,10 +873,10 @@ async def test_an_engine_that_is_stopped_while_it_tries_its_model_out_never_runs
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         begun.set()
         assert go_on.wait(60)
-        return Trial()
+        return WarmUpResult()
 
     engine = unstarted(make_package, byte_tokenizer, Mock(is_on_device=False), warm_up)
     starting = asyncio.create_task(engine.start())

@@ -110,7 +110,7 @@ def plain_beam_search(
 def optimum(
     model: Model, p: SamplingParams, max_new_tokens: int, vocab_size: int
 ) -> tuple[tuple[int, ...], float]:
-    """Of all sequences there are, the best."""
+    """The best of all sequences that there are."""
 
     def complete(tokens: tuple[int, ...], total: float):
         if tokens and (tokens[-1] in EOS or len(tokens) == max_new_tokens):

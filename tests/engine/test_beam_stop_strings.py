@@ -208,7 +208,7 @@ def test_a_stop_string_may_begin_in_the_given_prefix_but_not_end_there(tokenizer
     assert search.hypotheses()[0].matched_stop == "cc"
 
 
-# In an engine whose tokens are bytes
+# An engine whose tokens are bytes
 
 
 async def answer(

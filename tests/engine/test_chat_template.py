@@ -126,7 +126,7 @@ def test_a_conversation_becomes_the_text_of_transformers(
             (expected,), _ = render_jinja_template(
                 [messages], chat_template=STYLES[style], add_generation_prompt=True, **TOKENS
             )
-        except Exception as error:  # of the template
+        except Exception as error:  # any error of the template
             with pytest.raises(ValueError, match=str(error)[:20]):
                 ours.render(chat)
         else:

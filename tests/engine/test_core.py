@@ -58,7 +58,7 @@ def sequences_of(outputs: list[EngineOutput]) -> dict[tuple[int, int], list[tupl
 
 def test_what_a_step_brings_of_all_sequences_is_handed_over_at_once(make_core: Callable) -> None:
     core, _ = make_core(continuation)
-    told: list[list[int]] = []  # whose tokens, by hand-over
+    told: list[list[int]] = []  # keys of requests, by hand-over
     ended: list[int] = []
 
     def hand_over(outputs: list[EngineOutput]) -> bool:
@@ -75,12 +75,12 @@ def test_what_a_step_brings_of_all_sequences_is_handed_over_at_once(make_core: C
     assert [sorted(keys) for keys in told if keys] == [[0, 1, 2]] * 6
 
 
-@pytest.mark.parametrize("feeds_ids", [False, True])
+@pytest.mark.parametrize("overlaps", [False, True])
 def test_sequences_that_decode_on_are_not_looked_at_one_by_one(
-    feeds_ids: bool, make_core: Callable, monkeypatch: pytest.MonkeyPatch
+    overlaps: bool, make_core: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, _ = make_core(continuation)
-    core._runner.feeds_ids = feeds_ids
+    core._runner.overlaps = overlaps
     for key in range(4):
         core.scheduler.add(request(key, 5, max_new_tokens=20, ignore_eos=True))
     for _ in range(4):

@@ -18,8 +18,8 @@ import pytest
 
 from engine.config import Device, EngineConfig, RequestLimits
 from engine.errors import DeviceError, PackageError
-from engine.life.engine import life_in_thread
-from engine.life.trial import Trial
+from engine.lifecycle.engine import lifecycle_in_thread
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package import device_certificate
 from engine.package import package as packages
 from engine.package.device_certificate import (
@@ -191,7 +191,7 @@ def test_a_package_is_served_with_the_rows_that_it_was_shown_with(
             "here they are of 8, 32 rows",
             " --max-num-seqs 32 --decode-buckets 8,32",
         ),
-        (  # of two workers that share the GPU: more rows would be verified than one has room for
+        (  # two workers share the GPU: more rows would be verified than one has room for
             {"gpu": "NVIDIA L4"},
             replace(CHOSEN, gpu_memory_utilization=0.45),
             "has GPU NVIDIA L4",
@@ -334,13 +334,13 @@ async def test_the_thread_of_an_engine_gives_way_where_it_computes_and_not_where
     package = load_package(_on_device(tmp_path / "p"))
     seen: list[int] = []
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return Trial()
+        return WarmUpResult()
 
-    life = life_in_thread(package, replace(CHOSEN, device=device), "engine", warm_up)
+    lifecycle = lifecycle_in_thread(package, replace(CHOSEN, device=device), "engine", warm_up)
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    await life.start(lambda: None, lambda error_of: None)
+    await lifecycle.start(lambda: None, lambda error_of: None)
 
     assert seen == [before + extra]
-    await life.stop(0, asyncio.Event().wait, lambda: None)
+    await lifecycle.stop(0, asyncio.Event().wait, lambda: None)

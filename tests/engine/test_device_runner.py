@@ -264,7 +264,7 @@ def test_logits_of_every_call_begin_where_those_of_a_decode_call_do(
         bind(binding, name, array)
 
     monkeypatch.setattr(FakeDeviceBinding, "output", output)
-    model = TinyModel(4, has_encoder=False)  # of 23 tokens
+    model = TinyModel(4, has_encoder=False)  # 23 tokens
     runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
     wanted = (1, 0, 2, 9)  # logits of the chunks
     chunks = [PrefillChunk(row, ids(row, 9), many) for row, many in enumerate(wanted, 1)]
@@ -282,7 +282,7 @@ def test_kernels_are_told_of_whole_rows_and_decode_calls_have_all_of_them(
 ) -> None:
     """They divide their work by both, so that a row's bits would depend on the rows beside it."""
     totals: list[int] = []
-    shapes: list[tuple[int, ...]] = []  # of the tokens of decode calls
+    shapes: list[tuple[int, ...]] = []  # tokens of decode calls
     run = FakeDeviceBinding.run
 
     def running(binding: FakeDeviceBinding, graph_id: int = NOT_CAPTURED) -> None:

@@ -30,7 +30,7 @@ from tests.engine.test_decode_buckets import NOTHING, SLOTS, ids, load
 from tests.engine.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
 from tests.engine.test_steps_under_way import random_request, step_all, told
 
-LARGE_VOCAB = 700  # of which a draw may look at more than the likeliest
+LARGE_VOCAB = 700  # so large that a draw may look beyond the likeliest tokens
 
 CONFIG = EngineConfig(
     max_num_seqs=SLOTS, prefill_chunk_size=4, max_num_batched_tokens=12, max_queue_size=1000

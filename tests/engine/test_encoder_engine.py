@@ -33,7 +33,7 @@ from engine.errors import (
     Starting,
     TokenBudgetFull,
 )
-from engine.life.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest
@@ -860,9 +860,9 @@ async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(tokenizer: 
     graph, threads = FakeGraph(), []
     graph.fail = lambda values: bool(threads.append(threading.current_thread()))
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         threads.append(threading.current_thread())
-        return Trial(is_batch_invariant=False)
+        return WarmUpResult(is_batch_invariant=False)
 
     engine = EncoderEngine(make_package(), graph, tokenizer, EngineConfig(), warm_up=warm_up)
     await engine.start()

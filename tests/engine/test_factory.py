@@ -25,7 +25,7 @@ from engine.config import EngineConfig, RequestLimits
 from engine.errors import ConfigError, OutOfDeviceMemory, PackageError
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.life.trial import Trial
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.one_pass.warm_up import warm_up_one_pass
@@ -229,11 +229,11 @@ def test_a_full_batch_of_a_one_pass_model_is_timed_when_its_weights_are_in_memor
     tokenizer = Tokenizer(package.file("tokenizer.json"), VOCAB)
     config = replace(CONFIG, max_num_seqs=max_num_seqs)
 
-    trial = warm_up_one_pass(
+    result = warm_up_one_pass(
         session, package.manifest, tokenizer, config, package.path, clock=count().__next__
     )
 
-    assert trial == Trial(is_batch_invariant=True, step_seconds=seconds)
+    assert result == WarmUpResult(is_batch_invariant=True, step_seconds=seconds)
 
 
 def test_graph_that_is_not_the_one_that_was_hashed_is_refused(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_one_pass_package_for_a_gpu_is_loaded_there(
 def test_a_gpu_without_room_says_what_would_fit_when_a_package_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the rule, or because others have filled it since its memory was looked at."""
+    """The rule says so, or others have filled it since its memory was looked at."""
     fake_gpu.put_in(monkeypatch)
     monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
     package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))

@@ -175,7 +175,7 @@ def test_shorter_edge_is_resized_and_the_middle_seen() -> None:
 
 
 def test_picture_is_stretched_to_another_size_than_the_model_sees() -> None:
-    pixels = RANDOM.integers(0, 256, (4, 4), dtype=np.uint8)  # of the model's size, but not of that
+    pixels = RANDOM.integers(0, 256, (4, 4), dtype=np.uint8)  # the model's size, but not `resize`
     contract = GRAY.model_copy(update={"resize": 9, "resample": "nearest"})
 
     found = load_image(_encode(pixels), contract, path="x")

@@ -1,4 +1,4 @@
-"""What is not a JSON object that can be understood in one way is refused, in bounded room."""
+"""Only JSON objects that can be understood in one way are read, in bounded room."""
 
 from __future__ import annotations
 

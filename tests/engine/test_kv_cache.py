@@ -17,7 +17,7 @@ SLOTS, MAX_LEN, MAX_SOURCE = 4, 6, 5
 SHAPE = CacheShape(num_layers=2, num_kv_heads=2, max_len=MAX_LEN, head_dim=3)
 CROSS_SHAPE = SHAPE.model_copy(update={"max_len": MAX_SOURCE})
 
-Row = tuple[float, int]  # what it is filled with, length
+Row = tuple[float, int]  # the number that fills it, length
 Rows = dict[int, Row]
 
 
@@ -244,7 +244,7 @@ def test_a_cache_that_was_forgotten_has_nothing_to_give_back() -> None:
     fill(cache, 0, (3.0, 1600))
     cache.apply([RowOp("cut", 0, 0)])
     cache.forget()
-    cache.rows.write(0, np.full((2, 2, 4, 320, 64), 4.0))  # of which the length says nothing yet
+    cache.rows.write(0, np.full((2, 2, 4, 320, 64), 4.0))  # the length does not count it yet
 
     cache.settle(at_rest=True)
 

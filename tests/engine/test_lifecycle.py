@@ -1,4 +1,4 @@
-"""The life of an engine: states, refusals, health, drain and end, without any engine."""
+"""The lifecycle of an engine: states, refusals, health, drain and end, without any engine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
-from engine.life.lifecycle import EngineState
-from engine.life.thread_life import ThreadLife
-from engine.life.trial import Trial
+from engine.lifecycle.lifecycle import EngineState
+from engine.lifecycle.thread_lifecycle import ThreadLifecycle
+from engine.lifecycle.warm_up_result import WarmUpResult
 
 
 class Work:
@@ -42,14 +42,17 @@ class Work:
         self.failed.set()
 
 
-def life(
-    warm_up: Callable[[], Trial] = Trial, *, max_step_seconds: float = 8.0, niceness: int = 0
-) -> ThreadLife:
-    return ThreadLife("tiny", "engine", warm_up, max_step_seconds, niceness=niceness)
+def lifecycle(
+    warm_up: Callable[[], WarmUpResult] = WarmUpResult,
+    *,
+    max_step_seconds: float = 8.0,
+    niceness: int = 0,
+) -> ThreadLifecycle:
+    return ThreadLifecycle("tiny", "engine", warm_up, max_step_seconds, niceness=niceness)
 
 
 async def test_a_life_goes_from_new_to_stopped_and_refuses_but_in_between() -> None:
-    one, work = life(), Work()
+    one, work = lifecycle(), Work()
     with pytest.raises(Starting):
         one.refuse_if_closed()
     assert one.is_warming and not one.healthy
@@ -66,7 +69,7 @@ async def test_a_life_goes_from_new_to_stopped_and_refuses_but_in_between() -> N
 
 
 async def test_a_life_begins_once() -> None:
-    one, work = life(), Work()
+    one, work = lifecycle(), Work()
     await one.start(work.serve, work.fail_open)
 
     with pytest.raises(RuntimeError, match="starts once; this one is running"):
@@ -77,7 +80,7 @@ async def test_a_life_begins_once() -> None:
 
 
 async def test_requests_that_stay_open_are_waited_for_no_longer_than_the_grace() -> None:
-    one, work = life(), Work()
+    one, work = lifecycle(), Work()
     await one.start(work.serve, work.fail_open)
     states: list[EngineState] = []
 
@@ -93,7 +96,7 @@ async def test_requests_that_stay_open_are_waited_for_no_longer_than_the_grace()
 
 
 async def test_a_thread_that_dies_fails_what_is_open_and_the_engine_is_lost() -> None:
-    one, work = life(), Work()
+    one, work = lifecycle(), Work()
 
     await one.start(work.die, work.fail_open)
     async with asyncio.timeout(60):
@@ -107,7 +110,7 @@ async def test_a_thread_that_dies_fails_what_is_open_and_the_engine_is_lost() ->
 
 
 async def test_a_step_that_takes_too_long_loses_what_is_open() -> None:
-    one, work = life(max_step_seconds=0.1), Work()
+    one, work = lifecycle(max_step_seconds=0.1), Work()
 
     def hang() -> None:
         with one.step():
@@ -123,7 +126,7 @@ async def test_a_step_that_takes_too_long_loses_what_is_open() -> None:
 
 
 async def test_three_failed_steps_in_a_row_are_not_healthy_until_one_works() -> None:
-    one, work, health = life(), Work(), []
+    one, work, health = lifecycle(), Work(), []
     await one.start(work.serve, work.fail_open)
 
     for _ in range(3):
@@ -138,10 +141,10 @@ async def test_three_failed_steps_in_a_row_are_not_healthy_until_one_works() -> 
 
 
 async def test_a_model_that_fails_in_its_trial_is_never_served() -> None:
-    def fail() -> Trial:
+    def fail() -> WarmUpResult:
         raise ZeroDivisionError
 
-    one, work = life(fail), Work()
+    one, work = lifecycle(fail), Work()
 
     with pytest.raises(ZeroDivisionError):
         await one.start(work.die, work.fail_open)
@@ -155,11 +158,11 @@ async def test_a_model_that_fails_in_its_trial_is_never_served() -> None:
 async def test_the_thread_is_as_nice_to_the_event_loop_as_it_is_told(niceness: int) -> None:
     nice: list[int] = []
 
-    def warm_up() -> Trial:
+    def warm_up() -> WarmUpResult:
         nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return Trial()
+        return WarmUpResult()
 
-    one, work = life(warm_up, niceness=niceness), Work()
+    one, work = lifecycle(warm_up, niceness=niceness), Work()
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     await one.start(work.serve, work.fail_open)
     await one.stop(0, work.idle, work.end)

@@ -1,4 +1,4 @@
-"""What ends a line of a text, and what is told of a file that is none."""
+"""Lines of a text: their ends, and errors for a file that is no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the system tells of its processor is read, and what it does not tell is no error."""
+"""Facts that the system gives of its processor are read, and missing ones are no error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _write_cache(system: Path, index: int, level: str, size: str) -> None:
 
 
 def test_memory_that_the_system_would_give_up_is_free(system: Path) -> None:
-    assert free_memory() > 2**20  # where the system tells of none to be given up
+    assert free_memory() > 2**20  # a system that names no reclaimable memory
 
     (system / "meminfo").write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable: 3 kB\n")
 

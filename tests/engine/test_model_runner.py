@@ -496,7 +496,7 @@ _CROSS_ROW = (TensorProto.FLOAT, ["C", HEADS, MAX_SOURCE, DIM])
 def _cross_attention(g: _Graph, model: TinyModel, i: int, x: str) -> str:
     """Attend to the first source_lengths positions of the row's source."""
     group = g.add("Shape", "beam_rows", start=1, end=2)
-    queries = g.add("Mul", group, g.add("Shape", "row_queries", start=1, end=2))  # of a source
+    queries = g.add("Mul", group, g.add("Shape", "row_queries", start=1, end=2))  # per source
     first = g.add("Gather", "row_queries", g.constant(np.asarray(0, np.int64)), axis=1)
     source = g.add("Div", first, queries)  # (B)
     keys = g.add("Gather", f"cross_key_values.{i}.key", source)

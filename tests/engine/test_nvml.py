@@ -1,4 +1,4 @@
-"""What NVML says of the driver, and what is said where it says nothing."""
+"""The driver's version: NVML's, or that of its CUDA if NVML says nothing."""
 
 from __future__ import annotations
 

@@ -250,4 +250,4 @@ def test_a_tenant_does_not_pay_for_what_is_computed_again(make_blocks) -> None:
     run(core, cache)
 
     used = core.scheduler._waiting._idle[""]
-    assert used == 2 * (4 + 8)  # of each request its prompt and all new tokens but the last
+    assert used == 2 * (4 + 8)  # each request's prompt and all new tokens but the last

@@ -1,4 +1,4 @@
-"""What a person gives as a model is told for what it is, with the commands that go on with it."""
+"""A path or name given as a model is recognised, with the commands that go on with it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def num_top_of(draw) -> int:
 
 
 def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """What `transformers` samples from."""
+    """The distribution that `transformers` samples from."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
@@ -100,8 +100,8 @@ def test_what_may_be_drawn_and_how_often_is_what_transformers_draws_from(
 
     ours, theirs = our_probabilities(logits, params), reference_probabilities(logits, params)
 
-    # At the very edge of top_p one token, or several of hardly any probability in all, may fall
-    # on either side of a rounding error.
+    # One token at the very edge of top_p, or several of hardly any probability in all, may fall on
+    # either side of a rounding error.
     differs = (ours > 0) != (theirs > 0)
     is_little = differs.sum() <= 1 or (ours + theirs)[differs].sum() < 1e-4
     # Two logits may be the same once they are divided: theirs looks for the largest ones then.

@@ -75,7 +75,7 @@ def request(key: int, length: int = 3, *, deadline: float | None = None, **param
 
 
 class Ran:
-    """What a step has computed."""
+    """The contents of a step, as the tests compare them."""
 
     def __init__(self, step: Step) -> None:
         self.draws, self.places = step.draws, step.places

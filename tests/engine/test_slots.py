@@ -10,7 +10,7 @@ from engine.requests.request import SamplingParams
 from engine.sampling.stop_rule import StopRule
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
 from engine.slots.batch import RowOp
-from engine.slots.table import KeptPrefix, SlotTable
+from engine.slots.table import CachedPrefix, SlotTable
 
 NUM_SLOTS = 5
 RULE = StopRule(SamplingParams(), frozenset(), 1)
@@ -26,7 +26,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.rows: list[list[int]] = [[] for _ in range(NUM_SLOTS)]
         self.filling: list[Sequence] = []
         self.decoding: set[Sequence] = set()
-        self.kept: list[tuple[str, list[int]]] = []  # the least recently used first
+        self.cached: list[tuple[str, list[int]]] = []  # the least recently used first
         self.count = 0
 
     @property
@@ -53,17 +53,17 @@ class SlotMachine(RuleBasedStateMachine):
         self._make_room()
         self.filling.append(target)
 
-    @precondition(lambda self: len(self.live) < NUM_SLOTS and (self.live or self.kept))
+    @precondition(lambda self: len(self.live) < NUM_SLOTS and (self.live or self.cached))
     @rule(data=st.data())
     def take_prefix(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from([*self.live, *self.table.kept]))
+        holder = data.draw(st.sampled_from([*self.live, *self.table.cached]))
         length = data.draw(st.integers(1, len(holder.tokens)))
         sequence = self._new(0)
         sequence.tokens = [*holder.tokens[:length], 100 + self.count]
         expected = holder.tokens[:length]
-        if isinstance(holder, KeptPrefix):
-            self.kept.remove((holder.tenant, holder.tokens))
-            self.kept.append((holder.tenant, holder.tokens))
+        if isinstance(holder, CachedPrefix):
+            self.cached.remove((holder.tenant, holder.tokens))
+            self.cached.append((holder.tenant, holder.tokens))
 
         self.table.take_prefix(sequence, holder, length)
 
@@ -105,16 +105,16 @@ class SlotMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.live))
         length = data.draw(st.integers(0, len(sequence.tokens)))
         tokens = sequence.tokens[:length]
-        own = [kept for kept in self.kept if kept[0] == tenant]
-        known = next((kept for kept in own if kept[1][:length] == tokens), None)
-        self.table.keep(sequence, length, tenant)
+        own = [cached for cached in self.cached if cached[0] == tenant]
+        known = next((cached for cached in own if cached[1][:length] == tokens), None)
+        self.table.cache_prefix(sequence, length, tenant)
         self._forget(sequence)
         if length > 0 and known is not None:
-            self.kept.remove(known)
-            self.kept.append(known)
+            self.cached.remove(known)
+            self.cached.append(known)
         elif length > 0:
-            shorter = [kept for kept in own if tokens[: len(kept[1])] == kept[1]]
-            self.kept = [kept for kept in self.kept if kept not in shorter] + [(tenant, tokens)]
+            shorter = [cached for cached in own if tokens[: len(cached[1])] == cached[1]]
+            self.cached = [one for one in self.cached if one not in shorter] + [(tenant, tokens)]
 
     @rule()
     def step(self) -> None:
@@ -122,7 +122,7 @@ class SlotMachine(RuleBasedStateMachine):
         rows = [self.table.row_of(sequence) for sequence in self.table.decoding]
         assert rows == list(range(len(self.decoding))), "decoding rows come first"
         self._replay()
-        owners = [*self.live, *self.table.kept]
+        owners = [*self.live, *self.table.cached]
         assert all(self.rows[self._row(owner)] == owner.tokens for owner in owners)
         assert sum(row == [] for row in self.rows) == NUM_SLOTS - len(owners)
 
@@ -132,15 +132,15 @@ class SlotMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_two_share_a_row(self) -> None:
-        rows = [self._row(owner) for owner in (*self.live, *self.table.kept)]
+        rows = [self._row(owner) for owner in (*self.live, *self.table.cached)]
         assert len(set(rows)) == len(rows)
 
     @invariant()
     def the_least_recently_used_beginnings_are_given_away_first(self) -> None:
-        assert [(kept.tenant, kept.tokens) for kept in self.table.kept] == self.kept
+        assert [(cached.tenant, cached.tokens) for cached in self.table.cached] == self.cached
 
-    def _row(self, owner: Sequence | KeptPrefix) -> int | None:
-        return owner.row if isinstance(owner, KeptPrefix) else self.table.row_of(owner)
+    def _row(self, owner: Sequence | CachedPrefix) -> int | None:
+        return owner.row if isinstance(owner, CachedPrefix) else self.table.row_of(owner)
 
     def _new(self, beginning: int) -> Sequence:
         self.count += 1
@@ -148,8 +148,8 @@ class SlotMachine(RuleBasedStateMachine):
 
     def _make_room(self) -> None:
         """Forget what had to go for one row more; the new sequence is not counted yet."""
-        if len(self.live) + 1 + len(self.kept) > NUM_SLOTS:
-            self.kept.pop(0)
+        if len(self.live) + 1 + len(self.cached) > NUM_SLOTS:
+            self.cached.pop(0)
 
     def _forget(self, sequence: Sequence) -> None:
         assert self.table.row_of(sequence) is None

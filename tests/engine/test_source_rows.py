@@ -21,13 +21,13 @@ class SourceMachine(RuleBasedStateMachine):
         self.rows: list[Source | None] = [None] * NUM_ROWS
         self.running: dict[int, Source] = {}
         self.ready: set[int] = set()
-        self.kept: list[Source] = []  # the least recently used first
+        self.cached: list[Source] = []  # the least recently used first
 
     @precondition(lambda self: len(self.running) < NUM_ROWS)
     @rule(tenant=st.sampled_from("ab"), word=st.integers(0, 3))
     def take(self, tenant: str, word: int) -> None:
         source = (tenant, (word, word))
-        known = [*self.kept, *(s for row, s in self.running.items() if row in self.ready)]
+        known = [*self.cached, *(s for row, s in self.running.items() if row in self.ready)]
 
         found = self.table.find(source)
         row = self.table.take(source, found)
@@ -39,11 +39,11 @@ class SourceMachine(RuleBasedStateMachine):
             assert self.rows[row] is None, "a row to be encoded into is empty"
             self.rows[row] = source
         self.running[row] = source
-        if source in self.kept:
-            self.kept.remove(source)
-            self.kept.append(source)
-        if len(self.kept) + len(self.running) > NUM_ROWS:
-            self.kept.pop(0)
+        if source in self.cached:
+            self.cached.remove(source)
+            self.cached.append(source)
+        if len(self.cached) + len(self.running) > NUM_ROWS:
+            self.cached.pop(0)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -58,27 +58,27 @@ class SourceMachine(RuleBasedStateMachine):
         row = data.draw(st.sampled_from(sorted(self.running)))
         self._replay()
         if ends_well:
-            self.table.keep(row)
+            self.table.cache_source(row)
         else:
             self.table.release(row)
         emptied = [op for op in self.table._ops if op.target == row and op.kind != "copy_source"]
         is_finite = row in self.ready
         assert {op.kind for op in emptied} <= {"cut_source" if is_finite else "clear_source"}
         source = self.running.pop(row)
-        if ends_well and source in self.kept:
-            self.kept.remove(source)
-            self.kept.append(source)
+        if ends_well and source in self.cached:
+            self.cached.remove(source)
+            self.cached.append(source)
         elif ends_well and row in self.ready:
-            self.kept.append(source)
+            self.cached.append(source)
         self.ready.discard(row)
 
     @invariant()
     def rows_hold_what_runs_and_what_was_kept_and_nothing_else(self) -> None:
         self._replay()
-        kept = self.table.kept
-        assert list(kept.values()) == self.kept
-        assert not set(kept) & set(self.running)
-        wanted = [self.running.get(row, kept.get(row)) for row in range(NUM_ROWS)]
+        cached = self.table.cached
+        assert list(cached.values()) == self.cached
+        assert not set(cached) & set(self.running)
+        wanted = [self.running.get(row, cached.get(row)) for row in range(NUM_ROWS)]
         assert self.rows == wanted
 
     def _replay(self) -> None:
@@ -102,6 +102,6 @@ def test_running_sources_have_the_lowest_rows_whatever_is_kept() -> None:
         row = table.take(("", (word,)))
         table.mark_ready(row)
         assert row == 0
-        table.keep(row)
+        table.cache_source(row)
 
-    assert sorted(table.kept.values()) == [("", (word,)) for word in (2, 3, 4, 5)]
+    assert sorted(table.cached.values()) == [("", (word,)) for word in (2, 3, 4, 5)]

@@ -1,4 +1,4 @@
-"""What is counted of an engine's steps."""
+"""Counts and times of an engine's steps."""
 
 from __future__ import annotations
 

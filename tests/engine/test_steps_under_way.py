@@ -169,7 +169,7 @@ def test_answers_are_the_same_with_one_or_two_steps_under_way(make_engine) -> No
 def feeding(make_core: Callable, config: EngineConfig = CONFIG) -> EngineCore:
     """Return a core that begins each step before it takes in the one before."""
     core, model = make_core(continuation, config=config)
-    return EngineCore(core.scheduler, SlotStepRunner(model, Sampler(), feeds_ids=True))
+    return EngineCore(core.scheduler, SlotStepRunner(model, Sampler(), overlaps=True))
 
 
 def step_all(core: EngineCore) -> list[EngineOutput]:
@@ -211,7 +211,7 @@ CONTROLS = (
 
 
 def random_params(draw: random.Random, vocab_size: int = 256) -> SamplingParams:
-    share = draw.choice([0, 0, 0.08, 0.24])  # of tokens, one of which comes early or late
+    share = draw.choice([0, 0, 0.08, 0.24])  # share of tokens that stop; one comes early or late
     stops = tuple(draw.sample(range(vocab_size), int(share * vocab_size)))
     common = {
         "max_new_tokens": draw.randint(1, 12),
@@ -326,7 +326,7 @@ def test_the_next_step_begins_before_the_last_one_is_taken_in(make_core: Callabl
     under_way_ids = [sequence.request.key for sequence in under_way.parts.decoding]
 
     assert under_way_ids == [0, 1, 2]
-    assert under_way.parts.fed == (0, 1, 2)
+    assert under_way.parts.future_tokens == (0, 1, 2)
 
 
 def test_a_sequence_at_its_limit_is_in_no_further_step(make_core: Callable) -> None:

@@ -375,7 +375,7 @@ def test_a_stop_string_is_found_in_what_was_written_like_a_special_token(
 def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer]) -> None:
     def seconds(tokenizer: Tokenizer, ids: list[int]) -> float:
         detokenizer = IncrementalDetokenizer(tokenizer, ["never" * 40])
-        started = time.thread_time()  # of the processor: others may have it meanwhile
+        started = time.thread_time()  # processor time: other processes do not count
         for token_id in ids:
             detokenizer.push([token_id])
         return time.thread_time() - started

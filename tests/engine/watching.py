@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.life.step_watch import StepWatch
+from engine.lifecycle.step_watch import StepWatch
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a package gives on a GPU: proven there, equal whatever the batch, equal in two processes."""
+"""Answers of a package on a GPU are proven there, equal whatever the batch, equal in two processes."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ CONFIGS = {
         **SHAPE,
     ),
 }
-# Of heads as wide as an int8 cache for CUDA wants them.
+# Heads as wide as an int8 cache for CUDA wants them.
 _WIDE = {"key_dim": 64, "value_dim": 64}
 CONFIGS["llama-wide"] = CONFIGS["llama"].model_copy(update=_WIDE)
 _BYTES = "abcdefghijklmnopqrstuvwxyz0123456789.,:;-+*/=<>()[]{}!?\"'"

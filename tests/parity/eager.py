@@ -15,7 +15,7 @@ from engine.requests.request import SamplingParams
 from exporter.models import TransformerConfig
 from tests.parity.near import DECIDED, MAX_RATIO
 
-TOLERANCE = 1e-4  # of a log-probability, where graphs are in float32
+TOLERANCE = 1e-4  # for a log-probability, if graphs are in float32
 
 
 class Eager:
@@ -47,8 +47,8 @@ class Eager:
     def allowed(self, prompt: tuple[int, ...], row: list[int]) -> list[float]:
         """Return how far a log-probability of each position may be from the one here.
 
-        In float16 that is three times what the eager model is off in that type: at the position's
-        worst token, or on the average of the row, whose roundings may have missed a position.
+        It is three times as far in float16 as the eager model is off in that type: at the
+        position's worst token, or on the average of the row, whose roundings may have missed one.
         """
         if self._half is None:
             return [TOLERANCE] * len(row)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-# Of a sum of log-probabilities: of an answer's 20 tokens at most, each as near to itself alone as
-# the certificate wants it.
+# Tolerance of a sum of log-probabilities over an answer's 20 tokens at most, each as near to itself
+# alone as the certificate wants it.
 NEAR = {"fp32": 20 * 2e-4, "fp16": 20 * 2e-3}
-# In half precision: how often a position may be as far from float64 as the eager model is in that
-# type, and its lead, beyond which rounding turns no token.
+# Bounds in half precision: how many times as far from float64 a position may be as the eager model
+# is in that type, and the lead beyond which rounding turns no token.
 MAX_RATIO, DECIDED = 3.0, 4.0
 
 

@@ -1,4 +1,4 @@
-"""At the widths of GPT-2 and Marian a row's bits depend on no neighbour and no number of threads.
+"""A row's bits depend on no neighbour and no number of threads, at the widths of GPT-2 and Marian.
 
 Rows are decoded alone on one thread, then in batches of every size on one, two and more threads
 than heads: of mixed and of equal lengths, on both sides of the lengths at which kernels cut.
@@ -57,10 +57,10 @@ Bits = tuple[bytes, ...]
 
 
 class RowKind(NamedTuple):
-    """What a row holds and attends to."""
+    """The length and source of a row."""
 
     length: int
-    source: int  # its number; of a model with an encoder
+    source: int  # its number, for a model with an encoder
 
 
 KINDS = [RowKind(length, i % len(SOURCE_LENGTHS)) for i, length in enumerate(LENGTHS)]
@@ -142,7 +142,7 @@ def _source(number: int) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def alone(bare: Bare) -> Callable[[RowKind], Bits]:
-    """What a kind of row gives alone, on one thread."""
+    """The bits of a kind of row that runs alone, on one thread."""
     rows = Rows(bare, 1, 1)
     return cache(lambda kind: rows.decode([kind])[0])
 

@@ -26,7 +26,7 @@ CONFIG = EngineConfig(
     max_num_seqs=18, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
 )
 WIDTHS = ((2, 1), (4, 4), (5, 2), (16, 5), (16, 1))  # beams, outputs
-# Of the engine, of `generate`.
+# Options of the engine, and the same of `generate`.
 OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"min_new_tokens": 5}, {"min_new_tokens": 5}),
@@ -196,7 +196,7 @@ async def answer(
 def search(sizes: tuple[int, int], options: dict[str, Any]) -> SamplingParams:
     width, outputs = sizes
     controls = options.get("controls", LogitControls())
-    banned = (*controls.banned_tokens, PAD)  # what the Marian model wants most
+    banned = (*controls.banned_tokens, PAD)  # the Marian model's favourite
     options = {**options, "controls": replace(controls, banned_tokens=banned)}
     return SamplingParams(
         "beam",

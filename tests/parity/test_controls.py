@@ -46,7 +46,7 @@ CONTROLS: list[tuple[LogitControls | dict[str, Any], dict[str, Any]]] = [
     ({"forced_end": EOS}, {"forced_eos_token_id": EOS}),
     (LogitControls(encoder_no_repeat_ngram=1), {"encoder_no_repeat_ngram_size": 1}),
 ]
-# What only a model with an encoder has: of others the first token is the prompt's.
+# Controls of the first token, for a model with an encoder: others' first token is the prompt's.
 FORCED: list[tuple[LogitControls | dict[str, Any], dict[str, Any]]] = [
     (
         {"forced_begin": (9,), "controls": LogitControls(begin_banned_tokens=BEGINNINGS)},
@@ -97,7 +97,7 @@ async def test_tokens_under_controls_are_those_of_generate(
         given = {"controls": options} if isinstance(options, LogitControls) else options
         limits = {"min_new_tokens": MIN_NEW, "max_new_tokens": MAX_NEW}
         params = SamplingParams(**{**limits, **given, **search})
-        banned = (*params.controls.banned_tokens, PAD)  # what the Marian model wants most
+        banned = (*params.controls.banned_tokens, PAD)  # the Marian model's favourite
         params = replace(params, controls=replace(params.controls, banned_tokens=banned))
         asked = GenerationRequest("one", tuple(prompt), params)
         events = [event async for event in engine.generate(asked)]

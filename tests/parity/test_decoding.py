@@ -64,7 +64,7 @@ class Asked(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The sequences and the end of a request."""
 
     sequences: list[SequenceFinished]
     end: RequestFinished | Score
@@ -175,7 +175,7 @@ def samplings() -> list[SamplingParams]:
 
 
 def best_ofs() -> list[SamplingParams]:
-    """In pairs: the best two of five, and all five."""
+    """Return pairs: the best two of five, and all five."""
     return [
         SamplingParams("sampling", seed=seed, max_new_tokens=8, stop_token_ids=STOPS, **counts)
         for seed in range(4)
@@ -245,7 +245,7 @@ WORLDS = list(product(["gpt", "llama", "encoder-decoder"], [8, 18], [CPU, CUDA_F
     ],
 )
 def world(request: pytest.FixtureRequest, exported: Callable[..., Exported]) -> World:
-    """With 8 slots all wait for each other; only 18 hold a search with 16 beams."""
+    """An engine: all wait for each other in 8 slots; only 18 hold a search with 16 beams."""
     name, num_slots, setup = request.param
     checkpoint, path = exported(name, setup.form)
     config = EngineConfig(

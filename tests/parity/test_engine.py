@@ -1,4 +1,4 @@
-"""What the engine answers under load is what the eager model answers to each request alone."""
+"""The engine under load gives the answers of the eager model to each request alone."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_answers_have_the_same_bits_with_and_without_reuse_of_what_others_
 ) -> None:
     """Twelve requests with two beginnings, or two sources, at any time of each other.
 
-    In graphs for CUDA the sequences of a shared source round otherwise on a CPU.
+    The sequences of a shared source round otherwise on a CPU in graphs for CUDA.
     """
     _, path = exported(family, setup.form)
     drawn = list(prompts(16))

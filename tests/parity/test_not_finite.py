@@ -126,7 +126,7 @@ async def test_neighbours_and_later_users_of_a_slot_do_not_notice_logits_that_ar
     poisoned: Callable[[str, PackageFormat], Package],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.generation.engine_loop.MOMENT", 0.01)  # 42 times in a row
+    monkeypatch.setattr("engine.generation.engine_loop.KEEP_MEMORY", 0.01)  # 42 times in a row
     engine = setup.load(poisoned(name, setup.form), ENGINE)
     at_rest = between_steps(engine)
     await engine.start()

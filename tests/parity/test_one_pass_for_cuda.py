@@ -1,4 +1,4 @@
-"""What one-pass packages for CUDA answer through the engine, by the kernels of a CPU."""
+"""Answers of one-pass packages for CUDA through the engine, by the kernels of a CPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def ask_at_once(engine: EncoderEngine, items: list[PredictionItem]) -> lis
 
 
 class Eager(NamedTuple):
-    """What the eager model gives for an item."""
+    """The eager model's outputs for an item."""
 
     logits: np.ndarray  # a row, or one for each token
     embedding: np.ndarray

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from engine.config import EngineConfig
 from engine.package.manifest import GenerationContract
 from engine.scheduling.sequence import Request, Sequence
-from engine.slots.table import KeptPrefix
+from engine.slots.table import CachedPrefix
 
-Holder = Sequence | KeptPrefix
+Holder = Sequence | CachedPrefix
 
 
-class Prefixes:
+class PrefixCache:
     """Finds the beginnings that can be copied.
 
     They are whole chunks: the chunks behind them are then those that the request would compute

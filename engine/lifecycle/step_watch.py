@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE = 4  # times the largest step of the trial: others may use the cores, too
+_PATIENCE = 4  # times the largest step of the warm-up: others may use the cores, too
 _LOOKS = 8  # in the time that a step may take
 _JOIN_PAUSE = 0.005  # seconds between two looks whether it has ended
 _JOIN_TIMEOUT = 30.0  # seconds
 
 
 class StepState(NamedTuple):
-    """Since when a step has run, if one does, and how many failed in a row."""
+    """The start of the running step, if there is one, and how many failed in a row."""
 
     since: float | None = None  # on the monotonic clock
     consecutive_failures: int = 0
@@ -32,7 +32,7 @@ class StepWatch:
     def __init__(
         self, name: str, limit: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._name = name  # of the model
+        self._name = name  # the model's
         self._limit = limit  # seconds
         self._clock = clock
         self._since: float | None = None

@@ -1,40 +1,41 @@
-"""What every engine tells of itself: what it serves, where, and how it is."""
+"""Properties of every engine: its package, device and state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from engine.config import EngineConfig
-from engine.life.lifecycle import Lifecycle
-from engine.life.thread_life import ThreadLife
-from engine.life.trial import Trial
+from engine.lifecycle.lifecycle import Lifecycle
+from engine.lifecycle.thread_lifecycle import ThreadLifecycle
+from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.machine import num_cores
 from engine.package.device_certificate import device_name
 from engine.package.package import Package
 
-# Of threads that compute the model themselves, beside the event loop's. That needs little time, and
-# what it hands over makes the next step larger: computed first, a step has few sequences, and what
-# came before it waits for the whole of it. A GPU waits for its thread, which needs little time too.
+# Niceness of a thread that computes the model itself, beside the event loop's. The event loop needs
+# little time, and the requests that it hands over make the next step larger: a step that begins
+# before them has few sequences, and they wait for the whole of it. A thread that drives a GPU needs
+# little time, and the GPU waits for it, so it has none.
 NICENESS = 5
 
 
 class Engine:
     """An engine on a package."""
 
-    def __init__(self, package: Package, config: EngineConfig, life: Lifecycle) -> None:
+    def __init__(self, package: Package, config: EngineConfig, lifecycle: Lifecycle) -> None:
         self._package = package
         self._device = device_name(package, config)
         self._num_threads = config.num_threads or num_cores()
-        self._life = life
+        self._lifecycle = lifecycle
 
     @property
     def package(self) -> Package:
-        """What is served."""
+        """The package that is served."""
         return self._package
 
     @property
     def device(self) -> str:
-        """Where the model runs: "cpu", or the name of the GPU."""
+        """The device of the model: "cpu", or the name of the GPU."""
         return self._device
 
     @property
@@ -45,22 +46,22 @@ class Engine:
     @property
     def is_warming(self) -> bool:
         """Whether the model has still to be tried out, before it takes requests."""
-        return self._life.is_warming
+        return self._lifecycle.is_warming
 
     @property
     def healthy(self) -> bool:
         """False if what runs the engine is gone, or stuck, or the last steps all failed."""
-        return self._life.healthy
+        return self._lifecycle.healthy
 
 
-def life_in_thread(
-    package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], Trial]
-) -> ThreadLife:
-    """Return the life of an engine in a thread of this process.
+def lifecycle_in_thread(
+    package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], WarmUpResult]
+) -> ThreadLifecycle:
+    """Return the lifecycle of an engine in a thread of this process.
 
     `warm_up` runs the model before the first request, and returns what that has shown.
     """
-    return ThreadLife(
+    return ThreadLifecycle(
         package.manifest.name,
         thread_name,
         warm_up,

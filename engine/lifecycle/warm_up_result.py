@@ -1,4 +1,4 @@
-"""What trying a model out has shown, before it serves."""
+"""The result of trying a model out, before it serves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Trial:
+class WarmUpResult:
     """How the model behaves on this machine, with the engine's own settings."""
 
     is_batch_invariant: bool = True  # the same bits alone and among others

@@ -1,4 +1,4 @@
-"""The life of an engine that runs in a thread of this process."""
+"""The lifecycle of an engine that runs in a thread of this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from engine.life.lifecycle import FailOpen, Lifecycle, failure
-from engine.life.trial import Trial
+from engine.lifecycle.lifecycle import FailOpen, Lifecycle, failure
+from engine.lifecycle.warm_up_result import WarmUpResult
 
 _log = logging.getLogger(__name__)
 
 
-class ThreadLife(Lifecycle):
+class ThreadLifecycle(Lifecycle):
     """A Lifecycle of a thread.
 
     The thread itself tries the model out: what a device captures there, it repeats only there.
@@ -26,20 +26,20 @@ class ThreadLife(Lifecycle):
         self,
         name: str,
         thread_name: str,
-        warm_up: Callable[[], Trial],
+        warm_up: Callable[[], WarmUpResult],
         max_step_seconds: float,
         *,
         niceness: int,
     ) -> None:
         """`name` is the model's; `warm_up` runs it before the first request.
 
-        By `niceness` the thread gives way to the others of this process where processors are short.
+        The thread gives way to the others of this process by `niceness` when processors are short.
         """
         super().__init__(name, thread_name, max_step_seconds)
         self._warm_up = warm_up
         self._niceness = niceness
         self._has_warmed_up = threading.Event()
-        self._shown: Trial | Exception = Trial()
+        self._shown: WarmUpResult | Exception = WarmUpResult()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -65,7 +65,7 @@ class ThreadLife(Lifecycle):
             return False
         return True
 
-    async def _try_out(self) -> Trial:
+    async def _try_out(self) -> WarmUpResult:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name=self._what, daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""The life of an engine: its states, what it refuses in them, its health, its start and stop."""
+"""The lifecycle of an engine: its states and their refusals, its health, its start and stop."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from enum import Enum
 
 from engine.background import in_background
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
-from engine.life.step_watch import StepWatch
-from engine.life.trial import Trial
+from engine.lifecycle.step_watch import StepWatch
+from engine.lifecycle.warm_up_result import WarmUpResult
 
 _log = logging.getLogger(__name__)
 
-_MAX_CONSECUTIVE_FAILURES = 3  # of steps, before the engine says it is not healthy
+_MAX_CONSECUTIVE_FAILURES = 3  # steps, before the engine says it is not healthy
 _RETRY_AFTER = 1.0  # seconds, while starting or draining
 
-ErrorOf = Callable[[str], TokenweirError]  # what a request ends with, by its id
+ErrorOf = Callable[[str], TokenweirError]  # the error that a request ends with, by its id
 FailOpen = Callable[[ErrorOf], None]  # ends every open request, on the event loop
 
 
 class EngineState(Enum):
-    """Where an engine is in its life, in order; it can fail from any state in which it runs."""
+    """The states of an engine, in order; it can fail from any state in which it runs."""
 
     NEW = "new"
     WARMING = "warming"  # the model is tried out
     RUNNING = "running"
     DRAINING = "draining"  # nothing new is taken
     STOPPED = "stopped"
-    FAILED = "failed"  # what runs it is dead or stuck
+    FAILED = "failed"  # its thread or process is dead or stuck
 
 
 class Lifecycle(ABC):
@@ -45,13 +45,13 @@ class Lifecycle(ABC):
         self.name = name
         self._what = what
         self._step_watch = StepWatch(name, max_step_seconds)
-        self._trial: Trial | None = None
+        self._warm_up_result: WarmUpResult | None = None
         self._fail_open: FailOpen | None = None
         self._watching: asyncio.Task[None] | None = None
         self.state = EngineState.NEW
 
     @abstractmethod
-    async def _try_out(self) -> Trial:
+    async def _try_out(self) -> WarmUpResult:
         """Begin to run, return what trying the model out has shown; it serves from then on."""
 
     @abstractmethod
@@ -72,8 +72,8 @@ class Lifecycle(ABC):
 
     @property
     def is_invariant(self) -> bool:
-        """Whether the trial has shown the same bits alone and among others."""
-        return self._trial is not None and self._trial.is_batch_invariant
+        """Whether the warm-up has shown the same bits alone and among others."""
+        return self._warm_up_result is not None and self._warm_up_result.is_batch_invariant
 
     @property
     def healthy(self) -> bool:
@@ -93,15 +93,15 @@ class Lifecycle(ABC):
             raise draining()
 
     async def _begin(self, fail_open: FailOpen) -> None:
-        """Try the model out, then serve; raise what fails in the trial.
+        """Try the model out, then serve; raise what fails in the warm-up.
 
         If it is lost later, `fail_open` is called on this event loop.
         """
         if self.state is not EngineState.NEW:
             raise RuntimeError(f"an engine starts once; this one is {self.state.value}")
         self.state, self._fail_open = EngineState.WARMING, fail_open
-        self._trial = await self._try_out()
-        self._step_watch.allow(self._trial.step_seconds)
+        self._warm_up_result = await self._try_out()
+        self._step_watch.allow(self._warm_up_result.step_seconds)
         if self.state is not EngineState.WARMING:  # stopped meanwhile
             return
         self.state = EngineState.RUNNING

@@ -1,1 +1,0 @@
-"""The life of an engine: states, start and end, and what watches its steps."""

@@ -1,0 +1,1 @@
+"""The lifecycle of an engine: states, start and end, and the watch over its steps."""
