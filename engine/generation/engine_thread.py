@@ -15,12 +15,12 @@ class EngineThread(EngineLoop):
 
     def __init__(self, core: EngineCore, life: ThreadLife) -> None:
         super().__init__(core, life.name, life.step(), self._on_loop)
-        self._life = life
+        self.life = life
 
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
         """Try the model out, then take requests; see Steps."""
         self._receive = receive
-        await self._life.start(self.run, fail_open)
+        await self.life.start(self.run, fail_open)
 
     def _on_loop(self, outputs: list[EngineOutput]) -> bool:
-        return self._life.call_on_loop(self._receive, outputs)
+        return self.life.call_on_loop(self._receive, outputs)

@@ -9,7 +9,6 @@ from engine.life.lifecycle import Lifecycle
 from engine.life.thread_life import ThreadLife
 from engine.life.trial import Trial
 from engine.machine import num_cores
-from engine.package.device_certificate import device_name
 from engine.package.package import Package
 
 # Of threads that compute the model themselves, beside the event loop's. That needs little time, and
@@ -51,6 +50,13 @@ class Engine:
     def healthy(self) -> bool:
         """False if what runs the engine is gone, or stuck, or the last steps all failed."""
         return self._life.healthy
+
+
+def device_name(package: Package, config: EngineConfig) -> str:
+    """Return where a package runs, if it does: "cpu", or the GPU's name."""
+    found = package.manifest.certificate.device
+    device = config.device_for(package.manifest.target)
+    return found.gpu if found and device == "cuda" else device
 
 
 def life_in_thread(

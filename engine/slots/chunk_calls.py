@@ -18,12 +18,13 @@ from engine.package.graph_io import (
     ROW_QUERIES,
     SEQLENS_K,
     SOURCE_LENGTHS,
+    Bound,
 )
 from engine.session import Binding
 from engine.slots.batch import PrefillChunk
 from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.graph_call import GraphCall, named_outputs
-from engine.slots.step_block import Bound, StepBlock
+from engine.slots.step_block import StepBlock
 
 _MAX_BINDINGS = 256
 

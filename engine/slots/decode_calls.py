@@ -20,12 +20,13 @@ from engine.package.graph_io import (
     ROW_QUERIES,
     SEQLENS_K,
     SOURCE_LENGTHS,
+    Bound,
 )
 from engine.session import NOT_CAPTURED, Binding
 from engine.slots.decoder_graph import DecoderGraph
 from engine.slots.graph_call import GraphCall, named_outputs
 from engine.slots.source_index import SourceIndex, SourceShape
-from engine.slots.step_block import Bound, StepBlock
+from engine.slots.step_block import StepBlock
 
 CAPTURED_TOPS = (1, 128)  # of the largest logits; a call for others is never captured
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.package.graph_io import LOGITS, TOPS
+from engine.package.graph_io import LOGITS, TOPS, Bound
 from engine.session import NOT_CAPTURED, Binding
 from engine.slots.memory import LayerCache
-from engine.slots.step_block import Bound, CallOutputs
+from engine.slots.step_block import CallOutputs
 
 _OUTPUTS = (LOGITS, *TOPS)
 

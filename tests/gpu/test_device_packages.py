@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device.device import CudaDevice
+from engine.cuda.device import CudaDevice
 from engine.errors import PackageError
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine

@@ -83,7 +83,7 @@ def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
 ) -> None:
     manifest = SimpleNamespace(target="cuda", precision="fp16")
     monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
-    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
     monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
 
     with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):

@@ -24,8 +24,8 @@ from engine.scheduling.output import EngineOutput, FailedOutput, FinishedOutput,
 from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import PrefillChunk
 from engine.slots.runner import SlotModelRunner
-from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import load_on, write_draw_graphs
+from tests.engine.cuda.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_device_session import load_on, write_draw_graphs
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, ids, load
 from tests.engine.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
 from tests.engine.test_steps_under_way import random_request, step_all, told

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.device import nvml
-from engine.device.device import driver_of
-from engine.device.nvml import driver_version, open_nvml
-from tests.engine.fake_cuda import FakeCuda
+from engine.cuda import nvml
+from engine.cuda.device import driver_of
+from engine.cuda.nvml import driver_version, open_nvml
+from tests.engine.cuda.fake_cuda import FakeCuda
 
 
 class FakeLibrary:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.device import libraries
+from engine.cuda import libraries
 from engine.errors import DeviceError
 
 MISSING = ("libcublas.so.13", "libcurand.so.10")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from engine.device.cuda_runtime import CudaRuntime
-from engine.device.device import CudaDevice
-from engine.device.memory import ALIGNMENT, DeviceArray, DeviceMemory, aligned
+from engine.cuda.device import CudaDevice
+from engine.cuda.memory import ALIGNMENT, DeviceArray, DeviceMemory, aligned
+from engine.cuda.runtime import CudaRuntime
 
 NAME = "NVIDIA Fake 9000"
 OUT_OF_MEMORY = 2

@@ -29,12 +29,12 @@ from engine.errors import (
     Starting,
 )
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.engine_process import EngineProcess
 from engine.generation.parts import MakeParts
+from engine.own_process.engine_process import EngineProcess
 from engine.requests.events import FinishReason, GenerationEvent, SequenceFinished, TextDelta
 from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
-from tests.engine import process_parts
-from tests.engine.process_parts import TEXT
+from tests.engine.own_process import process_parts
+from tests.engine.own_process.process_parts import TEXT
 
 CONFIG = EngineConfig(max_num_seqs=4, max_step_seconds=30)
 Load = Callable[..., AsyncEngine]
@@ -343,9 +343,9 @@ _WORKER = """
 import asyncio, sys
 from functools import partial
 from engine.config import EngineConfig
-from engine.generation.engine_process import EngineProcess
+from engine.own_process.engine_process import EngineProcess
 from engine.package.manifest import CacheShape, GenerationContract
-from tests.engine import process_parts
+from tests.engine.own_process import process_parts
 
 def tell(line):
     print(line.split()[-1], flush=True)

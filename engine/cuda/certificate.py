@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig, RequestLimits
-from engine.device.distributions import cuda_version
+from engine.distributions import cuda_version
 from engine.errors import PackageError
 from engine.package.manifest import DeviceCertificate
 from engine.package.package import Package
 from engine.wording import listed
 
 if TYPE_CHECKING:
-    from engine.device.device import CudaDevice
+    from engine.cuda.device import CudaDevice
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def settings_as_shown(package: Package, device: CudaDevice, config: EngineConfig
             f"that of its graphs only; run `{run}`"
         )
     if not config.max_num_seqs:
-        config = with_buckets(config, found.buckets)
+        config = config.with_buckets(found.buckets)
     use = use_of(device, buckets_of(package, config))
     if other := list(_differences(found, use)):
         raise PackageError(
@@ -87,14 +87,6 @@ def use_of(device: CudaDevice, buckets: tuple[int, ...]) -> DeviceUse:
     return DeviceUse(device.gpu_name, device.driver, cuda_version(), buckets)
 
 
-def with_buckets(config: EngineConfig, buckets: tuple[int, ...]) -> EngineConfig:
-    """Return settings for decode calls of these numbers of rows; for none, as they are."""
-    if not buckets:
-        return config
-    several = buckets if len(buckets) > 1 else ()
-    return replace(config, max_num_seqs=buckets[-1], decode_buckets=several)
-
-
 def buckets_of(package: Package, config: EngineConfig) -> tuple[int, ...]:
     """Return the numbers of rows of decode calls with these settings."""
     if package.manifest.generation is None:
@@ -119,13 +111,6 @@ def verify_options(config: EngineConfig) -> list[str]:
     if config.decode_buckets:
         options += ["--decode-buckets", ",".join(map(str, config.decode_buckets))]
     return options
-
-
-def device_name(package: Package, config: EngineConfig) -> str:
-    """Return where a package runs, if it does: "cpu", or the GPU's name."""
-    found = package.manifest.certificate.device
-    device = config.device_for(package.manifest.target)
-    return found.gpu if found and device == "cuda" else device
 
 
 def _differences(found: DeviceCertificate, use: DeviceUse) -> Iterator[str]:

@@ -22,7 +22,7 @@ from engine.errors import (
     TokenweirError,
     Unavailable,
 )
-from engine.generation.wire import Unpacker, Wire, packed
+from engine.own_process.wire import Unpacker, Wire, packed
 from engine.requests.events import FinishReason, PositionLogprobs, TokenLogprob
 from engine.scheduling.output import TokensOutput
 

@@ -26,7 +26,12 @@ from engine.config import EngineConfig
 from engine.errors import EngineFailure, TokenweirError
 from engine.generation.commands import Abort, Stop
 from engine.generation.core import StepTimes
-from engine.generation.messages import (
+from engine.generation.parts import MakeParts, Tell
+from engine.generation.steps import Receive
+from engine.life.lifecycle import EngineState, FailOpen, Lifecycle, lost
+from engine.life.step_watch import StepState
+from engine.life.trial import Trial
+from engine.own_process.messages import (
     Ask,
     Asked,
     Begin,
@@ -40,18 +45,13 @@ from engine.generation.messages import (
     StepOutputs,
     Told,
 )
-from engine.generation.parts import MakeParts, Tell
-from engine.generation.steps import Receive
-from engine.generation.wire import Unpacker, Wire, packed
-from engine.life.lifecycle import EngineState, FailOpen, Lifecycle, lost
-from engine.life.step_watch import StepState
-from engine.life.trial import Trial
+from engine.own_process.wire import Unpacker, Wire, packed
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.sequence import TokenRequest
 from engine.step_measures import StepMeasures
 
-_PROGRAM = "from engine.generation.engine_host import main; main()"
+_PROGRAM = "from engine.own_process.engine_host import main; main()"
 # They end the worker, which lets requests end before it ends its engine; a terminal and a service
 # manager send them to every process.
 _WORKERS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -100,6 +100,11 @@ class EngineProcess(Lifecycle):
         return self._process.pid
 
     # Steps
+
+    @property
+    def life(self) -> EngineProcess:
+        """Its own."""
+        return self
 
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
         """Let the model be tried out, then take requests; see Steps."""

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.device.memory import DTYPE_BYTES, DeviceArray, DeviceMark, DeviceMemory, aligned
-from engine.package.graph_io import ALIGNMENT, DRAWN, DTYPES, LOGITS, TOPS
+from engine.cuda.lazy_rows import LazyRows
+from engine.cuda.memory import DTYPE_BYTES, DeviceArray, DeviceMark, DeviceMemory, aligned
+from engine.package.graph_io import ALIGNMENT, DRAWN, DTYPES, LOGITS, TOPS, Bound
 from engine.package.manifest import GenerationContract
-from engine.sampling.lazy_rows import LazyRows
 from engine.sampling.logits import Drawn, Floats, StepLogits
 from engine.slots.step_block import (
-    Bound,
     CallOutputs,
     Pending,
     Standing,

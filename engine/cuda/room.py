@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.config import EngineConfig
-from engine.device.cuda_runtime import CudaRuntime
+from engine.cuda.cache_memory import row_bytes
+from engine.cuda.runtime import CudaRuntime
 from engine.errors import OutOfDeviceMemory
 from engine.package.manifest import GenerationContract
-from engine.slots.memory import row_bytes
 from engine.wording import size_of
 
 _WORKSPACES = 10**9  # what CUDA, the workspaces of kernels and captured calls take

@@ -23,7 +23,9 @@ from typing import cast
 from engine.errors import EngineFailure, TokenweirError
 from engine.generation.commands import Abort, Stop
 from engine.generation.engine_loop import EngineLoop
-from engine.generation.messages import (
+from engine.generation.parts import EngineParts
+from engine.life.step_watch import StepWatch
+from engine.own_process.messages import (
     Ask,
     Asked,
     Begin,
@@ -37,9 +39,7 @@ from engine.generation.messages import (
     StepOutputs,
     Told,
 )
-from engine.generation.parts import EngineParts
-from engine.generation.wire import Wire
-from engine.life.step_watch import StepWatch
+from engine.own_process.wire import Wire
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 

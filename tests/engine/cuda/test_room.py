@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
+from engine.cuda.cache_memory import row_bytes
+from engine.cuda.room import DeviceRoom, Fit, RoomNeeds, choose_num_slots, fit, without_room
 from engine.errors import OutOfDeviceMemory
 from engine.package.manifest import CacheShape, GenerationContract
-from engine.slots.device_room import DeviceRoom, Fit, RoomNeeds, choose_num_slots, fit, without_room
-from engine.slots.memory import row_bytes
-from tests.engine.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_cuda import FakeCuda
 
 GB = 10**9
 NEEDS = RoomNeeds(row=GB // 10, beside=2 * GB)

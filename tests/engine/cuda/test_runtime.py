@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.device.cuda_runtime import CudaRuntime, Extent, Region, load_functions
+from engine.cuda.runtime import CudaRuntime, Extent, Region, load_functions
 from engine.errors import DeviceError, OutOfDeviceMemory
-from tests.engine.fake_cuda import NAME, FakeCuda
+from tests.engine.cuda.fake_cuda import NAME, FakeCuda
 
 
 def test_a_missing_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
-from engine.device.memory import DeviceArray
+from engine.cuda.cache_memory import row_bytes
+from engine.cuda.memory import DeviceArray
 from engine.errors import OutOfDeviceMemory
 from engine.package.manifest import CacheDtype, CacheShape
 from engine.slots.batch import RowOp
-from engine.slots.memory import (
-    Allocate,
-    CacheMemory,
-    DeviceCacheMemory,
-    HostCacheMemory,
-    row_bytes,
-)
+from engine.slots.memory import Allocate, CacheMemory, HostCacheMemory
 from engine.slots.rows import SlotCache
-from tests.engine.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.row_changes import run_random_changes
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, max_len=6, head_dim=4)
@@ -33,7 +26,7 @@ def fake() -> FakeCuda:
 
 @pytest.fixture
 def allocate(fake: FakeCuda) -> Allocate:
-    return partial(DeviceCacheMemory, fake.device().memory)
+    return fake.device().cache_memory
 
 
 @pytest.fixture(params=["host", "device"])
@@ -163,7 +156,7 @@ def test_memory_is_exactly_that_of_the_rows_and_a_spare_one(
 
 
 def test_a_device_that_is_too_small_refuses_the_cache() -> None:
-    allocate = partial(DeviceCacheMemory, FakeCuda(4 * row_bytes(SHAPE) - 1).device().memory)
+    allocate = FakeCuda(4 * row_bytes(SHAPE) - 1).device().cache_memory
 
     with pytest.raises(OutOfDeviceMemory):
         SlotCache(3, SHAPE, None, allocate)

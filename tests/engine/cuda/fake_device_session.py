@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device.device import CudaDevice
-from engine.device.memory import DeviceArray
+from engine.cuda.draw_calls import draw_calls_of
+from engine.cuda.memory import DeviceArray
 from engine.package.graph_io import DRAW_GRAPHS
 from engine.session import NOT_CAPTURED, Session, create_session
 from engine.slots.runner import SlotModelRunner
 from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
-from tests.engine.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.test_model_runner import VOCAB, TinyModel
 
 ON_HOST = ("num_top", "total_seq")
@@ -82,18 +82,18 @@ def load_on(
 
     It draws by the graphs for it if they are in the directory, see `write_draw_graphs`.
     """
-    device: CudaDevice = cuda.device()
     decoder, encoder = (
         FakeDeviceSession(path, cuda) if path else None for path in model.write(directory)
     )
-    draws = [directory / name for name in DRAW_GRAPHS if (directory / name).exists()]
+    paths = [directory / name for name in DRAW_GRAPHS if (directory / name).exists()]
+    draws: Any = [FakeDeviceSession(path, cuda) for path in paths]
     runner = SlotModelRunner(
         model.contract,
         decoder,  # type: ignore[arg-type]
         encoder,  # type: ignore[arg-type]
-        [FakeDeviceSession(path, cuda) for path in draws],  # type: ignore[misc]
+        draw_calls_of(draws, model.contract.vocab_size),
         num_slots=num_slots,
-        device=device,
+        device=cuda.device(),
         **options,
     )
     assert decoder is not None

@@ -17,16 +17,15 @@ from typing import Any
 import pytest
 
 from engine.config import Device, EngineConfig, RequestLimits
-from engine.errors import DeviceError, PackageError
-from engine.life.engine import life_in_thread
-from engine.life.trial import Trial
-from engine.package import device_certificate
-from engine.package import package as packages
-from engine.package.device_certificate import (
-    device_name,
+from engine.cuda import certificate as device_certificate
+from engine.cuda.certificate import (
     is_invariant_as_shown,
     settings_as_shown,
 )
+from engine.errors import DeviceError, PackageError
+from engine.life.engine import device_name, life_in_thread
+from engine.life.trial import Trial
+from engine.package import package as packages
 from engine.package.manifest import PackageFormat
 from engine.package.package import Package, load_package, read_manifest, write_manifest
 from loadtest.benchmark.engine_bench import settings_for

@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.device.memory import ALIGNMENT, DeviceArray
+from engine.cuda.memory import ALIGNMENT, DeviceArray
+from engine.cuda.room import RoomNeeds
+from engine.cuda.session import CudaBinding
 from engine.errors import OutOfDeviceMemory
 from engine.sampling.plain import Reach
-from engine.session import NOT_CAPTURED, Binding
+from engine.session import NOT_CAPTURED
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
-from engine.slots.device_room import RoomNeeds
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.warm_up import warm_up
-from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import FakeDeviceBinding, load_on, write_draw_graphs
+from tests.engine.cuda.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_device_session import FakeDeviceBinding, load_on, write_draw_graphs
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
 from tests.engine.test_model_runner import TinyModel
 from tests.engine.test_steps_under_way import whole_answers
@@ -143,11 +144,11 @@ def test_it_captures_all_that_draws_behind_a_decode_call(tmp_path: Path) -> None
     write_draw_graphs(tmp_path)
     model = TinyModel(4, has_encoder=False)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
-    graphs = runner._draw_graphs
+    (graphs,) = runner._make_draws.args  # type: ignore[union-attr]
 
     warm_up(runner, model.contract, "package")
 
-    num_captured = [len(graph.captured) for graph in graphs]  # type: ignore[attr-defined]
+    num_captured = [len(graph.captured) for graph in graphs]
     assert num_captured == [len(decoder.captured)] * len(Reach) == [2] * 3
 
 
@@ -203,8 +204,8 @@ def test_an_error_of_onnxruntime_that_memory_is_missing_says_how_much(
         def run_with_iobinding(self, *_: object) -> None:
             raise RuntimeError(message)
 
-    device = FakeCuda(num_bytes=4_000_000).device()
-    binding = Binding(Full(), None, device, frozenset())  # type: ignore[arg-type]
+    runtime = FakeCuda(num_bytes=4_000_000).runtime()
+    binding = CudaBinding(Full(), runtime, frozenset())  # type: ignore[arg-type]
 
     with pytest.raises(OutOfDeviceMemory, match=rf"want {wanted} of .* 4\.0 MB are") as found:
         binding.run()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.device.memory import ALIGNMENT, DeviceMemory, aligned
+from engine.cuda.memory import ALIGNMENT, DeviceMemory, aligned
 from engine.errors import OutOfDeviceMemory
-from tests.engine.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_cuda import FakeCuda
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
+from engine.cuda.lazy_rows import LazyRows
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
-from engine.sampling.lazy_rows import LazyRows
 from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler, num_top, reads_rows
 from engine.sampling.top_k import step_logits

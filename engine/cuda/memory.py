@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device.cuda_runtime import CudaRuntime, Extent, Region
+from engine.cuda.runtime import CudaRuntime, Extent, Region
 
 ALIGNMENT = 256  # bytes; what cudaMalloc gives, and wide loads of kernels want
 DTYPE_BYTES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +18,26 @@ from engine.package.graph_io import (
     TOP_P,
     TOPS,
     UNIFORM,
+    check_graphs,
+    draw_shapes,
 )
 from engine.sampling.plain import GraphDraws, Reach
 from engine.sampling.truncation import SMALLEST_NORMAL
 from engine.session import NOT_CAPTURED, Binding, Session
 from engine.slots.graph_call import GraphCall
+from engine.slots.runner import MakeDrawCalls
 from engine.slots.step_block import StepBlock
+
+
+def draw_calls_of(graphs: Sequence[Session], vocab_size: int) -> MakeDrawCalls | None:
+    """Return what plans calls of these graphs, by Reach; None: there are none.
+
+    Raises PackageError if they are not graphs for draws from so many tokens.
+    """
+    if not graphs:
+        return None
+    check_graphs(*zip(graphs, draw_shapes(vocab_size), strict=True))
+    return partial(DrawCalls, graphs)
 
 
 class _Shape(NamedTuple):

@@ -8,7 +8,7 @@ import io
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.device.distributions import check_cuda_distribution
+from engine.distributions import check_cuda_distribution
 from engine.errors import DeviceError
 from engine.wording import listed
 

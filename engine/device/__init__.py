@@ -1,1 +1,0 @@
-"""The GPU of this process."""
