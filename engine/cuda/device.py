@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,10 +53,12 @@ class CudaDevice:
         """See Device."""
         return DeviceStepBlock(self.memory, contract, num_slots, num_tokens=num_tokens, size=size)
 
-    def copy_column(self, target: Bound, origin: Bound) -> None:
+    def feed(self, targets: Bound, ids: Bound, fed: Sequence[int]) -> None:
         """See Device."""
-        assert isinstance(target, DeviceArray) and isinstance(origin, DeviceArray)
-        self.memory.copy_column(target, origin)
+        assert isinstance(targets, DeviceArray) and isinstance(ids, DeviceArray)
+        for first, origin, size in _neighbours(fed):
+            part = targets[first : first + size]
+            self.memory.copy_column(part, ids[origin : origin + size])
 
     def synchronize(self) -> None:
         """See Device."""
@@ -81,3 +84,16 @@ def open_device(index: int = 0) -> CudaDevice:
 def driver_of(runtime: CudaRuntime) -> str:
     """Return the driver's version; without NVML, the newest CUDA version that it knows."""
     return driver_version() or runtime.driver_version()
+
+
+def _neighbours(fed: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows that are fed, together where they and what they get lie beside each other.
+
+    Each time that is the first of them, the first row that it gets its token from, and how many.
+    """
+    first = 0
+    for stop in range(1, len(fed) + 1):
+        if stop == len(fed) or fed[first] < 0 or fed[stop] != fed[stop - 1] + 1:
+            if fed[first] >= 0:
+                yield first, fed[first], stop - first
+            first = stop

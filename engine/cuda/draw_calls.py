@@ -24,7 +24,7 @@ from engine.package.graph_io import (
 from engine.sampling.plain import GraphDraws, Reach
 from engine.sampling.truncation import SMALLEST_NORMAL
 from engine.session import NOT_CAPTURED, Binding, Session
-from engine.slots.graph_call import GraphCall
+from engine.slots.calls.graph_call import GraphCall
 from engine.slots.runner import MakeDrawCalls
 from engine.slots.step_block import StepBlock
 

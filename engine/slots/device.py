@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,8 +35,11 @@ class Device(Protocol):
     ) -> StepBlock:
         """Take memory for steps of about `num_tokens`, or of this `size`; raises likewise."""
 
-    def copy_column(self, target: Bound, origin: Bound) -> None:
-        """Queue a copy of the first column of an array [n, k] to an array [n, 1]."""
+    def feed(self, targets: Bound, ids: Bound, fed: Sequence[int]) -> None:
+        """Queue copies of ids in the first column to where tokens are read.
+
+        Target i gets that of row fed[i]; -1: it keeps what it has.
+        """
 
     def synchronize(self) -> None:
         """Wait until everything that was queued is done."""

@@ -15,16 +15,16 @@ from engine.sampling.logits import StepLogits
 from engine.sampling.plain import GraphDraws
 from engine.session import Session
 from engine.slots.batch import Encode, RowLengths, ScheduledBatch
-from engine.slots.chunk_calls import ChunkCalls
-from engine.slots.decode_calls import CAPTURED_TOPS, DecodeCalls
-from engine.slots.decoder_graph import DecoderGraph
+from engine.slots.calls.chunk_calls import ChunkCalls
+from engine.slots.calls.decode_calls import CAPTURED_TOPS, DecodeCalls
+from engine.slots.calls.decoder_graph import DecoderGraph
+from engine.slots.calls.encode_calls import EncodeCalls
+from engine.slots.calls.graph_call import GraphCall
+from engine.slots.calls.source_index import padded
 from engine.slots.device import Device
-from engine.slots.encode_calls import EncodeCalls
 from engine.slots.generation_sessions import load_sessions
-from engine.slots.graph_call import GraphCall
 from engine.slots.memory import HostCacheMemory
 from engine.slots.rows import SlotCache
-from engine.slots.source_index import padded
 from engine.slots.step_block import HostStepBlock, Pending, StepBlock, StepSize
 
 _NUM_TOKENS = 1024  # of a step on a device, if nobody says how many
@@ -219,7 +219,8 @@ class SlotModelRunner:
             calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
         if batch.fed:
-            self._feed(batch.fed)
+            assert self._device is not None and self._next_ids is not None, "a call was before"
+            self._device.feed(self._decodes.input_ids, self._next_ids, batch.fed)
         for call in calls:
             self._graph.total_seq[0] = call.total_seq
             call.run()
@@ -263,14 +264,6 @@ class SlotModelRunner:
         if size.is_drawn:
             return self._block.drawn_outputs(size.num_rows, size.num_top)[0]
         return self._block.decode_outputs(size.num_rows, size.num_top).top_ids
-
-    def _feed(self, fed: Sequence[int]) -> None:
-        """Queue copies of what the step before has chosen to where tokens are read."""
-        for first, origin, size in _neighbours(fed):
-            target, ids = self._decodes.input_ids, self._next_ids
-            assert self._device is not None and ids is not None, "a decode call was before"
-            part, rows = slice(first, first + size), slice(origin, origin + size)
-            self._device.copy_column(target[part], ids[rows])
 
     def _size_of(self, batch: ScheduledBatch, *, is_drawn: bool) -> StepSize:
         num_decoding = len(batch.decode_ids)
@@ -328,19 +321,6 @@ class SlotModelRunner:
         if self._device is None:
             return HostStepBlock(contract, num_slots, size)
         return self._device.step_block(contract, num_slots, num_tokens=self._num_tokens, size=size)
-
-
-def _neighbours(fed: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the rows that are fed, together where they and what they get lie beside each other.
-
-    Each time that is the first of them, the first row that it gets its token from, and how many.
-    """
-    first = 0
-    for stop in range(1, len(fed) + 1):
-        if stop == len(fed) or fed[first] < 0 or fed[stop] != fed[stop - 1] + 1:
-            if fed[first] >= 0:
-                yield first, fed[first], stop - first
-            first = stop
 
 
 def _check_graphs(

@@ -15,8 +15,8 @@ from engine.sampling.logits import StepLogits
 from engine.sampling.plain import GraphDraws, Reach, Scope
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
+from engine.slots.calls.source_index import group_widths
 from engine.slots.runner import SlotModelRunner
-from engine.slots.source_index import group_widths
 
 _NUM_TOKENS = 4  # of a prompt
 _NUM_ROWS = 3  # decoded together

@@ -41,9 +41,9 @@ from engine.package.graph_io import (
 )
 from engine.package.manifest import GenerationContract
 from engine.session import NOT_CAPTURED, Binding, Session
-from engine.slots.decoder_graph import DecoderGraph
+from engine.slots.calls.decoder_graph import DecoderGraph
+from engine.slots.calls.source_index import padded
 from engine.slots.rows import SlotCache
-from engine.slots.source_index import padded
 
 _WIDEST = RequestLimits().most_sequences  # of a request
 

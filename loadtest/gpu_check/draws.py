@@ -22,7 +22,7 @@ from engine.package.manifest import CacheShape, GenerationContract
 from engine.sampling.plain import Reach
 from engine.sampling.top_k import step_logits
 from engine.session import Session
-from engine.slots.graph_call import GraphCall
+from engine.slots.calls.graph_call import GraphCall
 from engine.slots.step_block import StepSize
 from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs

@@ -19,7 +19,7 @@ from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import Precision
 from engine.sampling.plain import GraphDraws
 from engine.session import NOT_CAPTURED
-from engine.slots.graph_call import GraphCall
+from engine.slots.calls.graph_call import GraphCall
 from loadtest.gpu_check import draws, pieces, probes
 from loadtest.gpu_check.device_decoder import DeviceDecoder, Floats
 from loadtest.gpu_check.part import Outcome, Settings

@@ -31,6 +31,7 @@ def test_an_engine_answers_every_kind_of_request_as_on_the_cpu(
     tmp_path: Path, has_encoder: bool, buckets: tuple[int, ...]
 ) -> None:
     model, seeds = TinyModel(4, has_encoder=has_encoder), range(45)
+    write_draw_graphs(tmp_path)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, buckets=buckets)
 
     found = answers(runner, model, seeds)
@@ -215,7 +216,7 @@ def test_an_error_of_onnxruntime_that_memory_is_missing_says_how_much(
 def test_calls_of_many_shapes_do_not_drop_what_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.slots.decode_calls._MAX_BINDINGS", 2)
+    monkeypatch.setattr("engine.slots.calls.decode_calls._MAX_BINDINGS", 2)
     model = TinyModel(4, has_encoder=True)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, widest_group=1)
     runner.run(NOTHING._replace(encodes=(Encode(0, ids(1, 5)),)))
@@ -297,6 +298,7 @@ def test_kernels_are_told_of_whole_rows_and_decode_calls_have_all_of_them(
 
     monkeypatch.setattr(FakeDeviceBinding, "run", running)
     model = TinyModel(4, has_encoder=has_encoder)
+    write_draw_graphs(tmp_path)
     runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
 
     answers(runner, model, range(12))
@@ -309,7 +311,7 @@ def test_kernels_are_told_of_whole_rows_and_decode_calls_have_all_of_them(
 def test_numbers_of_likeliest_tokens_share_memory_and_two_of_them_are_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("runner", "decode_calls"):
+    for module in ("runner", "calls.decode_calls"):
         monkeypatch.setattr(f"engine.slots.{module}.CAPTURED_TOPS", (1, 4))
     runner, decoder = load_on(
         FakeCuda(), TinyModel(4, has_encoder=False), tmp_path, num_slots=SLOTS

@@ -10,7 +10,7 @@ from engine.cuda.draw_calls import DrawCalls
 from engine.cuda.memory import DeviceArray, DeviceMemory
 from engine.errors import CertificateError
 from engine.sampling.plain import GraphDraws
-from engine.slots.graph_call import GraphCall
+from engine.slots.calls.graph_call import GraphCall
 from engine.slots.runner import SlotModelRunner
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.draws import NUM_DRAWS, certify_draws

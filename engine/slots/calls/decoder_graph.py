@@ -19,7 +19,7 @@ from engine.package.graph_io import (
 )
 from engine.package.manifest import GenerationContract
 from engine.session import Binding, Session
-from engine.slots.graph_call import rows_of
+from engine.slots.calls.graph_call import rows_of
 from engine.slots.rows import SlotCache
 
 

@@ -22,8 +22,8 @@ from engine.package.graph_io import (
 )
 from engine.session import Binding
 from engine.slots.batch import PrefillChunk
-from engine.slots.decoder_graph import DecoderGraph
-from engine.slots.graph_call import GraphCall, named_outputs
+from engine.slots.calls.decoder_graph import DecoderGraph
+from engine.slots.calls.graph_call import GraphCall, named_outputs
 from engine.slots.step_block import StepBlock
 
 _MAX_BINDINGS = 256

@@ -23,9 +23,9 @@ from engine.package.graph_io import (
     Bound,
 )
 from engine.session import NOT_CAPTURED, Binding
-from engine.slots.decoder_graph import DecoderGraph
-from engine.slots.graph_call import GraphCall, named_outputs
-from engine.slots.source_index import SourceIndex, SourceShape
+from engine.slots.calls.decoder_graph import DecoderGraph
+from engine.slots.calls.graph_call import GraphCall, named_outputs
+from engine.slots.calls.source_index import SourceIndex, SourceShape
 from engine.slots.step_block import StepBlock
 
 CAPTURED_TOPS = (1, 128)  # of the largest logits; a call for others is never captured

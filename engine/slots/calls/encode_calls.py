@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from engine.package.graph_io import INPUT_IDS, PAST_CROSS, PRESENT_CROSS, layer_names
 from engine.session import Session
 from engine.slots.batch import Encode
-from engine.slots.graph_call import GraphCall, rows_of
+from engine.slots.calls.graph_call import GraphCall, rows_of
 from engine.slots.rows import SlotCache
 from engine.slots.step_block import StepBlock
 
