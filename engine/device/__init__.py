@@ -1,0 +1,1 @@
+"""The name by which scripts beside the project load what is in engine.cuda."""
