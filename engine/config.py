@@ -105,6 +105,13 @@ class EngineConfig:
         """Return the settings with so many sequences, unless a number was asked for."""
         return self if self.max_num_seqs else replace(self, max_num_seqs=num_seqs)
 
+    def with_buckets(self, buckets: tuple[int, ...]) -> EngineConfig:
+        """Return the settings for decode calls of these numbers of rows; for none, as they are."""
+        if not buckets:
+            return self
+        several = buckets if len(buckets) > 1 else ()
+        return replace(self, max_num_seqs=buckets[-1], decode_buckets=several)
+
     def device_for(self, target: Device) -> Device:
         """Return where a package for this target runs; ConfigError if it cannot be there."""
         if self.device == "cuda" and target == "cpu":

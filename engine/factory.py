@@ -17,13 +17,12 @@ from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
 from engine.lifecycle.engine import NICENESS
 from engine.lifecycle.warm_up_result import WarmUpResult
-from engine.package.device_certificate import is_invariant_as_shown, settings_as_shown
 from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package
 
 if TYPE_CHECKING:
-    from engine.device.device import CudaDevice
+    from engine.cuda.device import CudaDevice
     from engine.generation.async_engine import AsyncEngine
     from engine.generation.core import EngineCore
     from engine.generation.parts import EngineParts, Tell
@@ -92,7 +91,8 @@ def _opened(
     """
     if where == "cpu":
         return None, config
-    from engine.device.device import open_device
+    from engine.cuda.certificate import settings_as_shown
+    from engine.cuda.device import open_device
 
     device = open_device()
     return device, settings_as_shown(package, device, config)
@@ -119,7 +119,7 @@ def _load_in_process(
     package: Package, config: EngineConfig, where: Device, tell: Tell
 ) -> AsyncEngine:
     from engine.generation.async_engine import AsyncEngine
-    from engine.generation.engine_process import EngineProcess
+    from engine.own_process.engine_process import EngineProcess
     from engine.text.source_and_target import SourceAndTarget
 
     chat, texts = _load_chat(package), SourceAndTarget(*_load_tokenizers(package))
@@ -187,15 +187,13 @@ def load_runner(
     device: CudaDevice | None,
 ) -> SlotModelRunner:
     """Load the graphs of a generating model as they are served; errors as of `load_engine`."""
-    from engine.slots.device_room import DeviceRoom, fit
     from engine.slots.generation_sessions import load_sessions
     from engine.slots.runner import SlotModelRunner
 
     decoder = package.file("decoder.onnx")
     encoder = package.file("encoder.onnx") if contract.cross_cache is not None else None
-    draws = [] if device is None else [package.file(name) for name in DRAW_GRAPHS]
     threads, widest = config.num_threads, config.limits.most_sequences
-    sessions = load_sessions(contract, decoder, encoder, draws, num_threads=threads, device=device)
+    sessions = load_sessions(contract, decoder, encoder, num_threads=threads, device=device)
     if device is None:
         num_slots = config.with_num_seqs(DEFAULT_NUM_SEQS).max_num_seqs
         return SlotModelRunner(
@@ -205,6 +203,11 @@ def load_runner(
             buckets=config.decode_buckets,
             widest_group=widest,
         )
+    from engine.cuda.draw_calls import draw_calls_of
+    from engine.cuda.room import DeviceRoom, fit
+
+    graphs = [device.create_session(package.file(name)) for name in DRAW_GRAPHS]
+    draws = draw_calls_of(graphs, contract.vocab_size)
     weights = sum(file.size for name, file in package.manifest.files.items() if ".onnx" in name)
     room = DeviceRoom.read(device.runtime, config.gpu_memory_utilization, weights)
     found = fit(config, contract, room)
@@ -214,6 +217,7 @@ def load_runner(
         return SlotModelRunner(
             contract,
             *sessions,
+            draws,
             num_slots=num_slots,
             buckets=buckets,
             device=device,
@@ -261,7 +265,10 @@ def _load_one_pass(package: Package, config: EngineConfig, where: Device) -> Enc
         )
     path = package.file("model.onnx")
     threads = config.num_threads
-    session = _nicely(where, lambda: create_session(path, num_threads=threads, device=device))
+    if device is None:
+        session = _nicely(where, lambda: create_session(path, num_threads=threads))
+    else:
+        session = device.create_session(path)
     check_graphs((session, one_pass_shape(package.manifest)))
 
     def warm() -> WarmUpResult:
@@ -283,6 +290,8 @@ def _shown(
     A device shows it when its certificate is made, in the calls that are made here.
     """
     if device is not None:
+        from engine.cuda.certificate import is_invariant_as_shown
+
         return is_invariant_as_shown(package, config)
     if not package.manifest.certificate.batch_invariant:
         return False

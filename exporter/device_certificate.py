@@ -8,8 +8,8 @@ refused, so that one run shows all.
 
 from __future__ import annotations
 
+from engine.cuda.certificate import DeviceUse
 from engine.errors import CertificateError
-from engine.package.device_certificate import DeviceUse
 from engine.package.manifest import DeviceCertificate, Loss, Precision
 from engine.package.package import Package
 from exporter.certificate import answers_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.device.device import open_device
+from engine.cuda.certificate import DeviceUse, use_of
+from engine.cuda.device import open_device
 from engine.errors import CertificateError
-from engine.package.device_certificate import DeviceUse, use_of, with_buckets
 from engine.package.manifest import DeviceCertificate
 from engine.package.package import MANIFEST_NAME, Package, write_manifest
 from engine.wording import listed
@@ -61,7 +61,7 @@ def verify_on_device(
     device = open_device()
     # First, for two processes need not hold a large model at once. It finds how many rows fit.
     elsewhere = find_elsewhere(package, OnDevice(package, config, device))
-    execution = OnDevice(package, with_buckets(config, elsewhere.buckets), device)
+    execution = OnDevice(package, config.with_buckets(elsewhere.buckets), device)
     use = use_of(device, elsewhere.buckets)
     found = prove_on_device(package, checkpoint, execution, use, elsewhere.digest, progress)
     package.check_unchanged()

@@ -6,31 +6,20 @@ Slow, and without bf16; else all that the engine does on a device is done, and c
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig
-from engine.device.device import CudaDevice
-from engine.session import Session, create_session
-from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import FakeDeviceSession
+from engine.cuda.device import CudaDevice
+from tests.engine.cuda.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_device_session import FakeDeviceSession
 
 _MEMORY = 8 * 2**30  # bytes; what is not asked for is not taken
 _OPENED = (
-    "engine.device.device",
+    "engine.cuda.device",
     "exporter.verify_device",
-    "loadtest.gpu_check.draws",
-    "loadtest.gpu_check.pieces",
-    "loadtest.gpu_check.probes",
-    "loadtest.gpu_check.steps",
-)
-_LOADED = (
-    "engine.session",
-    "engine.slots.generation_sessions",
-    "exporter.prover.execution",
     "loadtest.gpu_check.draws",
     "loadtest.gpu_check.pieces",
     "loadtest.gpu_check.probes",
@@ -43,21 +32,17 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     cuda = FakeCuda(_MEMORY)
     device = cuda.device()
 
-    def load(
-        path: str | os.PathLike[str], *, num_threads: int = 0, device: CudaDevice | None = None
-    ) -> Session | FakeDeviceSession:
-        if device is None:
-            return create_session(path, num_threads=num_threads)
-        return FakeDeviceSession(Path(path), cuda)
+    def load(device: CudaDevice, path: Path) -> FakeDeviceSession:
+        return FakeDeviceSession(path, cuda)
 
     def give(index: int = 0) -> CudaDevice:
         return device
 
     _put(monkeypatch, _OPENED, "open_device", give)
-    _put(monkeypatch, _LOADED, "create_session", load)
+    monkeypatch.setattr(CudaDevice, "create_session", load)
     # An engine's own process would not find it.
     monkeypatch.setattr(EngineConfig, "has_own_process", lambda config, device: False)
-    _put(monkeypatch, ("engine.package.device_certificate",), "cuda_version", lambda: "1.31.1")
+    _put(monkeypatch, ("engine.cuda.certificate",), "cuda_version", lambda: "1.31.1")
     return device
 
 

@@ -1,1 +1,1 @@
-"""The GPU of this process."""
+"""The name by which scripts beside the project load what is in engine.cuda."""

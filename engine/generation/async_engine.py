@@ -11,7 +11,6 @@ from dataclasses import replace
 from engine.config import EngineConfig
 from engine.errors import ExpiredInQueue
 from engine.generation.core import EngineCore, StepTimes
-from engine.generation.engine_process import EngineProcess
 from engine.generation.engine_thread import EngineThread
 from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
@@ -62,7 +61,7 @@ class AsyncEngine(Engine):
     def __init__(
         self,
         package: Package,
-        core: EngineCore | EngineProcess,
+        core: EngineCore | Steps,
         tokenizer: GenerationTokenizer,
         config: EngineConfig,
         *,
@@ -71,7 +70,7 @@ class AsyncEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
         warm_up: Callable[[], WarmUpResult] = WarmUpResult,
     ) -> None:
-        """`core` gets a thread, unless it has a process, which knows how the model is tried out.
+        """A `core` gets a thread; steps that are made elsewhere know how the model is tried out.
 
         `warm_up` runs the model before the first request, and returns what that has shown.
 
@@ -80,13 +79,13 @@ class AsyncEngine(Engine):
         generation = package.manifest.generation
         assert generation is not None
         self._steps: Steps
-        if isinstance(core, EngineProcess):
-            self._steps = core
-            super().__init__(package, config, core)
+        if isinstance(core, EngineCore):
+            self._steps = EngineThread(
+                core, lifecycle_in_thread(package, config, "engine", warm_up)
+            )
         else:
-            lifecycle = lifecycle_in_thread(package, config, "engine", warm_up)
-            self._steps = EngineThread(core, lifecycle)
-            super().__init__(package, config, lifecycle)
+            self._steps = core
+        super().__init__(package, config, self._steps.life)
         self._tokenizer = tokenizer
         self._chat = chat
         self._reader = RequestReader(generation, tokenizer, constraints, config, chat)

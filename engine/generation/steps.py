@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine.generation.core import StepTimes
-from engine.lifecycle.lifecycle import FailOpen
+from engine.lifecycle.lifecycle import FailOpen, Lifecycle
 from engine.requests.load import LoadSnapshot
 from engine.scheduling.output import EngineOutput
 from engine.scheduling.sequence import TokenRequest
@@ -20,6 +20,10 @@ class Steps(Protocol):
 
     All is asked on one event loop, and outputs come back there.
     """
+
+    @property
+    def life(self) -> Lifecycle:
+        """The life of the thread or process."""
 
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
         """Try the model out, then take requests; raise what fails in the warm-up.

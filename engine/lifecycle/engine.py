@@ -9,7 +9,6 @@ from engine.lifecycle.lifecycle import Lifecycle
 from engine.lifecycle.thread_lifecycle import ThreadLifecycle
 from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.machine import num_cores
-from engine.package.device_certificate import device_name
 from engine.package.package import Package
 
 # Niceness of a thread that computes the model itself, beside the event loop's. The event loop needs
@@ -54,10 +53,17 @@ class Engine:
         return self._lifecycle.healthy
 
 
+def device_name(package: Package, config: EngineConfig) -> str:
+    """Return where a package runs, if it does: "cpu", or the GPU's name."""
+    found = package.manifest.certificate.device
+    device = config.device_for(package.manifest.target)
+    return found.gpu if found and device == "cuda" else device
+
+
 def lifecycle_in_thread(
     package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], WarmUpResult]
 ) -> ThreadLifecycle:
-    """Return the lifecycle of an engine in a thread of this process.
+    """Return the life of an engine in a thread of this process.
 
     `warm_up` runs the model before the first request, and returns what that has shown.
     """

@@ -83,6 +83,17 @@ class GraphShape(NamedTuple):
     outputs: Values
 
 
+class Bound(Protocol):
+    """What a graph is bound to: an array, or one in the memory of a device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its axes."""
+
+    def __getitem__(self, rows: slice, /) -> Bound:
+        """Return some neighbouring rows, as a view."""
+
+
 class LoadedGraph(Protocol):
     """A graph as it was loaded; `engine.session.Session` in production."""
 

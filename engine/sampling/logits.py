@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.lazy_rows import LazyRows
-
 Floats = NDArray[np.float32]
+
+
+class DistantRows(Protocol):
+    """Rows that stay on a device until they are read, as an array is: LazyRows of engine.cuda."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many rows of how many numbers there are."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: int | slice) -> Floats: ...
+
+    def __array__(self) -> NDArray[Any]: ...
+
+    def fetch(self, rows: Iterable[int]) -> None:
+        """Bring all rows that will be read in one go."""
 
 
 class Drawn(NamedTuple):
@@ -26,7 +41,7 @@ class StepLogits(NamedTuple):
     The top tokens are those of the k largest logits, best first, the lower id first among equals.
     """
 
-    logits: Floats | LazyRows  # [N, vocab_size]
+    logits: Floats | DistantRows  # [N, vocab_size]
     top_ids: NDArray[np.int64]  # [N, k]
     top_logits: Floats  # [N, k]
     top_logprobs: Floats  # [N, k]: log-softmax over the whole vocabulary
@@ -40,5 +55,5 @@ class StepLogits(NamedTuple):
 
     def fetch(self, rows: Iterable[int]) -> None:
         """Bring the logits of rows that will be read to the host, if they are not there."""
-        if isinstance(self.logits, LazyRows):
+        if not isinstance(self.logits, np.ndarray):
             self.logits.fetch(rows)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from engine.machine import num_cores
 from engine.package.manifest import GenerationContract
 from engine.session import Session, create_session
+from engine.slots.device import Device
 from engine.slots.threads import decoder_threads
-
-if TYPE_CHECKING:
-    from engine.device.device import CudaDevice
 
 _log = logging.getLogger(__name__)
 
@@ -23,24 +21,27 @@ class GenerationSessions(NamedTuple):
 
     decoder: Session
     encoder: Session | None
-    draws: tuple[Session, ...]  # all DRAW_GRAPHS or none
 
 
 def load_sessions(
     contract: GenerationContract,
     decoder_path: str | os.PathLike[str],
     encoder_path: str | os.PathLike[str] | None,
-    draw_paths: Sequence[str | os.PathLike[str]] = (),
     *,
     num_threads: int = 0,
-    device: CudaDevice | None = None,
+    device: Device | None = None,
 ) -> GenerationSessions:
     """Load graphs for a device, or the CPU; PackageError if onnxruntime does not take them.
 
     A decoder on a CPU runs on no more threads than `decoder_threads` says.
     """
+    if device is not None:
+        load = device.create_session
+        decoder = load(Path(decoder_path))
+        encoder = None if encoder_path is None else load(Path(encoder_path))
+        return GenerationSessions(decoder, encoder)
     usable = decoder_threads(contract, num_threads)
-    if device is None and usable < (offered := num_threads or num_cores()):
+    if usable < (offered := num_threads or num_cores()):
         _log.warning(
             "%s runs on %d of %d threads: more than it has heads would make answers depend "
             "on the batch; more replicas use the others",
@@ -48,9 +49,8 @@ def load_sessions(
             usable,
             offered,
         )
-    decoder = create_session(decoder_path, num_threads=usable, device=device)
+    decoder = create_session(decoder_path, num_threads=usable)
     encoder = None
     if encoder_path is not None:
-        encoder = create_session(encoder_path, num_threads=num_threads, device=device)
-    draws = [create_session(path, num_threads=1, device=device) for path in draw_paths]
-    return GenerationSessions(decoder, encoder, tuple(draws))
+        encoder = create_session(encoder_path, num_threads=num_threads)
+    return GenerationSessions(decoder, encoder)

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from engine.config import RequestLimits
-from engine.device.memory import DeviceArray
 from engine.errors import PackageError
-from engine.package.graph_io import check_graphs, decoder_shape, draw_shapes, encoder_shape
+from engine.package.graph_io import Bound, check_graphs, decoder_shape, encoder_shape
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.sampling.plain import GraphDraws
 from engine.session import Session
 from engine.slots.batch import Encode, RowLengths, ScheduledBatch
-from engine.slots.chunk_calls import ChunkCalls
-from engine.slots.decode_calls import CAPTURED_TOPS, DecodeCalls
-from engine.slots.decoder_graph import DecoderGraph
-from engine.slots.device_step_block import DeviceStepBlock
-from engine.slots.draw_calls import DrawCalls
-from engine.slots.encode_calls import EncodeCalls
+from engine.slots.calls.chunk_calls import ChunkCalls
+from engine.slots.calls.decode_calls import CAPTURED_TOPS, DecodeCalls
+from engine.slots.calls.decoder_graph import DecoderGraph
+from engine.slots.calls.encode_calls import EncodeCalls
+from engine.slots.calls.graph_call import GraphCall
+from engine.slots.calls.source_index import padded
+from engine.slots.device import Device
 from engine.slots.generation_sessions import load_sessions
-from engine.slots.graph_call import GraphCall
-from engine.slots.memory import Allocate, DeviceCacheMemory, HostCacheMemory
+from engine.slots.memory import HostCacheMemory
 from engine.slots.rows import SlotCache
-from engine.slots.source_index import padded
-from engine.slots.step_block import Bound, HostStepBlock, Pending, StepBlock, StepSize
-
-if TYPE_CHECKING:
-    from engine.device.device import CudaDevice
+from engine.slots.step_block import HostStepBlock, Pending, StepBlock, StepSize
 
 _NUM_TOKENS = 1024  # tokens of a step on a device, if none are named
 _WIDEST = RequestLimits().most_sequences  # sequences of a request
 _NOTHING = ScheduledBatch()
+
+
+class DrawCalls(Protocol):
+    """Plans calls of graphs that draw tokens; those of a package are in engine.cuda."""
+
+    def plan(self, draws: GraphDraws, num_rows: int, num_top: int) -> GraphCall:
+        """Return the call behind a decode call of so many rows with their likeliest tokens."""
+
+
+# Makes them for a block and so many slots, with ids of captured graphs; None: none is captured.
+MakeDrawCalls = Callable[[StepBlock, int, Iterator[int] | None], DrawCalls]
 
 
 class ModelRunner(Protocol):
@@ -79,11 +84,11 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder: Session,
         encoder: Session | None,
-        draws: Sequence[Session] = (),
+        draws: MakeDrawCalls | None = None,
         *,
         num_slots: int,
         buckets: Sequence[int] = (),
-        device: CudaDevice | None = None,
+        device: Device | None = None,
         num_tokens: int = _NUM_TOKENS,
         graph_ids: Iterator[int] | None = None,
         widest_group: int = _WIDEST,
@@ -100,7 +105,7 @@ class SlotModelRunner:
         self._contract = contract
         self._decoder = decoder
         self._encoder = encoder
-        self._draw_graphs = draws
+        self._make_draws = draws
         self._device = device
         self._num_tokens = num_tokens
         self._graph_ids = count() if graph_ids is None else graph_ids
@@ -109,10 +114,8 @@ class SlotModelRunner:
         self.widest_group = min(widest_group, num_slots)
         self.buckets = tuple(buckets) or (() if device is None else (num_slots,))
         self.num_padding = 0
-        _check_graphs(contract, decoder, encoder, draws)
-        allocate: Allocate = HostCacheMemory
-        if device is not None:
-            allocate = partial(DeviceCacheMemory, device.memory)
+        _check_graphs(contract, decoder, encoder)
+        allocate = HostCacheMemory if device is None else device.cache_memory
         overhang = 1 if self.buckets else 0
         self.cache = SlotCache(
             num_slots, contract.cache, contract.cross_cache, allocate, overhang=overhang
@@ -125,18 +128,18 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder_path: str | os.PathLike[str],
         encoder_path: str | os.PathLike[str] | None,
-        draw_paths: Sequence[str | os.PathLike[str]] = (),
+        draws: MakeDrawCalls | None = None,
         *,
         num_slots: int,
         num_threads: int = 0,
         buckets: Sequence[int] = (),
-        device: CudaDevice | None = None,
+        device: Device | None = None,
     ) -> SlotModelRunner:
         """Load the graphs of a package; PackageError if they are not as the contract says."""
         sessions = load_sessions(
-            contract, decoder_path, encoder_path, draw_paths, num_threads=num_threads, device=device
+            contract, decoder_path, encoder_path, num_threads=num_threads, device=device
         )
-        return cls(contract, *sessions, num_slots=num_slots, buckets=buckets, device=device)
+        return cls(contract, *sessions, draws, num_slots=num_slots, buckets=buckets, device=device)
 
     def beside(self, *, num_slots: int) -> SlotModelRunner:
         """Return a runner on the same graphs with a cache of its own."""
@@ -144,7 +147,7 @@ class SlotModelRunner:
             self._contract,
             self._decoder,
             self._encoder,
-            self._draw_graphs,
+            self._make_draws,
             num_slots=num_slots,
             device=self._device,
             num_tokens=self._num_tokens,
@@ -160,7 +163,7 @@ class SlotModelRunner:
     @property
     def has_draws(self) -> bool:
         """Whether tokens are drawn by graphs, for those who ask with a step."""
-        return bool(self._draw_graphs)
+        return self._make_draws is not None
 
     @property
     def most_tokens(self) -> int:
@@ -185,7 +188,7 @@ class SlotModelRunner:
         """Empty the cache; what it held is gone."""
         self.cache.forget()
         if self._device is not None:  # a step that failed may have left copies in the queue
-            self._device.runtime.synchronize()
+            self._device.synchronize()
 
     def run(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
         """Run one step, see `start`."""
@@ -216,13 +219,19 @@ class SlotModelRunner:
             calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
         if batch.future_tokens:
-            self._copy_tokens(batch.future_tokens)
+            assert self._device is not None and self._next_ids is not None, "a call was before"
+            self._device.feed(self._decodes.input_ids, self._next_ids, batch.future_tokens)
         for call in calls:
             self._graph.total_seq[0] = call.total_seq
             call.run()
         if self._device is not None:
             self._next_ids = self._ids_of(size)
         return self._block.send(whole_rows)
+
+    def fewer(self, lacking: int) -> str:
+        """Say with how many sequences a call has room that lacked so many bytes of a device."""
+        assert self._device is not None
+        return self._device.fewer(self.num_slots, self._contract, lacking)
 
     def encode(self, row: int, *sources: Sequence[int]) -> None:
         """Encode sources: fill the cross keys and values of rows from `row` on."""
@@ -255,15 +264,6 @@ class SlotModelRunner:
         if size.is_drawn:
             return self._block.drawn_outputs(size.num_rows, size.num_top)[0]
         return self._block.decode_outputs(size.num_rows, size.num_top).top_ids
-
-    def _copy_tokens(self, future_tokens: Sequence[int]) -> None:
-        """Queue copies of what the step before has chosen to where tokens are read."""
-        for first, origin, size in _neighbours(future_tokens):
-            target, ids = self._decodes.input_ids, self._next_ids
-            assert self._device is not None and isinstance(target, DeviceArray)
-            assert isinstance(ids, DeviceArray), "a decode call was before"
-            part, rows = slice(first, first + size), slice(origin, origin + size)
-            self._device.memory.copy_column(target[part], ids[rows])
 
     def _size_of(self, batch: ScheduledBatch, *, is_drawn: bool) -> StepSize:
         num_decoding = len(batch.decode_ids)
@@ -305,8 +305,8 @@ class SlotModelRunner:
         self._chunks = ChunkCalls(self._graph, block)
         graph_ids = None if self._device is None else self._graph_ids
         self._draws = (
-            DrawCalls(self._draw_graphs, block, self.num_slots, graph_ids)
-            if self._draw_graphs
+            self._make_draws(block, self.num_slots, graph_ids)
+            if self._make_draws is not None
             else None
         )
         most = 1 if len(self.buckets) == 1 else None  # every call has one shape, so that bits agree
@@ -320,32 +320,15 @@ class SlotModelRunner:
         contract, num_slots = self._contract, self.num_slots
         if self._device is None:
             return HostStepBlock(contract, num_slots, size)
-        memory, num_tokens = self._device.memory, self._num_tokens
-        return DeviceStepBlock(memory, contract, num_slots, num_tokens=num_tokens, size=size)
-
-
-def _neighbours(origins: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of rows that have an origin, where rows and origins lie beside each other.
-
-    A run is its first row, the row of the step before that gives its token, and its length.
-    """
-    first = 0
-    for stop in range(1, len(origins) + 1):
-        if stop == len(origins) or origins[first] < 0 or origins[stop] != origins[stop - 1] + 1:
-            if origins[first] >= 0:
-                yield first, origins[first], stop - first
-            first = stop
+        return self._device.step_block(contract, num_slots, num_tokens=self._num_tokens, size=size)
 
 
 def _check_graphs(
     contract: GenerationContract,
     decoder: Session,
     encoder: Session | None,
-    draws: Sequence[Session],
 ) -> None:
     graphs = [(decoder, decoder_shape(contract))]
-    if draws:
-        graphs += zip(draws, draw_shapes(contract.vocab_size), strict=True)
     if contract.cross_cache:
         if encoder is None:
             raise PackageError(

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.device.memory import DeviceArray
-from engine.package.graph_io import ALIGNMENT, DRAWN, DTYPES, LOGITS, TOPS
+from engine.package.graph_io import ALIGNMENT, DRAWN, DTYPES, LOGITS, TOPS, Bound
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import Drawn, StepLogits
 from engine.slots.host_pages import zeros
 
-Bound = NDArray[Any] | DeviceArray  # memory that a graph is bound to
-Pending = Callable[[], StepLogits]  # waits for a step, returns its outputs
+Pending = Callable[[], StepLogits]  # what a step gives; whoever calls it waits for it
 
 _Top = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # ids, logits, log-probabilities
 

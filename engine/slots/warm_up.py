@@ -15,9 +15,8 @@ from engine.sampling.logits import StepLogits
 from engine.sampling.plain import GraphDraws, Reach, Scope
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
-from engine.slots.device_room import fewer
+from engine.slots.calls.source_index import group_widths
 from engine.slots.runner import SlotModelRunner
-from engine.slots.source_index import group_widths
 
 _NUM_TOKENS = 4  # in a prompt
 _NUM_ROWS = 3  # decoded together
@@ -68,7 +67,7 @@ def try_out(
     try:
         problem = _problem(runner.run(batch, draws), contract.vocab_size)
     except OutOfDeviceMemory as error:
-        ways = fewer(runner.num_slots, contract, error.lacking)
+        ways = runner.fewer(error.lacking)
         raise OutOfDeviceMemory(f"{path}: {what} failed: {error}; {ways}") from error
     except DeviceError:
         raise

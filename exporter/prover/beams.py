@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.slots.batch import RowOp
-from engine.slots.source_index import group_widths
+from engine.slots.calls.source_index import group_widths
 from exporter.prover.driver import STEP, Replay, change, empty
 from exporter.prover.generation_cases import random_case
 from exporter.prover.pair import Alone, GeneratingPair

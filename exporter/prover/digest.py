@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.device.device import open_device
+from engine.cuda.device import open_device
 from engine.errors import CertificateError, TokenweirError
 from engine.one_pass.batch import Graph
 from engine.one_pass.item_encoder import EncodedItem

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.config import EngineConfig
-from engine.device.device import CudaDevice
+from engine.cuda.device import CudaDevice
+from engine.cuda.draw_calls import draw_calls_of
 from engine.factory import load_runner
 from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import GenerationContract
@@ -95,7 +96,7 @@ class OnDevice:
         """See Execution."""
         assert directory == self.package.path, "what is served is compared"
         if self._session is None:
-            self._session = create_session(directory / "model.onnx", device=self.device)
+            self._session = self.device.create_session(directory / "model.onnx")
         return self._session
 
     def as_options(self) -> list[str]:
@@ -119,12 +120,14 @@ def load_for_cpu(
 ) -> SlotModelRunner:
     """Load the graphs for a CPU as the engine does."""
     encoder = directory / "encoder.onnx" if contract.cross_cache else None
-    draws = [directory / name for name in DRAW_GRAPHS]
+    paths = [directory / name for name in DRAW_GRAPHS]
+    paths = paths if all(path.exists() for path in paths) else []
+    draws = [create_session(path, num_threads=1) for path in paths]
     return SlotModelRunner.load(
         contract,
         directory / "decoder.onnx",
         encoder,
-        draws if all(path.exists() for path in draws) else (),
+        draw_calls_of(draws, contract.vocab_size),
         num_slots=num_slots,
         num_threads=num_threads,
         buckets=buckets,

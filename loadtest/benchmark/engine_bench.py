@@ -12,7 +12,6 @@ from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import StepTimes
-from engine.package.device_certificate import with_buckets
 from engine.package.package import Package
 from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
@@ -99,7 +98,7 @@ def settings_for(package: Package, num_seqs: int, settings: EngineConfig) -> Eng
     on_gpu = settings.device_for(package.manifest.target) == "cuda"
     if on_gpu and shown and not settings.decode_buckets:
         if num_seqs <= max(shown.buckets, default=0):
-            settings = with_buckets(settings, shown.buckets)
+            settings = settings.with_buckets(shown.buckets)
             num_seqs = settings.max_num_seqs
     return _for_so_many(num_seqs, settings)
 

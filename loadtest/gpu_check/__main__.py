@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.device.distributions import check_cuda_distribution
+from engine.distributions import check_cuda_distribution
 from engine.errors import ConfigError
 from engine.machine import machine_name
 from loadtest.gpu_check.catalogue import choose_parts, make_parts

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from engine.config import RequestLimits
-from engine.device.device import CudaDevice
-from engine.device.memory import DeviceArray, aligned
+from engine.cuda.device import CudaDevice
+from engine.cuda.memory import DeviceArray, aligned
+from engine.cuda.session import DISABLED_OPTIMIZERS, CudaSession, cuda_options
 from engine.package.graph_io import (
     BEAM_ROWS,
     CROSS,
@@ -40,11 +40,10 @@ from engine.package.graph_io import (
     layer_names,
 )
 from engine.package.manifest import GenerationContract
-from engine.session import DISABLED_ON_CUDA, NOT_CAPTURED, Binding, Session, cuda_options
-from engine.slots.decoder_graph import DecoderGraph
-from engine.slots.memory import DeviceCacheMemory
+from engine.session import NOT_CAPTURED, Binding, Session
+from engine.slots.calls.decoder_graph import DecoderGraph
+from engine.slots.calls.source_index import padded
 from engine.slots.rows import SlotCache
-from engine.slots.source_index import padded
 
 _WIDEST = RequestLimits().most_sequences  # per request
 
@@ -65,10 +64,10 @@ def create_variant(
     session = ort.InferenceSession(
         str(path),
         session_options,
-        [("CUDAExecutionProvider", {**cuda_options(device), **options})],
-        disabled_optimizers=DISABLED_ON_CUDA,
+        [("CUDAExecutionProvider", {**cuda_options(device.runtime), **options})],
+        disabled_optimizers=DISABLED_OPTIMIZERS,
     )
-    return Session(session, path, device=device)
+    return CudaSession(session, path, device.runtime)
 
 
 def zeros_of(value: GraphValue, sizes: Mapping[str, int]) -> NDArray[Any]:
@@ -103,8 +102,7 @@ class DeviceDecoder:
         self.contract, self._device = contract, device
         self._shape = decoder_shape(contract)
         memory = device.memory
-        allocate = partial(DeviceCacheMemory, memory)
-        self._cache = SlotCache(num_rows, contract.cache, contract.cross_cache, allocate)
+        self._cache = SlotCache(num_rows, contract.cache, contract.cross_cache, device.cache_memory)
         self._graph = DecoderGraph(
             contract, session, self._cache, is_on_device=True, graph_ids=count()
         )

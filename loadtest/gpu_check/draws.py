@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.device.device import CudaDevice, open_device
-from engine.device.memory import DeviceArray
+from engine.cuda.device import CudaDevice, open_device
+from engine.cuda.draw_calls import DrawCalls
+from engine.cuda.memory import DeviceArray
+from engine.cuda.step_block import DeviceStepBlock
 from engine.errors import CertificateError
 from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import CacheShape, GenerationContract
 from engine.sampling.plain import Reach
 from engine.sampling.top_k import step_logits
-from engine.session import Session, create_session
-from engine.slots.device_step_block import DeviceStepBlock
-from engine.slots.draw_calls import DrawCalls
-from engine.slots.graph_call import GraphCall
+from engine.session import Session
+from engine.slots.calls.graph_call import GraphCall
 from engine.slots.step_block import StepSize
 from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
@@ -121,4 +121,4 @@ def _contract(vocab_size: int) -> GenerationContract:
 def _sessions(vocab_size: int, device: CudaDevice) -> list[Session]:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
         write_graphs(draw_graphs(vocab_size), Path(directory))
-        return [create_session(Path(directory) / name, device=device) for name in DRAW_GRAPHS]
+        return [device.create_session(Path(directory) / name) for name in DRAW_GRAPHS]

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.device.device import open_device
+from engine.cuda.device import open_device
 from engine.factory import core_on_slots
 from engine.requests.request import SamplingParams
 from engine.scheduling.output import TokensOutput

@@ -9,9 +9,9 @@ from functools import cache
 from types import TracebackType
 from typing import Self
 
-from engine.device.cuda_runtime import load_functions
-from engine.device.libraries import load_cuda_libraries
-from engine.device.nvml import open_nvml
+from engine.cuda.libraries import load_cuda_libraries
+from engine.cuda.nvml import open_nvml
+from engine.cuda.runtime import load_functions
 from engine.errors import TokenweirError
 
 _SECONDS = 0.1  # between two looks; NVML's own sample is of 1/6 s to 1 s

@@ -13,10 +13,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from engine.device.device import CudaDevice, open_device
+from engine.cuda.device import CudaDevice, open_device
 from engine.package.manifest import CacheShape
-from engine.session import NOT_CAPTURED, create_session
-from engine.slots.memory import DeviceCacheMemory
+from engine.session import NOT_CAPTURED
 from loadtest.gpu_check.part import Outcome, Settings
 from loadtest.gpu_check.timing import time_in_turns
 
@@ -77,7 +76,7 @@ def copy_rows(settings: Settings) -> Outcome:
     """Copy and exchange rows of a cache of GPT-2's shape; the numbers must arrive."""
     device = open_device()
     shape = _QUICK_ROW if settings.quick else _GPT2_ROW
-    cache = DeviceCacheMemory(device.memory, 2, shape)
+    cache = device.cache_memory(2, shape)
     length = shape.max_len // 2
     size = (shape.num_layers, 2, shape.num_kv_heads, length, shape.head_dim)
     one, other = np.random.default_rng(0).standard_normal((2, *size)).astype(np.float16)
@@ -145,7 +144,7 @@ def _time_top(device: CudaDevice, k: int, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
         path = Path(directory) / "top.onnx"
         _write_top(path, num_rows)
-        session = create_session(path, device=device)
+        session = device.create_session(path)
     logits = np.random.default_rng(0).standard_normal((num_rows, _VOCABULARY), np.float32)
     given = device.memory.zeros(logits.shape, "float32")
     device.memory.upload(given, logits)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.device.device import CudaDevice, open_device
+from engine.cuda.device import CudaDevice, open_device
 from engine.package.graph_io import (
     INPUT_IDS,
     LOGIT_IDX,
@@ -128,7 +128,7 @@ def _load(path: Path, device: CudaDevice, options: str, entries: str, quick: boo
     if options or entries:
         session = create_variant(graph, device, _pairs(options), _pairs(entries))
     else:
-        session = create_session(graph, device=device)
+        session = device.create_session(graph)
     rows = max((*(_QUICK_BUCKETS if quick else _BUCKETS), _BUCKET))
     return DeviceDecoder(session, read_contract(path), device, rows)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.device.device import CudaDevice, open_device
+from engine.cuda.device import CudaDevice, open_device
 from engine.package.manifest import Precision
-from engine.session import NOT_CAPTURED, create_session
+from engine.session import NOT_CAPTURED
 from loadtest.gpu_check.contract_file import read_contract
 from loadtest.gpu_check.device_decoder import DeviceDecoder
 from loadtest.gpu_check.formats import weights_of
@@ -56,7 +56,7 @@ def time_steps(
 def _load(path: Path, device: CudaDevice, num_rows: int) -> tuple[Found, DeviceDecoder]:
     """Return a decoder with random rows, and the seconds and bytes of getting there."""
     before, started = _used(device), time.perf_counter()
-    session = create_session(path / "decoder.onnx", device=device)
+    session = device.create_session(path / "decoder.onnx")
     seconds, loaded = time.perf_counter() - started, _used(device)
     decoder = DeviceDecoder(session, read_contract(path), device, num_rows)
     decoder.fill(np.random.default_rng(0))

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config import EngineConfig
+from engine.cuda.lazy_rows import LazyRows, Row
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.generation.engine_process import EngineProcess
 from engine.generation.parts import EngineParts, Tell
 from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.own_process.engine_process import EngineProcess
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package
-from engine.sampling.lazy_rows import LazyRows, Row
 from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler

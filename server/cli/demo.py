@@ -90,7 +90,7 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
 
 def _make_package(out: Path, package: Path, device: Device, precision: Precision) -> None:
     if device == "cuda":
-        from engine.device.device import open_device
+        from engine.cuda.device import open_device
 
         open_device()  # fails before the training if something is missing
     from exporter.openmp import settle_openmp

@@ -277,7 +277,7 @@ def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
 
 def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineConfig) -> None:
     """Verify on the GPU, show the progress, print the certificate."""
-    from engine.device.device import open_device
+    from engine.cuda.device import open_device
     from exporter.openmp import settle_openmp
 
     open_device()  # fails before anything is loaded or read

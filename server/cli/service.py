@@ -238,7 +238,7 @@ def _complete(settings: Settings) -> None:
 
 def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: ServeConfig) -> None:
     """Verify the only package as its workers will run it."""
-    from engine.device.distributions import check_cuda_distribution
+    from engine.distributions import check_cuda_distribution
     from server.cli.verification import verify_apart
     from server.packages.pinned import pin
 
@@ -259,7 +259,7 @@ def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: ServeCon
 
 def _check_may_be_written(package: Path | str, config: ServeConfig, engine: EngineConfig) -> None:
     """Raise UsageError for a package that is not served with what is written into it on a GPU."""
-    from engine.package.device_certificate import verify_options
+    from engine.cuda.certificate import verify_options
     from server.packages.address import is_remote
 
     if is_remote(package):

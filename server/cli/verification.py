@@ -21,7 +21,7 @@ def verify_apart(package: Path, checkpoint: Path, target: Target, config: Engine
 
     The process prints what `tokenweir verify` prints. Raises CommandError if it fails.
     """
-    from engine.package.device_certificate import verify_options
+    from engine.cuda.certificate import verify_options
 
     options = verify_options(config) if config.device_for(target) == "cuda" else []
     command = [*_TOKENWEIR, "verify", str(package), str(checkpoint), *options]

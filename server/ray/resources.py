@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.device.distributions import ON_CPU
+from engine.distributions import ON_CPU
 from engine.errors import ConfigError
 from engine.machine import num_cores
 from server.config import ServeConfig

@@ -20,7 +20,7 @@ from functools import partial
 
 import uvloop
 
-from engine.device.distributions import check_cuda_distribution, check_distributions
+from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.manifest import Manifest

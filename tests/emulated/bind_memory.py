@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.device.device import open_device
-from engine.session import NOT_CAPTURED, create_session
+from engine.cuda.device import open_device
+from engine.session import NOT_CAPTURED
 from tests.emulated.bound_calls import bound, counts
 
 SIZES = {"batch": 2, "tokens": 1, "num_logits": 2, "num_top": 1}
 
 device = open_device()
-session = create_session(sys.argv[1], device=device)
+session = device.create_session(Path(sys.argv[1]))
 
 
 def refusal(bind: Callable[..., None], name: str, array: Any) -> str:

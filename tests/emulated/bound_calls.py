@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine.device.device import CudaDevice
+from engine.cuda.device import CudaDevice
 from engine.package.graph_io import NUM_TOP, PAST, TOTAL_SEQ, layer_names
 from engine.session import Binding, Session
 

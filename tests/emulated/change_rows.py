@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
-from engine.device.device import open_device
-from engine.slots.memory import DeviceCacheMemory
+from engine.cuda.device import open_device
 from tests.engine.row_changes import run_random_changes
 
 COUNT = 300
 
-allocate = partial(DeviceCacheMemory, open_device().memory)
+allocate = open_device().cache_memory
 print(
     json.dumps(
         {

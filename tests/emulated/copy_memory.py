@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from engine.device.device import open_device
+from engine.cuda.device import open_device
 from engine.errors import OutOfDeviceMemory
 
 device = open_device()

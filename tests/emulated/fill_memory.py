@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
-from engine.device.device import open_device
+from engine.cuda.device import open_device
 from engine.errors import TokenweirError
-from engine.session import create_session
 from tests.emulated.bound_calls import bound
 from tests.emulated.look_at_graph import SIZES
 
 device = open_device()
-binding = bound(create_session(sys.argv[1], device=device), device, {**SIZES, "tokens": 1})
+binding = bound(device.create_session(Path(sys.argv[1])), device, {**SIZES, "tokens": 1})
 free, total = device.runtime.free_memory()
 os.environ["EMU_MEMORY"] = str(total - free + 1000)
 try:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
-from engine.device.device import CudaDevice, open_device
+from engine.cuda.device import CudaDevice, open_device
 from engine.errors import TokenweirError
 from engine.package.graph_io import SEQLENS_K
-from engine.session import NOT_CAPTURED, create_session
+from engine.session import NOT_CAPTURED
 from tests.emulated.bound_calls import bound, counts
 
 SIZES = {"rows": 8, "batch": 8, "num_logits": 8, "num_top": 1, "sources": 8, "beams": 8}
@@ -25,7 +26,7 @@ _GRAPH_ID = 7
 def look(path: str, device: CudaDevice) -> dict[str, Any]:
     free, _ = device.runtime.free_memory()
     try:
-        session = create_session(path, device=device)
+        session = device.create_session(Path(path))
     except TokenweirError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     taken = free - device.runtime.free_memory()[0]

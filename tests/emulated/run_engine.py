@@ -97,8 +97,8 @@ async def serve(path: str, config: EngineConfig = CONFIG) -> dict[str, Any]:
     }
 
 
-# These packages were shown nowhere on a device.
-with mock.patch("engine.factory.settings_as_shown", given_settings):
+# What these packages give on a device was shown nowhere.
+with mock.patch("engine.cuda.certificate.settings_as_shown", given_settings):
     found = {path: asyncio.run(serve(path)) for path in sys.argv[1:]}
 with mock.patch("engine.factory.load_parts", load_unshown_parts):
     found["process"] = asyncio.run(serve(sys.argv[1], replace(CONFIG, own_process=None)))

@@ -14,12 +14,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from engine.device.device import open_device
-from engine.device.memory import DeviceMemory
+from engine.cuda.device import open_device
+from engine.cuda.draw_calls import draw_calls_of
+from engine.cuda.memory import DeviceMemory
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
@@ -97,12 +99,14 @@ def shapes(step: StepLogits) -> list[Any]:
 
 
 contract = GenerationContract.model_validate_json(sys.argv[1])
+device = open_device()
+draws = [device.create_session(Path(path)) for path in json.loads(sys.argv[2])]
 runner = SlotModelRunner.load(
     contract,
     *[*sys.argv[3:], None][:2],
-    json.loads(sys.argv[2]),
+    draw_calls_of(draws, contract.vocab_size),
     num_slots=NUM_SLOTS,
-    device=open_device(),
+    device=device,
 )
 found: dict[str, Any] = {}
 for name, batch in steps(contract):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.device.libraries import _CUDA_LIBRARIES
+from engine.cuda.libraries import _CUDA_LIBRARIES
 from tests.emulated.conftest import WHEEL, RunScript
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]

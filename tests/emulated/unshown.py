@@ -6,7 +6,7 @@ from unittest import mock
 
 from engine import factory
 from engine.config import EngineConfig
-from engine.device.device import CudaDevice
+from engine.cuda.device import CudaDevice
 from engine.generation.parts import EngineParts, Tell
 from engine.package.package import Package
 
@@ -20,5 +20,5 @@ def given_settings(package: Package, device: CudaDevice, config: EngineConfig) -
 
 def load_unshown_parts(package: Package, config: EngineConfig, tell: Tell) -> EngineParts:
     """Load such a package in the process of an engine."""
-    with mock.patch("engine.factory.settings_as_shown", given_settings):
+    with mock.patch("engine.cuda.certificate.settings_as_shown", given_settings):
         return load_parts(package, config, tell)

@@ -15,9 +15,9 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from engine.cuda.lazy_rows import LazyRows
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.draws import BeamDraw, Candidate, Draw
-from engine.sampling.lazy_rows import LazyRows
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.device.distributions import check_cuda_distribution, check_distributions
+from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -22,6 +22,7 @@ from PIL import Image
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config import EngineConfig, RequestLimits
+from engine.cuda.room import DeviceRoom, Fit, fit
 from engine.errors import ConfigError, OutOfDeviceMemory, PackageError
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
@@ -35,10 +36,9 @@ from engine.package.package import load_package, seal
 from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
-from engine.slots.device_room import DeviceRoom, Fit, fit
 from engine.text.tokenizer import Tokenizer
 from tests import fake_gpu
-from tests.engine.fake_device_session import FakeDeviceSession, write_draw_graphs
+from tests.engine.cuda.fake_device_session import FakeDeviceSession, write_draw_graphs
 from tests.stand_in_certificate import certificate
 
 VOCAB = 258  # bytes, start, end
@@ -267,7 +267,9 @@ async def test_a_package_for_a_gpu_is_served_with_its_graphs_for_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+    monkeypatch.setattr(
+        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
+    )
     package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
 
     engine = load_engine(package, CONFIG)
@@ -288,7 +290,9 @@ def test_a_one_pass_package_for_a_gpu_is_loaded_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+    monkeypatch.setattr(
+        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
+    )
 
     engine = load_engine(load_package(_text_package(tmp_path, target="cuda")), CONFIG)
 
@@ -301,7 +305,9 @@ def test_a_gpu_without_room_says_what_would_fit_when_a_package_is_loaded(
 ) -> None:
     """The rule says so, or others have filled it since its memory was looked at."""
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+    monkeypatch.setattr(
+        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
+    )
     package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
     wanted = replace(CONFIG, max_num_seqs=10**6, max_num_batched_tokens=10**6 + 1000)
 
@@ -311,7 +317,7 @@ def test_a_gpu_without_room_says_what_would_fit_when_a_package_is_loaded(
     def full(*_: object) -> None:
         raise OutOfDeviceMemory("others were sooner")
 
-    monkeypatch.setattr("engine.slots.runner.DeviceCacheMemory", full)
+    monkeypatch.setattr("engine.cuda.device.DeviceCacheMemory", full)
     with pytest.raises(OutOfDeviceMemory, match=r"^others were sooner; the GPU has no room for"):
         load_engine(package, CONFIG)
 
@@ -327,8 +333,10 @@ def test_an_engine_on_a_gpu_takes_what_its_settings_say(
         return fit(config, contract, room)
 
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
-    monkeypatch.setattr("engine.slots.device_room.fit", note)
+    monkeypatch.setattr(
+        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
+    )
+    monkeypatch.setattr("engine.cuda.room.fit", note)
     package = load_package(_generating_package(tmp_path, cross=True, target="cuda"))
     limits = RequestLimits(max_num_outputs=2, max_best_of=2, max_beam_width=3)
     shape = replace(CONFIG, max_num_seqs=4, decode_buckets=(2, 4), max_num_batched_tokens=300)
@@ -633,7 +641,7 @@ def test_a_package_in_bf16_is_refused_on_a_cpu_and_the_way_out_named(tmp_path: P
 def test_a_package_for_cuda_is_not_tried_on_a_cpu_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
     path = _text_package(tmp_path, target="cuda")
 
     with pytest.raises(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.cuda.draw_calls import draw_calls_of
 from engine.one_pass.batch import stack
 from engine.one_pass.item_encoder import EncodedItem
 from engine.package import graph_io
@@ -20,7 +21,7 @@ from engine.sampling.plain import GraphDraws, Reach
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
-from tests.engine.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_cuda import FakeCuda
 
 CACHE = CacheShape(num_layers=1, num_kv_heads=1, max_len=8, head_dim=2)
 CONTRACT = GenerationContract(
@@ -99,8 +100,9 @@ def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
     graphs = [ScriptedGraph(shape) for shape in shapes]
     decoder, encoder, *draw_graphs = graphs
     how = Truncations.of([SamplingParams()], [2])
+    draws = draw_calls_of(draw_graphs, CONTRACT.vocab_size)
     device = FakeCuda().device() if is_on_device else None
-    runner = SlotModelRunner(CONTRACT, decoder, encoder, draw_graphs, num_slots=4, device=device)
+    runner = SlotModelRunner(CONTRACT, decoder, encoder, draws, num_slots=4, device=device)
 
     for reach, sources in zip(Reach, ((0, 1), (0, 0), (0, 1)), strict=True):  # and beams of one
         runner.run(

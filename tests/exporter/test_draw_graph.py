@@ -11,6 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from engine.cuda.draw_calls import draw_calls_of
 from engine.errors import CertificateError
 from engine.package.graph_io import DRAW_GRAPHS, check_graphs, draw_shapes
 from engine.requests.request import SamplingParams
@@ -258,8 +259,8 @@ MUTATIONS = [
 
 def runner(directory: Path, *, has_encoder: bool) -> tuple[SlotModelRunner, TinyModel]:
     model = TinyModel(2, has_encoder=has_encoder, vocab_size=VOCAB)
-    draws = [directory / name for name in DRAW_GRAPHS]
-    paths = model.write(directory)
+    graphs = [create_session(directory / name, num_threads=1) for name in DRAW_GRAPHS]
+    draws, paths = draw_calls_of(graphs, VOCAB), model.write(directory)
     loaded = SlotModelRunner.load(model.contract, *paths, draws, num_slots=9, num_threads=1)
     return loaded, model
 

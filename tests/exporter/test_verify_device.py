@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from engine.config import EngineConfig
+from engine.cuda import certificate as device_certificate
 from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
-from engine.package import device_certificate
 from engine.package.package import Package, load_package, seal
 from exporter import verification, verify_device
 from exporter.checkpoint import load_checkpoint, save_checkpoint
@@ -61,7 +61,7 @@ def checkpoint(exported: tuple[Path, Path]) -> Path:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The CPU in place of a GPU, and this process in place of another one."""
     gpu = SimpleNamespace(gpu_name="made up", driver="13.0")
-    for module in ("engine.device.device", "exporter.verify_device"):
+    for module in ("engine.cuda.device", "exporter.verify_device"):
         monkeypatch.setattr(f"{module}.open_device", lambda: gpu)
     monkeypatch.setattr(
         verify_device,

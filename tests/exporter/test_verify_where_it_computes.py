@@ -24,7 +24,7 @@ from exporter.prover.ahead import certify_ahead
 from exporter.prover.digest import find
 from exporter.verify_device import verify_on_device
 from tests import fake_gpu
-from tests.engine.fake_cuda import NAME
+from tests.engine.cuda.fake_cuda import NAME
 from tests.exporter.prover.test_device import (  # noqa: F401 - a fixture
     SHORT,
     SHORT_LLAMA,
@@ -84,7 +84,7 @@ async def test_a_package_is_verified_and_served_on_a_device_and_refused_on_anoth
     assert ("batch_invariant" in offered) == found.batch_invariant
 
     other = replace(device, gpu_name="another")
-    monkeypatch.setattr("engine.device.device.open_device", lambda: other)
+    monkeypatch.setattr("engine.cuda.device.open_device", lambda: other)
     with pytest.raises(PackageError, match=f"has GPU {NAME}, this one is another; run `tokenweir"):
         load_engine(load_package(package.path), AS_SHOWN)
 

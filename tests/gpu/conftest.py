@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.device.device import CudaDevice, open_device
+from engine.cuda.device import CudaDevice, open_device
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.tasks import build_task
 from server.cli.app import run

@@ -1,4 +1,4 @@
-"""Answers of a package on a GPU are proven there, equal whatever the batch, equal in two processes."""
+"""Answers of a package on a GPU are proven there, equal whatever the batch and the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device.device import CudaDevice
+from engine.cuda.device import CudaDevice
 from engine.errors import PackageError
 from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine

@@ -214,7 +214,7 @@ def test_the_exit_code_says_whether_anything_was_wrong(
 def test_a_machine_without_the_onnxruntime_for_gpus_is_told_so_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
     monkeypatch.setattr("loadtest.gpu_check.__main__._run", lambda *given: 0)
 
     with pytest.raises(SystemExit) as ended:
@@ -379,7 +379,7 @@ def test_works_are_measured_in_turn_and_as_often_as_a_turn_has_time_for() -> Non
 def test_nobody_knows_how_busy_a_gpu_is_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.device.nvml._LIBRARY", "libthat-is-nowhere.so")
+    monkeypatch.setattr("engine.cuda.nvml._LIBRARY", "libthat-is-nowhere.so")
 
     with GpuUse() as use:
         pass

@@ -80,9 +80,9 @@ def test_memory_of_weights_and_of_rows_are_told_apart(
 ) -> None:
     taken = [10]  # by others
     device: Any = SimpleNamespace(
-        runtime=SimpleNamespace(free_memory=lambda: (1000 - sum(taken), 1000))
+        runtime=SimpleNamespace(free_memory=lambda: (1000 - sum(taken), 1000)),
+        create_session=lambda path: taken.append(300),
     )
-    monkeypatch.setattr(steps, "create_session", lambda path, device: taken.append(300))
     monkeypatch.setattr(steps, "read_contract", lambda path: None)
     decoder = SimpleNamespace(fill=lambda rng: None)
     monkeypatch.setattr(steps, "DeviceDecoder", lambda *given: taken.append(70) or decoder)

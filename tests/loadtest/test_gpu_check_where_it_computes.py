@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.cuda.cache_memory import DeviceCacheMemory
+from engine.cuda.draw_calls import DrawCalls
 from engine.package.graph_io import DRAW_GRAPHS
 from engine.package.manifest import Precision
 from engine.sampling.plain import GraphDraws
 from engine.session import NOT_CAPTURED
-from engine.slots.draw_calls import DrawCalls
-from engine.slots.graph_call import GraphCall
-from engine.slots.memory import DeviceCacheMemory
+from engine.slots.calls.graph_call import GraphCall
 from loadtest.gpu_check import draws, pieces, probes
 from loadtest.gpu_check.device_decoder import DeviceDecoder, Floats
 from loadtest.gpu_check.part import Outcome, Settings

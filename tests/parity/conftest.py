@@ -124,7 +124,9 @@ class Setup(NamedTuple):
             config, device=self.device, decode_buckets=buckets, own_process=self.own_process
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.factory.settings_as_shown", lambda package, device, given: given)
+            patch.setattr(
+                "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
+            )
             if self.is_fake:
                 fake_gpu.put_in(patch)
             engine = load_engine(package, config)

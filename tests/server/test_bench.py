@@ -234,7 +234,7 @@ def test_a_package_for_a_gpu_is_measured_there_and_refused_on_another(
     assert capsys.readouterr().err.count("captured a decode call of 3 rows") == 2
 
     other = replace(device, gpu_name="another")
-    monkeypatch.setattr("engine.device.device.open_device", lambda: other)
+    monkeypatch.setattr("engine.cuda.device.open_device", lambda: other)
     assert bench(path, *work) == 3
     assert f"run `tokenweir verify {path} CHECKPOINT --device cuda" in capsys.readouterr().err
 

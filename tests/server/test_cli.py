@@ -855,7 +855,7 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
     def note(name: str) -> Callable[..., None]:
         return lambda *_, **options: done.append((name, options))
 
-    monkeypatch.setattr("engine.device.device.open_device", note("open"))
+    monkeypatch.setattr("engine.cuda.device.open_device", note("open"))
     monkeypatch.setattr("exporter.tasks.train.train", lambda *_, **__: trained)
     monkeypatch.setattr("server.cli.demo.export_with_progress", note("export"))
     verified = "server.cli.demo.verify_apart"
@@ -877,7 +877,7 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
 def test_demo_without_a_gpu_is_refused_before_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
 
     assert run(["demo", "--out", str(tmp_path), "--device", "cuda"]) == 3
 

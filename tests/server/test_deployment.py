@@ -83,7 +83,7 @@ def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
 ) -> None:
     manifest = SimpleNamespace(target="cuda", precision="fp16")
     monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
-    monkeypatch.setattr("engine.device.distributions._installed", lambda name: None)
+    monkeypatch.setattr("engine.distributions._installed", lambda name: None)
     monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
 
     with pytest.raises(ConfigError, match=r"onnxruntime-gpu is not installed.*--device cpu"):
@@ -482,17 +482,18 @@ def test_processes_of_ray_without_agents_are_started_as_they_are() -> None:
     assert _adapted_command(command) == command
 
 
-def test_a_worker_can_be_imported_without_torch_and_without_ray() -> None:
+def test_a_worker_can_be_imported_without_torch_ray_and_what_is_for_cuda() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['ray'] = None\n"
         "import server.ray.serving, server.worker.worker, engine.factory, engine.session\n"
         "import engine.generation.async_engine, engine.one_pass.engine, engine.one_pass.image\n"
-        "print('fine')"
+        "import engine.slots.runner, engine.slots.step_runner, engine.slots.warm_up\n"
+        "print([name for name in sys.modules if name.startswith('engine.cuda')])"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
 
-    assert done.stdout == "fine\n", done.stderr
+    assert done.stdout == "[]\n", done.stderr
 
 
 def _replicas(low: int, high: int) -> ServeConfig:

@@ -25,7 +25,7 @@ from server.packages.cache import default_cache
 from server.packages.pinned import PinnedPackage, manifest_at, pin
 from server.packages.remote import RemotePackage
 from server.ray.replica import _load_engines
-from tests.engine.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.test_package import FILES, write_package
 
 URL = "memory://bucket/dates"
@@ -121,7 +121,7 @@ def test_what_was_changed_in_the_cache_is_fetched_again(remote: Path, cache: Pat
 def test_a_copy_that_nothing_was_shown_of_is_to_be_changed_where_it_came_from(
     is_remote: bool, remote: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.device.device.open_device", lambda: FakeCuda().device())
+    monkeypatch.setattr("engine.cuda.device.open_device", lambda: FakeCuda().device())
     write_package(remote, lambda manifest: manifest.update(target="cuda"))
     upload("manifest.json", (remote / "manifest.json").read_bytes())
     address = URL if is_remote else remote

@@ -28,7 +28,7 @@ from exporter.checkpoint import load_checkpoint
 from exporter.prover.digest import find
 from server.cli.app import run
 from tests import fake_gpu
-from tests.engine.fake_cuda import NAME
+from tests.engine.cuda.fake_cuda import NAME
 from tests.exporter.conftest import try_few_cases
 from tests.exporter.huggingface.decoders import LLAMA3, OPT_350M, save_decoder
 from tests.exporter.huggingface.encoders import save_encoder, save_vision, tokenizer

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.device.memory import DeviceArray, DeviceMemory
+from engine.cuda.draw_calls import DrawCalls
+from engine.cuda.memory import DeviceArray, DeviceMemory
 from engine.errors import CertificateError
 from engine.sampling.plain import GraphDraws
-from engine.slots.draw_calls import DrawCalls
-from engine.slots.graph_call import GraphCall
+from engine.slots.calls.graph_call import GraphCall
 from engine.slots.runner import SlotModelRunner
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.draws import NUM_DRAWS, certify_draws
-from tests.engine.fake_cuda import FakeCuda
-from tests.engine.fake_device_session import load_on, write_draw_graphs
+from tests.engine.cuda.fake_cuda import FakeCuda
+from tests.engine.cuda.fake_device_session import load_on, write_draw_graphs
 from tests.engine.test_model_runner import TinyModel
 
 ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
@@ -57,7 +57,7 @@ def test_numbers_that_a_step_under_way_still_reads_are_refused(
 ) -> None:
     """As if the host wrote the next step's inputs over those that have not gone yet."""
     runner, model = on_device(tmp_path)
-    monkeypatch.setattr("engine.device.memory.DeviceMark.wait", lambda mark: None)
+    monkeypatch.setattr("engine.cuda.memory.DeviceMark.wait", lambda mark: None)
     runner.run = lambda *step: wait_for(runner, *step)  # type: ignore[method-assign]
 
     def wait_for(runner: SlotModelRunner, *step: object) -> object:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
+from engine.cuda.certificate import DeviceUse
 from engine.errors import CertificateError, OutOfDeviceMemory
-from engine.package.device_certificate import DeviceUse
 from engine.package.manifest import DeviceCertificate, PackageFormat, Precision, Weights
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits

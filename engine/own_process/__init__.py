@@ -1,0 +1,1 @@
+"""The steps of a generating engine in a process of their own."""

@@ -1,0 +1,1 @@
+"""Calls of graphs on the rows of a cache, planned before any of a step runs."""
