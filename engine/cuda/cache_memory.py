@@ -1,4 +1,4 @@
-"""Where the rows of a cache lie and how they are changed: memory of a device."""
+"""Rows of a cache in memory of a device, and their changes."""
 
 from __future__ import annotations
 

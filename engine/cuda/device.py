@@ -1,4 +1,4 @@
-"""The GPU of this process: what it is, and what it does for an engine."""
+"""The GPU of this process, and its work for an engine."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from engine.errors import DeviceError
 from engine.wording import listed
 
 _ERRORS_ONLY = 3
-# What onnxruntime's provider for CUDA is linked to.
+# Libraries that onnxruntime's provider for CUDA is linked to.
 _CUDA_LIBRARIES = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")
 
 

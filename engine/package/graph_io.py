@@ -84,7 +84,7 @@ class GraphShape(NamedTuple):
 
 
 class Bound(Protocol):
-    """What a graph is bound to: an array, or one in the memory of a device."""
+    """An array that a graph is bound to, on the host or in memory of a device."""
 
     @property
     def shape(self) -> tuple[int, ...]:

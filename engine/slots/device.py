@@ -14,9 +14,9 @@ from engine.slots.step_block import StepBlock, StepSize
 
 
 class Device(Protocol):
-    """What a device does for an engine: CudaDevice of engine.cuda, which the factory passes in.
+    """A device as an engine uses it: CudaDevice of engine.cuda, which the factory passes in.
 
-    What is asked of it is queued, and done in turn.
+    Work is queued there, and done in turn.
     """
 
     def create_session(self, path: Path) -> Session:

@@ -1,4 +1,4 @@
-"""Where the rows of a cache lie and how they are changed: here, memory of the host."""
+"""Rows of a cache in memory of the host, and their changes; the seam to those of a device."""
 
 from __future__ import annotations
 
