@@ -24,7 +24,7 @@ NOT_CAPTURED = -1  # the id of no captured graph
 
 _VNNI = {"avx_vnni", "avx512_vnni"}  # either has products of 8 bits with sums of 32
 _ERRORS_ONLY = 3
-_NUMPY_NAMES = {"float": "float32", "double": "float64"}  # of onnxruntime's types; others agree
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}  # onnxruntime's type names; others agree
 # The fused kernel takes 7 times as long as an addition and a LayerNormalization at 32 rows of 512
 # numbers, 19 times at 800 rows.
 _DISABLED_ON_CPU = ["SkipLayerNormFusion"]
@@ -98,7 +98,7 @@ class Binding:
         self._weights = weights  # alive while the graph reads them
         self._binding = session.io_binding()
         self._arrays: dict[tuple[str, str], Bound] = {}  # by kind and name; alive while bound
-        self._num_tokens: tuple[int, ...] = ()  # of a run, if it has token ids
+        self._num_tokens: tuple[int, ...] = ()  # per run, if it has token ids
 
     def input(self, name: str, array: Bound) -> None:
         """Bind an input to an array, which must be contiguous.

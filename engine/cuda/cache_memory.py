@@ -18,7 +18,7 @@ from engine.slots.memory import STORED_DTYPES, LayerCache, Stored, row_shape, st
 class DeviceCacheMemory:
     """Rows in memory of a device, [layer and key or value, row, head, position, head_dim].
 
-    All of it is taken at once: OutOfDeviceMemory if it is not there. What changes rows is queued on
+    All of it is taken at once: OutOfDeviceMemory if it is not there. Changes of rows are queued on
     the device's stream, a call for all layers, keys and values; `read`, `write` and `fill` wait.
     Behind the rows lies one more, through which two rows are exchanged.
     """
