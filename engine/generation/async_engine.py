@@ -85,7 +85,7 @@ class AsyncEngine(Engine):
             )
         else:
             self._steps = core
-        super().__init__(package, config, self._steps.life)
+        super().__init__(package, config, self._steps.lifecycle)
         self._tokenizer = tokenizer
         self._chat = chat
         self._reader = RequestReader(generation, tokenizer, constraints, config, chat)

@@ -13,14 +13,14 @@ from engine.scheduling.output import EngineOutput
 class EngineThread(EngineLoop):
     """An EngineLoop in a thread of this process; see Steps."""
 
-    def __init__(self, core: EngineCore, life: ThreadLifecycle) -> None:
-        super().__init__(core, life.name, life.step(), self._on_loop)
-        self.life = life
+    def __init__(self, core: EngineCore, lifecycle: ThreadLifecycle) -> None:
+        super().__init__(core, lifecycle.name, lifecycle.step(), self._on_loop)
+        self.lifecycle = lifecycle
 
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
         """Try the model out, then take requests; see Steps."""
         self._receive = receive
-        await self.life.start(self.run, fail_open)
+        await self.lifecycle.start(self.run, fail_open)
 
     def _on_loop(self, outputs: list[EngineOutput]) -> bool:
-        return self.life.call_on_loop(self._receive, outputs)
+        return self.lifecycle.call_on_loop(self._receive, outputs)

@@ -22,8 +22,8 @@ class Steps(Protocol):
     """
 
     @property
-    def life(self) -> Lifecycle:
-        """The life of the thread or process."""
+    def lifecycle(self) -> Lifecycle:
+        """The lifecycle of the thread or process."""
 
     async def start(self, receive: Receive, fail_open: FailOpen) -> None:
         """Try the model out, then take requests; raise what fails in the warm-up.

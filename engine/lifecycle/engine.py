@@ -63,7 +63,7 @@ def device_name(package: Package, config: EngineConfig) -> str:
 def lifecycle_in_thread(
     package: Package, config: EngineConfig, thread_name: str, warm_up: Callable[[], WarmUpResult]
 ) -> ThreadLifecycle:
-    """Return the life of an engine in a thread of this process.
+    """Return the lifecycle of an engine in a thread of this process.
 
     `warm_up` runs the model before the first request, and returns what that has shown.
     """

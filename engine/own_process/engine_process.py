@@ -102,7 +102,7 @@ class EngineProcess(Lifecycle):
     # Steps
 
     @property
-    def life(self) -> EngineProcess:
+    def lifecycle(self) -> EngineProcess:
         """Its own."""
         return self
 
