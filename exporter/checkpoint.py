@@ -298,11 +298,15 @@ def check_replaceable(out: Path) -> None:
         ) from error
 
 
-@lru_cache(maxsize=4)  # an import asks several times, and modules take a while to be made
 def model_weights(config: TransformerConfig) -> tuple[ModelWeight, ...]:
     """Return every weight of a model, shared ones once; nothing is allocated."""
+    return _weights_of_config(config.model_dump_json())
+
+
+@lru_cache(maxsize=4)  # an import asks several times, and modules take a while to be made
+def _weights_of_config(config: str) -> tuple[ModelWeight, ...]:
     with torch.device("meta"):
-        return _described(build_model(config))
+        return _described(build_model(TransformerConfig.model_validate_json(config)))
 
 
 def unique_weights(model: nn.Module) -> dict[str, torch.Tensor]:
