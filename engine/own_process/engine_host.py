@@ -80,6 +80,7 @@ class EngineHost:
     def _load(self, start: StartMessage) -> None:
         self._parts: EngineParts = start.make(lambda line: self._wire.send(Progress(line)))
         self._watch = StepWatch(start.name, math.inf)  # the worker says what is too long
+        self._telling = threading.Lock()  # no status goes behind a newer one: two threads send them
         self._loop = EngineLoop(
             self._parts.core, start.name, self._watch, self._hand_over, rest=self._tell_status
         )
@@ -138,11 +139,13 @@ class EngineHost:
         now = time.monotonic()
         has_more = self._parts.core.scheduler.has_requests
         is_due = not has_more or now >= self._told_at + STATUS_PAUSE
-        self._wire.send(StepOutputs(outputs, self._status(now) if is_due else None))
+        with self._telling:
+            self._wire.send(StepOutputs(outputs, self._status(now) if is_due else None))
         return True
 
     def _tell_status(self) -> None:
-        self._wire.send(self._status(time.monotonic()))
+        with self._telling:
+            self._wire.send(self._status(time.monotonic()))
 
     def _status(self, now: float) -> Status:
         self._told_at, loop = now, self._loop
