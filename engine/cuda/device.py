@@ -53,10 +53,10 @@ class CudaDevice:
         """See Device."""
         return DeviceStepBlock(self.memory, contract, num_slots, num_tokens=num_tokens, size=size)
 
-    def feed(self, targets: Bound, ids: Bound, fed: Sequence[int]) -> None:
+    def feed(self, targets: Bound, ids: Bound, origins: Sequence[int]) -> None:
         """See Device."""
         assert isinstance(targets, DeviceArray) and isinstance(ids, DeviceArray)
-        for first, origin, size in _neighbours(fed):
+        for first, origin, size in _neighbours(origins):
             part = targets[first : first + size]
             self.memory.copy_column(part, ids[origin : origin + size])
 
@@ -86,14 +86,14 @@ def driver_of(runtime: CudaRuntime) -> str:
     return driver_version() or runtime.driver_version()
 
 
-def _neighbours(fed: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the rows that are fed, together where they and what they get lie beside each other.
+def _neighbours(origins: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows that are copied, together where they and what they get lie beside each other.
 
     Each time that is the first of them, the first row that it gets its token from, and how many.
     """
     first = 0
-    for stop in range(1, len(fed) + 1):
-        if stop == len(fed) or fed[first] < 0 or fed[stop] != fed[stop - 1] + 1:
-            if fed[first] >= 0:
-                yield first, fed[first], stop - first
+    for stop in range(1, len(origins) + 1):
+        if stop == len(origins) or origins[first] < 0 or origins[stop] != origins[stop - 1] + 1:
+            if origins[first] >= 0:
+                yield first, origins[first], stop - first
             first = stop

@@ -59,9 +59,9 @@ def check_option(
     end = bounds.end(limits, vocab_size)
     if bounds.has(value, end):
         return []
-    told = f"{value:g}" if option.kind == "number" else value
+    shown = f"{value:g}" if option.kind == "number" else value
     off = f"; {option.off}" if option.off else ""
-    return [FieldViolation(option.path, f"{told} {bounds.refusal(end)}{option.hint}{off}")]
+    return [FieldViolation(option.path, f"{shown} {bounds.refusal(end)}{option.hint}{off}")]
 
 
 def check_logprobs(count: int, path: str, limits: RequestLimits) -> list[FieldViolation]:

@@ -35,10 +35,10 @@ class Device(Protocol):
     ) -> StepBlock:
         """Take memory for steps of about `num_tokens`, or of this `size`; raises likewise."""
 
-    def feed(self, targets: Bound, ids: Bound, fed: Sequence[int]) -> None:
+    def feed(self, targets: Bound, ids: Bound, origins: Sequence[int]) -> None:
         """Queue copies of ids in the first column to where tokens are read.
 
-        Target i gets that of row fed[i]; -1: it keeps what it has.
+        Target i gets that of row origins[i]; -1: it keeps what it has.
         """
 
     def synchronize(self) -> None:

@@ -215,7 +215,9 @@ class SlotModelRunner:
         self._block.begin(size)
         calls = self._plan(batch, size)
         if draws is not None:
-            assert self._draws is not None, "who has a graph for draws is asked for some"
+            assert self._draws is not None, (
+                "draws are asked of a runner that was loaded with their graphs"
+            )
             calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
         if batch.future_tokens:

@@ -131,16 +131,13 @@ def _compared(
             )
             progress(i + 1, len(passes), _WHAT)
     except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
-        reason = shortened(str(error).strip().partition("\n")[0])
-        return Compared(f"{NOT_COMPARED}: {reason}", texts.notes)
+        return Compared(f"{NOT_COMPARED}: {_first_line(error)}", texts.notes)
     notes, answers = [*texts.notes], None
     try:
         answers = search and search.theirs(original())
     except Exception as error:  # noqa: BLE001 - as above
-        reason = shortened(str(error).strip().partition("\n")[0])
-        notes.append(
-            f"what it writes is not compared with `generate` of its original, for {reason}"
-        )
+        why = _first_line(error)
+        notes.append(f"its answers are not compared with `generate` of its original, for {why}")
     of_what = "float64" if eager.has_float64 else "the mean of its runs in float32"
     name = type(original()).__name__
     del eager
@@ -184,6 +181,10 @@ def _compared(
     first = f"{num_inputs} inputs within {largest:.1e} of {of_what}"
     said = f"compared with {name} of transformers {version('transformers')}: "
     return Compared(said + ", ".join([first, *words]), tuple(notes))
+
+
+def _first_line(error: Exception) -> str:
+    return shortened(str(error).strip().partition("\n")[0])
 
 
 def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
