@@ -9,8 +9,8 @@ from torch import Tensor
 
 from engine.package.graph_io import CROSS, PAST, PAST_CROSS, GraphValue, Values
 
-# Sizes of an example; one of 1 would become a constant.
-_OPEN = {"batch": 2, "tokens": 3, "num_logits": 2, "sources": 3, "beams": 2, "num_alignments": 5}
+# Sizes of an example; one of 1 would become a constant, and some texts have at most two tokens.
+_OPEN = {"batch": 3, "tokens": 2, "num_logits": 2, "sources": 3, "beams": 2, "num_alignments": 5}
 # Inputs of all layers are one argument: a pair of keys and values for each.
 _OF_LAYERS = {PAST: "past", CROSS: "cross", PAST_CROSS: "rows"}
 

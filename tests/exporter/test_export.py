@@ -125,6 +125,7 @@ OTHER_OPTIONS: list[Any] = [  # than the tiny models have
     (
         "labeller",
         {
+            "max_source_len": 2,  # words, as few as a graph is traced with
             "num_encoder_layers": 1,
             "attention_score": "dot",
             "attention_normalizer": "softmax",
