@@ -93,8 +93,6 @@ class GatewayConfig:
     # Whether a prompt goes to the worker that last had one with the same beginning, if that has not
     # much more to do than others.
     prefix_affinity: bool = False
-    # Percent of the requests for a model that two of its versions are asked to compare them.
-    compared_share: float = 1.0
     max_concurrent_calls: int = 4096
     max_open_bytes: int = 256 * MEBIBYTE  # all open calls together
     doors: DoorsConfig = field(default_factory=DoorsConfig)  # authentication
@@ -108,8 +106,6 @@ class GatewayConfig:
             raise ConfigError(
                 f"max_connection_age ({self.max_connection_age}) must be above 0 seconds, or inf"
             )
-        if not 0 <= self.compared_share <= 100:
-            raise ConfigError(f"compared_share ({self.compared_share}) must be 0 to 100, percent")
 
 
 @dataclass(frozen=True)

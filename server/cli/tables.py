@@ -248,8 +248,8 @@ def model_table(model: ModelInfo) -> Table:
     table = Table(title=f"{model.model} {model.model_version}", title_justify="left")
     table.show_header = False
     table.add_row("state", f"{model.state}: {model.message}" if model.message else model.state)
-    for name, value in _traffic(model):
-        table.add_row(name, value)
+    if (traffic := model.traffic) is not None:  # which an admin port tells
+        table.add_row("traffic", f"{traffic.share:g} % of the calls, workers: {traffic.replicas}")
     table.add_row("architecture", model.architecture)
     if model.device:
         table.add_row("runs on", f"{model.device}, in {model.precision}")
@@ -282,23 +282,6 @@ def _default(value: object) -> str:
         return str(value)
     shown = " ".join(_default(one) for one in value[:_MOST_IDS])
     return f"[{shown}, {len(value)} in all]" if len(value) > _MOST_IDS else f"[{shown}]"
-
-
-def _traffic(model: ModelInfo) -> Iterator[tuple[str, str]]:
-    """Yield what an admin port tells of the calls of a version."""
-    if (traffic := model.traffic) is None:
-        return
-    yield "traffic", f"{traffic.share:g} % of the calls, workers: {traffic.replicas}"
-    for one in traffic.comparisons:
-        told = f"{one.equal:,} equal, {one.different:,} different, {one.failed:,} not answered"
-        if (first := one.first_difference) is not None:
-            told += (
-                f"; the first: request {first.request_id}, input {first.input}, output "
-                f"{first.output}, token {first.token}"
-            )
-        if one.largest_distance:
-            told += f"; numbers at most {one.largest_distance:.2g} apart"
-        yield f"answers like {one.model_version}", escape(told)
 
 
 def _limits(model: ModelInfo) -> str:

@@ -16,7 +16,6 @@ from tokenweir.v1 import admin_service_pb2_grpc
 from engine.errors import CapabilityNotSupported
 from server.api import API_MINOR, HEALTH
 from server.gateway.backend import Backend
-from server.gateway.comparisons import Comparisons
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic
@@ -40,7 +39,6 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         traffic: Traffic,
         requests: RunningRequests,
         drain: Callable[[], Awaitable[None]],
-        comparisons: Comparisons,
         versions: Versions | None = None,
     ) -> None:
         """`drain` has the gateway refuse new calls, and returns when none runs any more.
@@ -49,7 +47,6 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         """
         self._pool = pool
         self._traffic = traffic
-        self._comparisons = comparisons
         self._versions = versions
         self._requests = requests
         self._drain = drain
@@ -158,7 +155,6 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         for one, info in models.items():
             info.traffic.share = self._traffic.share(one)
             info.traffic.replicas = len(self._pool.serving_version(one))
-            info.traffic.comparisons.extend(self._comparisons.of(one))
         return [models[one] for one in sorted(models)]
 
     async def _info(self, one: ModelVersion) -> pb.ModelInfo:

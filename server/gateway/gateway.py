@@ -36,9 +36,7 @@ from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
-from server.gateway.backend import Backend
 from server.gateway.call_outcomes import CallOutcomes
-from server.gateway.comparisons import Comparisons
 from server.gateway.door import Door
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
@@ -71,7 +69,6 @@ _LIST_MODELS = f"{_ADMIN}ListModels"
 _OK = grpc.StatusCode.OK.name
 _RETRY_AFTER = 0.5  # seconds
 _NEVER = 2**31 - 1  # milliseconds, as gRPC has it
-_FREE = 0.5  # share of a worker's calls up to which it has room to compare versions
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
 # Refusals that say nothing of the load: for them new calls of others need not wait.
 _OF_THE_CALLER = (PermissionDenied, TenantQuota, Unauthenticated)
@@ -114,16 +111,8 @@ class Gateway:
         self._door = Door(config.doors)
         self._admission = Admission()
         self._outcomes = CallOutcomes(tracing)
-        self._comparisons = Comparisons(
-            self._pool,
-            self._traffic,
-            config.compared_share,
-            self._has_room,
-            self._outcomes.counts,
-        )
-        forget = self._comparisons.forget
         self._versions = (
-            None if deployment is None else Versions(self._pool, self._traffic, *deployment, forget)
+            None if deployment is None else Versions(self._pool, self._traffic, *deployment)
         )
         self._relay = Relay(
             self._pool,
@@ -238,7 +227,6 @@ class Gateway:
         self._relay.end_calls(_draining())
         self._health.close()
         self._late.cancel()
-        self._comparisons.close()
         if self._versions is not None:
             await self._versions.close()
         await self._server.stop(LAST_WORDS)
@@ -253,17 +241,10 @@ class Gateway:
                 self._traffic,
                 self._requests,
                 lambda: self.drain(None),
-                self._comparisons,
                 self._versions,
             )
             self._admin = AdminPort(self._config, service, self._health)
             self.admin_port = self._admin.start(port)
-
-    def _has_room(self, worker: Backend) -> bool:
-        """Say whether a worker would do something beside what others wait for."""
-        return not self._admission.num_waiting and (
-            worker.load <= self._config.max_calls_per_worker * _FREE
-        )
 
     def _publish_health(self) -> None:
         serving = self._pool.serving
@@ -385,8 +366,6 @@ class Gateway:
             else:
                 await call.finish(response)
                 answering.code = _OK
-                if share is not None:
-                    self._comparisons.consider(call.method, request, share)
                 return
             await abort(call, status)
 

@@ -97,16 +97,8 @@ class _Operation:
 class Versions:
     """The groups of workers of a service, and what of them takes calls."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        traffic: Traffic,
-        deployment: Deployment,
-        first: Group,
-        forget: Callable[[ModelVersion], None],
-    ) -> None:
-        """`first` was started with the server; `forget` is told of versions that have gone."""
-        self._forget = forget
+    def __init__(self, pool: Pool, traffic: Traffic, deployment: Deployment, first: Group) -> None:
+        """`first` was started with the server."""
         self._pool = pool
         self._traffic = traffic
         self._deployment = deployment
@@ -254,7 +246,6 @@ class Versions:
         self._groups.remove(group)
         await self._deployment.end(group)
         self._traffic.forget(one)
-        self._forget(one)
         self._unloaded[asked] = None
         if len(self._unloaded) > _NUM_REMEMBERED:
             del self._unloaded[next(iter(self._unloaded))]

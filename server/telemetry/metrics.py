@@ -80,12 +80,6 @@ GATEWAY_METRICS = (
     Metric("gateway_requests", "counter", ("method", "code"), "Calls that have ended."),
     Metric("gateway_refusals", "counter", ("reason",), "Calls that the gateway has ended itself."),
     Metric(
-        "gateway_compared_answers",
-        "counter",
-        (*_MODEL, "result"),
-        "Requests that two versions were asked, by how they answered: equal, different, failed.",
-    ),
-    Metric(
         "gateway_resumed_streams", "counter", (), "Streams that were to go on at another worker."
     ),
     Metric("gateway_requests_waiting", "gauge", (), "Calls that wait for their turn."),

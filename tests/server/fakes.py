@@ -168,9 +168,7 @@ class FakeGenerator(_Lifecycle):
         super().__init__(package or generation_package())
         self.requests: list[GenerationRequest] = []
         self.scored: list[ScoreRequest] = []
-        self.scale = 1.0  # for scores
         self.num_discarded = 0  # tokens of every answer
-        self.own_seed = 0  # by which it draws where a request says none
         self.aborted: list[str] = []
         self.release = asyncio.Event()
         self.admit = asyncio.Event()
@@ -211,7 +209,7 @@ class FakeGenerator(_Lifecycle):
                 request.request_id,
                 Usage(len(words), len(text), discarded_tokens=self.num_discarded),
                 TIMING,
-                seed=request.params.seed or self.own_seed,
+                seed=request.params.seed,
                 prompt_logprobs=_logprobs([1] * (len(words) - 1), request.params.prompt_logprobs),
                 source_ids=(4, 9) if request.params.alignment else (),
             )
@@ -230,7 +228,7 @@ class FakeGenerator(_Lifecycle):
             raise self.error
         words = request.target.split() if isinstance(request.target, str) else request.target
         positions = _logprobs([3] * len(words), request.top_logprobs)
-        return Score(-0.5 * self.scale * len(words), positions, Usage(len(words), 0), TIMING)
+        return Score(-0.5 * len(words), positions, Usage(len(words), 0), TIMING)
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"<%d>" % token_id

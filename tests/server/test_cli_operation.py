@@ -45,7 +45,7 @@ async def test_json_has_the_models_as_the_client_returns_them(
     assert await _type(served, "unload-model", "dates", "2", "--json") == 0
     left = json.loads(capsys.readouterr().out)
 
-    assert loaded["traffic"] == {"share": 0.0, "replicas": 2, "comparisons": []}
+    assert loaded["traffic"] == {"share": 0.0, "replicas": 2}
     assert (left["model_version"], left["traffic"]["share"]) == ("1", 100.0)
 
 

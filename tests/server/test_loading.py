@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -14,24 +13,14 @@ from typing import Any
 import grpc
 import pytest
 from tokenweir.v1 import admin_service_pb2 as pb
-from tokenweir.v1 import common_pb2, generation_service_pb2
-from tokenweir.v1.prediction_service_pb2 import (
-    ClassifyRequest,
-    EmbedRequest,
-    Item,
-    LabelRequest,
-)
 
 from engine.errors import LoadFailed, PackageError
-from server.api import GENERATION
 from server.config import GatewayConfig
-from server.gateway.answer_comparison import Compared, compare
 from server.gateway.gateway import Gateway
-from server.gateway.traffic import ModelVersion
 from server.gateway.versions import Group, LoadedPackage
 from server.identity.config import DoorsConfig
 from server.worker.worker import Worker
-from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.server.calls import Stubs, failure_of, generate, stubs_for, until
 from tests.server.fakes import (
     OPTIONS,
     FakeGenerator,
@@ -144,7 +133,7 @@ async def served() -> AsyncIterator[Served]:
         deployment = ScriptedDeployment(stack)
         first = Group("", {name: deployment.read(f"{name}-1") for name in ("dates", "other")})
         doors = DoorsConfig(admin_port=0)
-        config = GatewayConfig(worker_wait=60, doors=doors, compared_share=100)
+        config = GatewayConfig(worker_wait=60, doors=doors)
         gateway = deployment.gateway = Gateway(config, deployment=(deployment, first))
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
@@ -441,252 +430,3 @@ async def test_traffic_of_what_is_not_ready_is_refused(served: Served) -> None:
 
     assert unknown.code is grpc.StatusCode.NOT_FOUND
     assert early.reason == "OPERATION_REFUSED"
-
-
-def differ(engine: FakeGenerator) -> None:
-    """Have an engine answer with another word behind the prompt's."""
-    words = engine._checked
-    engine._checked = lambda request: [*words(request), "more"]  # type: ignore[method-assign]
-
-
-async def comparison(
-    served: Served, *, until_there_are: int, model: str = "dates"
-) -> pb.Comparison:
-    """Return what is told of version 2 beside 1 once so many answers were compared."""
-    counts = served.deployment.gateway._outcomes.counts
-
-    def compared() -> float:
-        found = (v for name, _, v in counts.snapshot() if name == "gateway_compared_answers")
-        return sum(v for v in found if isinstance(v, float | int))
-
-    await until(lambda: compared() >= until_there_are)
-    models = (await served.admin.ListModels(pb.ListModelsRequest())).models
-    (new,) = (m.traffic.comparisons for m in models if (m.model, m.model_version) == (model, "2"))
-    (found,) = new
-    assert found.model_version == "1"
-    return found
-
-
-async def test_answers_of_two_versions_are_compared_behind_the_answer(served: Served) -> None:
-    await served.load("dates-2", share=50)
-
-    for number in range(20):
-        await served.answer(number)
-        await until(lambda: served.deployment.gateway._comparisons._running is None)
-    ask = served.public.generation.GenerateStream
-    _ = [m async for m in ask(stream("a b"))]
-    found = await comparison(served, until_there_are=21)
-
-    assert (found.equal, found.different, found.failed) == (21, 0, 0)
-    assert not found.HasField("first_difference")
-    asked = [
-        r for engines in served.deployment.engines.values() for e in engines for r in e.requests
-    ]
-    late = [request for request in asked if request.priority]
-    assert len(late) == 42
-    assert not {r.request_id for r in late} & {f"request {number}" for number in range(20)}
-
-
-async def test_the_first_difference_is_told_and_the_answer_is_that_of_its_version(
-    served: Served,
-) -> None:
-    await served.load("dates-2")
-    differ(served.deployment.engines["dates-2"][0])
-    request = generate("a b", "c", request_id="mine")
-
-    answer = await served.public.generation.Generate(request)
-    found = await comparison(served, until_there_are=1)
-
-    assert answer.results[0].sequences[0].text == "a b "
-    assert (found.equal, found.different) == (0, 1)
-    first = found.first_difference
-    assert (first.request_id, first.input, first.output, first.token) == ("mine", 0, 0, 2)
-
-
-async def test_what_cannot_be_repeated_or_names_a_version_is_not_compared(served: Served) -> None:
-    await served.load("dates-2")
-    engines = [served.deployment.engines[package][0] for package in ("dates-1", "dates-2")]
-
-    async def ask(own_seed: int, **fields: Any) -> None:
-        for engine in engines:
-            engine.own_seed = own_seed
-        await served.public.generation.Generate(generate("a", **fields))
-        await asyncio.sleep(0.02)  # a comparison begins behind the answer
-        await until(lambda: served.deployment.gateway._comparisons._running is None)
-
-    await ask(5, decoding={"sampling": {}})
-    await ask(5)  # the package draws
-    await ask(0, model_version="1")
-    await ask(0, decoding={"sampling": {"seed": 0}})
-    found = await comparison(served, until_there_are=1)
-
-    assert (found.equal, found.different) == (1, 0)
-
-
-async def test_nothing_is_compared_without_room_and_a_failure_is_nobodys_but_counted(
-    served: Served,
-) -> None:
-    await served.load("dates-2")
-    gateway = served.deployment.gateway
-    old, new = served.deployment.engines["dates-1"][0], served.deployment.engines["dates-2"][0]
-    gateway._config = dataclasses.replace(gateway._config, max_calls_per_worker=2)
-    running = [
-        asyncio.ensure_future(
-            served.public.generation.Generate(generate("HOLD", model_version="2"))
-        )
-        for _ in range(2)
-    ]
-    await until(lambda: len(new.requests) == 2)
-    assert await served.answer() == "1"
-    assert (len(old.requests), len(new.requests)) == (1, 2)
-    new.release.set()
-    await asyncio.gather(*running)
-
-    new.error = LoadFailed("out of order")
-    new._checked = lambda request: ["FAIL"]  # type: ignore[method-assign]
-    assert await served.answer() == "1"
-    found = await comparison(served, until_there_are=1)
-    assert (found.equal, found.failed) == (0, 1)
-
-
-@dataclass(frozen=True)
-class Predicting:
-    """A call that is no generation, and what version 2 says otherwise."""
-
-    model: str
-    method: str
-    request: Any
-    near: dict[str, Any]  # fields of version 2's answer that count as the same
-    far: dict[str, Any]  # and those that do not
-    where: tuple[int, int]  # the item and span in which that begins
-
-
-TEXT, IMAGE = Item(text="a noun b"), Item(image=b"\x89PNG")
-PREDICTING = {
-    "classify": Predicting(
-        "digits",
-        "Classify",
-        ClassifyRequest(model="digits", items=[IMAGE]),
-        {"logits": (0.0, 1.0, 4.0)},
-        {"logits": (0.0, 9.0, 2.0)},
-        (0, 0),
-    ),
-    "classify, all labels": Predicting(
-        "digits",
-        "Classify",
-        ClassifyRequest(model="digits", items=[IMAGE], top=0),
-        {"logits": (0.5, 0.1, 2.0)},  # the others may change their places
-        {"logits": (9.0, 1.0, 2.0)},
-        (0, 0),
-    ),
-    "label": Predicting(
-        "tags",
-        "Label",
-        LabelRequest(model="tags", items=[TEXT]),
-        {"logits": (0.0, 1.0, 4.0)},
-        {"logits": (0.0, 9.0, 2.0)},
-        (0, 0),
-    ),
-    "embed": Predicting(
-        "tags",
-        "Embed",
-        EmbedRequest(model="tags", items=[TEXT, TEXT]),
-        {"embedding": (3.001, 4.0)},
-        {"embedding": (3.1, 4.0)},
-        (0, 0),
-    ),
-    "embed, another size": Predicting(
-        "tags",
-        "Embed",
-        EmbedRequest(model="tags", items=[TEXT]),
-        {},
-        {"embedding": (3.0, 4.0, 0.0)},
-        (0, 0),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", PREDICTING)
-async def test_predictions_of_two_versions_are_compared(kind: str, served: Served) -> None:
-    one = PREDICTING[kind]
-    ask = getattr(served.public.prediction, one.method)
-    await served.load(f"{one.model}-1")
-    await served.load(f"{one.model}-2")
-    (engine,) = served.deployment.engines[f"{one.model}-2"]
-
-    await ask(one.request)
-    same = await comparison(served, until_there_are=1, model=one.model)
-    vars(engine).update(one.near)
-    await ask(one.request)
-    near = await comparison(served, until_there_are=2, model=one.model)
-    vars(engine).update(one.far)
-    one.request.request_id = "mine"
-    await ask(one.request)
-    far = await comparison(served, until_there_are=3, model=one.model)
-
-    assert (same.equal, same.largest_distance) == (1, 0)
-    assert (near.equal, near.different) == (2, 0)
-    assert bool(near.largest_distance) == bool(one.near)
-    assert (far.equal, far.different, far.failed) == (2, 1, 0)
-    first = far.first_difference
-    assert (first.request_id, (first.input, first.output)) == ("mine", one.where)
-
-
-def test_the_same_tokens_that_are_another_text_are_another_answer() -> None:
-    def answer(text: str) -> generation_service_pb2.GenerateResponse:
-        tokens = common_pb2.TokenIds(ids=[5, 7])
-        sequence = generation_service_pb2.Sequence(text=text, tokens=tokens)
-        result = generation_service_pb2.Result(sequences=[sequence])
-        return generation_service_pb2.GenerateResponse(results=[result])
-
-    method = f"/{GENERATION}/Generate"
-
-    assert compare(method, answer("a b"), answer("a b")) == Compared()
-    assert compare(method, answer("a b"), answer("a  b")).first_difference == pb.Difference(token=2)
-
-
-async def test_scores_of_two_versions_are_compared(served: Served) -> None:
-    await served.load("dates-2")
-    (engine,) = served.deployment.engines["dates-2"]
-    pair = generation_service_pb2.Input(text="a", prefix_text="b c")
-    request = generation_service_pb2.ScoreRequest(model="dates", inputs=[pair, pair])
-
-    await served.public.generation.Score(request)
-    same = await comparison(served, until_there_are=1)
-    engine.scale = 2.0
-    await served.public.generation.Score(request)
-    other = await comparison(served, until_there_are=2)
-
-    assert (same.equal, same.different, same.largest_distance) == (1, 0, 0)
-    assert (other.equal, other.different) == (1, 1)
-    assert other.largest_distance == 0.5  # -2 for -1
-    assert {scored.priority for scored in engine.scored} == {1_000_000}
-
-
-async def test_what_was_compared_goes_with_its_version(served: Served) -> None:
-    await served.load("dates-2")
-    await served.answer()
-    await comparison(served, until_there_are=1)
-
-    await served.admin.UnloadModel(unload_of("2"))
-
-    models = (await served.admin.ListModels(pb.ListModelsRequest())).models
-    assert not [m for m in models if m.traffic.comparisons]
-
-
-async def test_what_is_compared_while_its_version_goes_is_not_counted(served: Served) -> None:
-    await served.load("dates-2")
-    comparisons = served.deployment.gateway._comparisons
-    (old,) = served.deployment.engines["dates-1"]
-    await served.answer()
-    await comparison(served, until_there_are=1)
-    words = old._checked
-    old._checked = lambda request: ["HOLD"] if request.priority else words(request)  # type: ignore[method-assign]
-    await served.answer(1)
-    await until(lambda: comparisons._running is not None and len(old.requests) == 4)
-
-    await served.admin.UnloadModel(unload_of("2"))
-    old.release.set()
-    await until(lambda: comparisons._running is None)
-
-    assert not comparisons.of(ModelVersion("dates", "1"))

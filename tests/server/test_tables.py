@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-from tokenweir import Comparison, Difference, VersionTraffic
 
 from engine.package.manifest import Answers
-from server.cli.tables import _traffic, certificate_table, print_table
+from server.cli.tables import certificate_table, print_table
 from tests.server.fakes import generation_package, prediction_package
 from tests.stand_in_certificate import LOSS, certificate, judged
 
@@ -107,14 +103,3 @@ def test_the_certificate_shows_what_items_are_told_in_words_of_the_kind_of_model
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert [row for row in rows if row not in out] == []
     assert "best entries" not in out
-
-
-def test_what_two_versions_answer_is_told_with_the_first_difference_and_the_largest() -> None:
-    first = Difference("r-1", input=0, output=2, token=3)
-    comparison = Comparison("1", 40, 2, 1, first, largest_distance=0.01234)
-    model: Any = SimpleNamespace(traffic=VersionTraffic(5.0, 2, (comparison,)))
-
-    assert dict(_traffic(model))["answers like 1"] == (
-        "40 equal, 2 different, 1 not answered; the first: request r-1, input 0, output 2, token 3;"
-        " numbers at most 0.012 apart"
-    )

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from engine.errors import InvalidRequest, ModelNotFound, ModelVersionNotFound
-from server.gateway.comparisons import _is_chosen
 from server.gateway.traffic import ModelVersion, Traffic
 
 OLD, NEW = ModelVersion("dates", "1"), ModelVersion("dates", "2")
@@ -53,15 +52,6 @@ def test_a_request_goes_the_same_way_again_and_stays_there_when_the_share_is_rai
         assert before < now == of_new(traffic)
         assert (traffic.share(NEW), traffic.share(OLD)) == (share, 100 - share)
         before = now
-
-
-def test_what_is_compared_is_a_sample_of_the_requests_of_both_versions() -> None:
-    new = of_new(two_versions(20))
-
-    sample = {key for key in IDS if _is_chosen(key, 20)}
-
-    assert abs(len(sample) / len(IDS) - 0.2) < 0.025
-    assert abs(len(sample & new) / len(sample) - 0.2) < 0.06
 
 
 def test_two_models_do_not_send_the_same_requests_to_their_new_versions() -> None:

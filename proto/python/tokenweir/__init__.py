@@ -87,8 +87,6 @@ from tokenweir._streams import (
 from tokenweir._types import (
     Answers,
     Classification,
-    Comparison,
-    Difference,
     Embedding,
     GeneratedSequence,
     Generation,
@@ -133,9 +131,7 @@ __all__ = [
     "Chat",
     "Classification",
     "Client",
-    "Comparison",
     "DeadlineExceeded",
-    "Difference",
     "Embedding",
     "FieldViolation",
     "GenerateOptions",

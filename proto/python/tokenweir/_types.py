@@ -329,34 +329,11 @@ class ParityCertificate:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The place at which the answers of two versions to a request begin to differ."""
-
-    request_id: str
-    input: int  # or item
-    output: int  # index of the output, or of the span
-    token: int  # index of the token; the number of all if one answer is the other's beginning
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Answers of a version to a sample of requests, and those of another one to the same."""
-
-    model_version: str  # the other one
-    equal: int
-    different: int
-    failed: int  # requests that one of them did not answer
-    first_difference: Difference | None
-    largest_distance: float = 0.0  # numbers of two answers; see the protocol
-
-
-@dataclass(frozen=True)
 class VersionTraffic:
     """The part of a model's calls that one of its versions has."""
 
     share: float  # percent of the new calls that name no version
     replicas: int  # that take calls
-    comparisons: tuple[Comparison, ...] = ()
 
 
 @dataclass(frozen=True)

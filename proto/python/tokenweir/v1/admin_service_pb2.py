@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tokenweir/v1/admin_service.proto\x12\x0ctokenweir.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xb1\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tapi_minor\x18\x02 \x01(\x05\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\x12=\n\x08replicas\x18\x06 \x03(\x0b\x32+.tokenweir.v1.GetServerInfoResponse.Replica\x1a^\n\x07Replica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.tokenweir.v1.ModelInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x94\x03\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.tokenweir.v1.ModelState\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x06 \x03(\t\x12$\n\x06limits\x18\x07 \x01(\x0b\x32\x14.tokenweir.v1.Limits\x12\x17\n\x0fmanifest_sha256\x18\x08 \x01(\x0c\x12/\n\x06parity\x18\t \x01(\x0b\x32\x1f.tokenweir.v1.ParityCertificate\x12\x0e\n\x06labels\x18\n \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x11\n\tprecision\x18\x0c \x01(\t\x12)\n\x08\x64\x65\x66\x61ults\x18\r \x01(\x0b\x32\x17.google.protobuf.Struct\x12-\n\x07traffic\x18\x0e \x01(\x0b\x32\x1c.tokenweir.v1.VersionTraffic\"`\n\x0eVersionTraffic\x12\r\n\x05share\x18\x01 \x01(\x01\x12\x10\n\x08replicas\x18\x02 \x01(\x05\x12-\n\x0b\x63omparisons\x18\x03 \x03(\x0b\x32\x18.tokenweir.v1.Comparison\"\xa3\x01\n\nComparison\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\r\n\x05\x65qual\x18\x02 \x01(\x03\x12\x11\n\tdifferent\x18\x03 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x03\x12\x32\n\x10\x66irst_difference\x18\x05 \x01(\x0b\x32\x18.tokenweir.v1.Difference\x12\x18\n\x10largest_distance\x18\x06 \x01(\x02\"N\n\nDifference\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x01(\x05\x12\x0e\n\x06output\x18\x03 \x01(\x05\x12\r\n\x05token\x18\x04 \x01(\x05\"\xcd\x01\n\x06Limits\x12\x18\n\x10max_input_tokens\x18\x01 \x01(\x05\x12\x19\n\x11max_output_tokens\x18\x02 \x01(\x05\x12\x12\n\nmax_inputs\x18\x03 \x01(\x05\x12\x16\n\x0emax_beam_width\x18\x04 \x01(\x05\x12\x17\n\x0fmax_num_outputs\x18\x05 \x01(\x05\x12\x18\n\x10max_stop_strings\x18\x06 \x01(\x05\x12\x14\n\x0cmax_logprobs\x18\x07 \x01(\x05\x12\x19\n\x11max_request_bytes\x18\x08 \x01(\x05\"\xf9\x03\n\x11ParityCertificate\x12\r\n\x05\x63\x61ses\x18\x01 \x01(\x05\x12\x17\n\x0ftokens_compared\x18\x02 \x01(\x03\x12\x14\n\x0ctokens_equal\x18\x03 \x01(\x03\x12\x1a\n\x12max_abs_logit_diff\x18\x04 \x01(\x02\x12\x11\n\ttolerance\x18\x05 \x01(\x02\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x41\n\ttoolchain\x18\x07 \x03(\x0b\x32..tokenweir.v1.ParityCertificate.ToolchainEntry\x12\x17\n\x0f\x62\x61tch_invariant\x18\x08 \x01(\x08\x12/\n\x0ctext_quality\x18\t \x01(\x0b\x32\x19.tokenweir.v1.TextQuality\x12\r\n\x05proof\x18\n \x01(\t\x12(\n\x06losses\x18\x0b \x03(\x0b\x32\x18.tokenweir.v1.ParityLoss\x12,\n\x07\x61nswers\x18\x0c \x01(\x0b\x32\x1b.tokenweir.v1.ParityAnswers\x12\x1c\n\x0flargest_float16\x18\r \x01(\x02H\x00\x88\x01\x01\x12\x10\n\x08original\x18\x0e \x01(\t\x1a\x30\n\x0eToolchainEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_largest_float16\"\x89\x01\n\nParityLoss\x12\x0c\n\x04play\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x11\n\tpositions\x18\x03 \x01(\x03\x12\x0e\n\x06median\x18\x04 \x01(\x02\x12\x0f\n\x07largest\x18\x05 \x01(\x02\x12\x14\n\x0c\x65\x61ger_median\x18\x06 \x01(\x02\x12\x15\n\reager_largest\x18\x07 \x01(\x02\"\xd3\x02\n\rParityAnswers\x12\r\n\x05items\x18\x01 \x01(\x03\x12\x0e\n\x06labels\x18\x02 \x01(\x03\x12\x15\n\rlabels_turned\x18\x03 \x01(\x03\x12!\n\x14max_probability_diff\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x1b\n\x0emax_score_diff\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05pairs\x18\x06 \x01(\x03\x12\x14\n\x0cpairs_turned\x18\x07 \x01(\x03\x12\x1c\n\x0fmax_vector_loss\x18\x08 \x01(\x02H\x02\x88\x01\x01\x12\x1c\n\x0fmax_number_diff\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x17\n\x0fneighbours_kept\x18\n \x01(\x03\x42\x17\n\x15_max_probability_diffB\x11\n\x0f_max_score_diffB\x12\n\x10_max_vector_lossB\x12\n\x10_max_number_diff\"\x8c\x01\n\x0bTextQuality\x12\r\n\x05lines\x18\x01 \x01(\x03\x12\x11\n\x04\x63hrf\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x17\n\neager_chrf\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x19\n\x0c\x63hrf_between\x18\x04 \x01(\x02H\x02\x88\x01\x01\x42\x07\n\x05_chrfB\r\n\x0b_eager_chrfB\x0f\n\r_chrf_between\"\xa4\x01\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x0f\n\x07package\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x12\n\x05share\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x08\n\x06_share\"@\n\x11LoadModelResponse\x12+\n\nmodel_info\x18\x01 \x01(\x0b\x32\x17.tokenweir.v1.ModelInfo\"N\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x15\n\x13UnloadModelResponse\"H\n\x11SetTrafficRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"=\n\x12SetTrafficResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.tokenweir.v1.ModelInfo\"\x10\n\x0eGetLoadRequest\"\xc8\x03\n\x0fGetLoadResponse\x12;\n\x08replicas\x18\x01 \x03(\x0b\x32).tokenweir.v1.GetLoadResponse.ReplicaLoad\x1a\xd3\x01\n\x0bReplicaLoad\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\x05\x12\x0f\n\x07waiting\x18\x03 \x01(\x05\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x03\x12\x12\n\ncache_used\x18\x05 \x01(\x02\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x02\x12\r\n\x05model\x18\x07 \x01(\t\x12\x38\n\x06wasted\x18\x08 \x01(\x0b\x32(.tokenweir.v1.GetLoadResponse.WastedWork\x1a\xa1\x01\n\nWastedWork\x12\x16\n\x0epadding_tokens\x18\x01 \x01(\x03\x12\x18\n\x10\x63\x61ncelled_tokens\x18\x02 \x01(\x03\x12\x16\n\x0e\x65xpired_tokens\x18\x03 \x01(\x03\x12\x15\n\rfailed_tokens\x18\x04 \x01(\x03\x12\x18\n\x10\x64iscarded_tokens\x18\x05 \x01(\x03\x12\x18\n\x10preempted_tokens\x18\x06 \x01(\x03\"+\n\x14\x41\x62ortRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"(\n\x15\x41\x62ortRequestsResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*\xa4\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x17\n\x13MODEL_STATE_WARMING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x18\n\x14MODEL_STATE_DRAINING\x10\x04\x12\x16\n\x12MODEL_STATE_FAILED\x10\x05\x32\x90\x05\n\x0c\x41\x64minService\x12X\n\rGetServerInfo\x12\".tokenweir.v1.GetServerInfoRequest\x1a#.tokenweir.v1.GetServerInfoResponse\x12O\n\nListModels\x12\x1f.tokenweir.v1.ListModelsRequest\x1a .tokenweir.v1.ListModelsResponse\x12L\n\tLoadModel\x12\x1e.tokenweir.v1.LoadModelRequest\x1a\x1f.tokenweir.v1.LoadModelResponse\x12R\n\x0bUnloadModel\x12 .tokenweir.v1.UnloadModelRequest\x1a!.tokenweir.v1.UnloadModelResponse\x12O\n\nSetTraffic\x12\x1f.tokenweir.v1.SetTrafficRequest\x1a .tokenweir.v1.SetTrafficResponse\x12\x46\n\x07GetLoad\x12\x1c.tokenweir.v1.GetLoadRequest\x1a\x1d.tokenweir.v1.GetLoadResponse\x12X\n\rAbortRequests\x12\".tokenweir.v1.AbortRequestsRequest\x1a#.tokenweir.v1.AbortRequestsResponse\x12@\n\x05\x44rain\x12\x1a.tokenweir.v1.DrainRequest\x1a\x1b.tokenweir.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tokenweir/v1/admin_service.proto\x12\x0ctokenweir.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xb1\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tapi_minor\x18\x02 \x01(\x05\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\x12=\n\x08replicas\x18\x06 \x03(\x0b\x32+.tokenweir.v1.GetServerInfoResponse.Replica\x1a^\n\x07Replica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.tokenweir.v1.ModelInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x94\x03\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.tokenweir.v1.ModelState\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x06 \x03(\t\x12$\n\x06limits\x18\x07 \x01(\x0b\x32\x14.tokenweir.v1.Limits\x12\x17\n\x0fmanifest_sha256\x18\x08 \x01(\x0c\x12/\n\x06parity\x18\t \x01(\x0b\x32\x1f.tokenweir.v1.ParityCertificate\x12\x0e\n\x06labels\x18\n \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x11\n\tprecision\x18\x0c \x01(\t\x12)\n\x08\x64\x65\x66\x61ults\x18\r \x01(\x0b\x32\x17.google.protobuf.Struct\x12-\n\x07traffic\x18\x0e \x01(\x0b\x32\x1c.tokenweir.v1.VersionTraffic\"1\n\x0eVersionTraffic\x12\r\n\x05share\x18\x01 \x01(\x01\x12\x10\n\x08replicas\x18\x02 \x01(\x05\"\xcd\x01\n\x06Limits\x12\x18\n\x10max_input_tokens\x18\x01 \x01(\x05\x12\x19\n\x11max_output_tokens\x18\x02 \x01(\x05\x12\x12\n\nmax_inputs\x18\x03 \x01(\x05\x12\x16\n\x0emax_beam_width\x18\x04 \x01(\x05\x12\x17\n\x0fmax_num_outputs\x18\x05 \x01(\x05\x12\x18\n\x10max_stop_strings\x18\x06 \x01(\x05\x12\x14\n\x0cmax_logprobs\x18\x07 \x01(\x05\x12\x19\n\x11max_request_bytes\x18\x08 \x01(\x05\"\xf9\x03\n\x11ParityCertificate\x12\r\n\x05\x63\x61ses\x18\x01 \x01(\x05\x12\x17\n\x0ftokens_compared\x18\x02 \x01(\x03\x12\x14\n\x0ctokens_equal\x18\x03 \x01(\x03\x12\x1a\n\x12max_abs_logit_diff\x18\x04 \x01(\x02\x12\x11\n\ttolerance\x18\x05 \x01(\x02\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x41\n\ttoolchain\x18\x07 \x03(\x0b\x32..tokenweir.v1.ParityCertificate.ToolchainEntry\x12\x17\n\x0f\x62\x61tch_invariant\x18\x08 \x01(\x08\x12/\n\x0ctext_quality\x18\t \x01(\x0b\x32\x19.tokenweir.v1.TextQuality\x12\r\n\x05proof\x18\n \x01(\t\x12(\n\x06losses\x18\x0b \x03(\x0b\x32\x18.tokenweir.v1.ParityLoss\x12,\n\x07\x61nswers\x18\x0c \x01(\x0b\x32\x1b.tokenweir.v1.ParityAnswers\x12\x1c\n\x0flargest_float16\x18\r \x01(\x02H\x00\x88\x01\x01\x12\x10\n\x08original\x18\x0e \x01(\t\x1a\x30\n\x0eToolchainEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_largest_float16\"\x89\x01\n\nParityLoss\x12\x0c\n\x04play\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x11\n\tpositions\x18\x03 \x01(\x03\x12\x0e\n\x06median\x18\x04 \x01(\x02\x12\x0f\n\x07largest\x18\x05 \x01(\x02\x12\x14\n\x0c\x65\x61ger_median\x18\x06 \x01(\x02\x12\x15\n\reager_largest\x18\x07 \x01(\x02\"\xd3\x02\n\rParityAnswers\x12\r\n\x05items\x18\x01 \x01(\x03\x12\x0e\n\x06labels\x18\x02 \x01(\x03\x12\x15\n\rlabels_turned\x18\x03 \x01(\x03\x12!\n\x14max_probability_diff\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x1b\n\x0emax_score_diff\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05pairs\x18\x06 \x01(\x03\x12\x14\n\x0cpairs_turned\x18\x07 \x01(\x03\x12\x1c\n\x0fmax_vector_loss\x18\x08 \x01(\x02H\x02\x88\x01\x01\x12\x1c\n\x0fmax_number_diff\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x17\n\x0fneighbours_kept\x18\n \x01(\x03\x42\x17\n\x15_max_probability_diffB\x11\n\x0f_max_score_diffB\x12\n\x10_max_vector_lossB\x12\n\x10_max_number_diff\"\x8c\x01\n\x0bTextQuality\x12\r\n\x05lines\x18\x01 \x01(\x03\x12\x11\n\x04\x63hrf\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x17\n\neager_chrf\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x19\n\x0c\x63hrf_between\x18\x04 \x01(\x02H\x02\x88\x01\x01\x42\x07\n\x05_chrfB\r\n\x0b_eager_chrfB\x0f\n\r_chrf_between\"\xa4\x01\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x0f\n\x07package\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x12\n\x05share\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x08\n\x06_share\"@\n\x11LoadModelResponse\x12+\n\nmodel_info\x18\x01 \x01(\x0b\x32\x17.tokenweir.v1.ModelInfo\"N\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x15\n\x13UnloadModelResponse\"H\n\x11SetTrafficRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05share\x18\x03 \x01(\x01\"=\n\x12SetTrafficResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.tokenweir.v1.ModelInfo\"\x10\n\x0eGetLoadRequest\"\xc8\x03\n\x0fGetLoadResponse\x12;\n\x08replicas\x18\x01 \x03(\x0b\x32).tokenweir.v1.GetLoadResponse.ReplicaLoad\x1a\xd3\x01\n\x0bReplicaLoad\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\x05\x12\x0f\n\x07waiting\x18\x03 \x01(\x05\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x03\x12\x12\n\ncache_used\x18\x05 \x01(\x02\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x02\x12\r\n\x05model\x18\x07 \x01(\t\x12\x38\n\x06wasted\x18\x08 \x01(\x0b\x32(.tokenweir.v1.GetLoadResponse.WastedWork\x1a\xa1\x01\n\nWastedWork\x12\x16\n\x0epadding_tokens\x18\x01 \x01(\x03\x12\x18\n\x10\x63\x61ncelled_tokens\x18\x02 \x01(\x03\x12\x16\n\x0e\x65xpired_tokens\x18\x03 \x01(\x03\x12\x15\n\rfailed_tokens\x18\x04 \x01(\x03\x12\x18\n\x10\x64iscarded_tokens\x18\x05 \x01(\x03\x12\x18\n\x10preempted_tokens\x18\x06 \x01(\x03\"+\n\x14\x41\x62ortRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"(\n\x15\x41\x62ortRequestsResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*\xa4\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x17\n\x13MODEL_STATE_WARMING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x18\n\x14MODEL_STATE_DRAINING\x10\x04\x12\x16\n\x12MODEL_STATE_FAILED\x10\x05\x32\x90\x05\n\x0c\x41\x64minService\x12X\n\rGetServerInfo\x12\".tokenweir.v1.GetServerInfoRequest\x1a#.tokenweir.v1.GetServerInfoResponse\x12O\n\nListModels\x12\x1f.tokenweir.v1.ListModelsRequest\x1a .tokenweir.v1.ListModelsResponse\x12L\n\tLoadModel\x12\x1e.tokenweir.v1.LoadModelRequest\x1a\x1f.tokenweir.v1.LoadModelResponse\x12R\n\x0bUnloadModel\x12 .tokenweir.v1.UnloadModelRequest\x1a!.tokenweir.v1.UnloadModelResponse\x12O\n\nSetTraffic\x12\x1f.tokenweir.v1.SetTrafficRequest\x1a .tokenweir.v1.SetTrafficResponse\x12\x46\n\x07GetLoad\x12\x1c.tokenweir.v1.GetLoadRequest\x1a\x1d.tokenweir.v1.GetLoadResponse\x12X\n\rAbortRequests\x12\".tokenweir.v1.AbortRequestsRequest\x1a#.tokenweir.v1.AbortRequestsResponse\x12@\n\x05\x44rain\x12\x1a.tokenweir.v1.DrainRequest\x1a\x1b.tokenweir.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PARITYCERTIFICATE_TOOLCHAINENTRY']._loaded_options = None
   _globals['_PARITYCERTIFICATE_TOOLCHAINENTRY']._serialized_options = b'8\001'
-  _globals['_MODELSTATE']._serialized_start=3756
-  _globals['_MODELSTATE']._serialized_end=3920
+  _globals['_MODELSTATE']._serialized_start=3463
+  _globals['_MODELSTATE']._serialized_end=3627
   _globals['_GETSERVERINFOREQUEST']._serialized_start=113
   _globals['_GETSERVERINFOREQUEST']._serialized_end=135
   _globals['_GETSERVERINFORESPONSE']._serialized_start=138
@@ -50,51 +50,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO']._serialized_start=594
   _globals['_MODELINFO']._serialized_end=998
   _globals['_VERSIONTRAFFIC']._serialized_start=1000
-  _globals['_VERSIONTRAFFIC']._serialized_end=1096
-  _globals['_COMPARISON']._serialized_start=1099
-  _globals['_COMPARISON']._serialized_end=1262
-  _globals['_DIFFERENCE']._serialized_start=1264
-  _globals['_DIFFERENCE']._serialized_end=1342
-  _globals['_LIMITS']._serialized_start=1345
-  _globals['_LIMITS']._serialized_end=1550
-  _globals['_PARITYCERTIFICATE']._serialized_start=1553
-  _globals['_PARITYCERTIFICATE']._serialized_end=2058
-  _globals['_PARITYCERTIFICATE_TOOLCHAINENTRY']._serialized_start=1990
-  _globals['_PARITYCERTIFICATE_TOOLCHAINENTRY']._serialized_end=2038
-  _globals['_PARITYLOSS']._serialized_start=2061
-  _globals['_PARITYLOSS']._serialized_end=2198
-  _globals['_PARITYANSWERS']._serialized_start=2201
-  _globals['_PARITYANSWERS']._serialized_end=2540
-  _globals['_TEXTQUALITY']._serialized_start=2543
-  _globals['_TEXTQUALITY']._serialized_end=2683
-  _globals['_LOADMODELREQUEST']._serialized_start=2686
-  _globals['_LOADMODELREQUEST']._serialized_end=2850
-  _globals['_LOADMODELRESPONSE']._serialized_start=2852
-  _globals['_LOADMODELRESPONSE']._serialized_end=2916
-  _globals['_UNLOADMODELREQUEST']._serialized_start=2918
-  _globals['_UNLOADMODELREQUEST']._serialized_end=2996
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=2998
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=3019
-  _globals['_SETTRAFFICREQUEST']._serialized_start=3021
-  _globals['_SETTRAFFICREQUEST']._serialized_end=3093
-  _globals['_SETTRAFFICRESPONSE']._serialized_start=3095
-  _globals['_SETTRAFFICRESPONSE']._serialized_end=3156
-  _globals['_GETLOADREQUEST']._serialized_start=3158
-  _globals['_GETLOADREQUEST']._serialized_end=3174
-  _globals['_GETLOADRESPONSE']._serialized_start=3177
-  _globals['_GETLOADRESPONSE']._serialized_end=3633
-  _globals['_GETLOADRESPONSE_REPLICALOAD']._serialized_start=3258
-  _globals['_GETLOADRESPONSE_REPLICALOAD']._serialized_end=3469
-  _globals['_GETLOADRESPONSE_WASTEDWORK']._serialized_start=3472
-  _globals['_GETLOADRESPONSE_WASTEDWORK']._serialized_end=3633
-  _globals['_ABORTREQUESTSREQUEST']._serialized_start=3635
-  _globals['_ABORTREQUESTSREQUEST']._serialized_end=3678
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=3680
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=3720
-  _globals['_DRAINREQUEST']._serialized_start=3722
-  _globals['_DRAINREQUEST']._serialized_end=3736
-  _globals['_DRAINRESPONSE']._serialized_start=3738
-  _globals['_DRAINRESPONSE']._serialized_end=3753
-  _globals['_ADMINSERVICE']._serialized_start=3923
-  _globals['_ADMINSERVICE']._serialized_end=4579
+  _globals['_VERSIONTRAFFIC']._serialized_end=1049
+  _globals['_LIMITS']._serialized_start=1052
+  _globals['_LIMITS']._serialized_end=1257
+  _globals['_PARITYCERTIFICATE']._serialized_start=1260
+  _globals['_PARITYCERTIFICATE']._serialized_end=1765
+  _globals['_PARITYCERTIFICATE_TOOLCHAINENTRY']._serialized_start=1697
+  _globals['_PARITYCERTIFICATE_TOOLCHAINENTRY']._serialized_end=1745
+  _globals['_PARITYLOSS']._serialized_start=1768
+  _globals['_PARITYLOSS']._serialized_end=1905
+  _globals['_PARITYANSWERS']._serialized_start=1908
+  _globals['_PARITYANSWERS']._serialized_end=2247
+  _globals['_TEXTQUALITY']._serialized_start=2250
+  _globals['_TEXTQUALITY']._serialized_end=2390
+  _globals['_LOADMODELREQUEST']._serialized_start=2393
+  _globals['_LOADMODELREQUEST']._serialized_end=2557
+  _globals['_LOADMODELRESPONSE']._serialized_start=2559
+  _globals['_LOADMODELRESPONSE']._serialized_end=2623
+  _globals['_UNLOADMODELREQUEST']._serialized_start=2625
+  _globals['_UNLOADMODELREQUEST']._serialized_end=2703
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=2705
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=2726
+  _globals['_SETTRAFFICREQUEST']._serialized_start=2728
+  _globals['_SETTRAFFICREQUEST']._serialized_end=2800
+  _globals['_SETTRAFFICRESPONSE']._serialized_start=2802
+  _globals['_SETTRAFFICRESPONSE']._serialized_end=2863
+  _globals['_GETLOADREQUEST']._serialized_start=2865
+  _globals['_GETLOADREQUEST']._serialized_end=2881
+  _globals['_GETLOADRESPONSE']._serialized_start=2884
+  _globals['_GETLOADRESPONSE']._serialized_end=3340
+  _globals['_GETLOADRESPONSE_REPLICALOAD']._serialized_start=2965
+  _globals['_GETLOADRESPONSE_REPLICALOAD']._serialized_end=3176
+  _globals['_GETLOADRESPONSE_WASTEDWORK']._serialized_start=3179
+  _globals['_GETLOADRESPONSE_WASTEDWORK']._serialized_end=3340
+  _globals['_ABORTREQUESTSREQUEST']._serialized_start=3342
+  _globals['_ABORTREQUESTSREQUEST']._serialized_end=3385
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=3387
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=3427
+  _globals['_DRAINREQUEST']._serialized_start=3429
+  _globals['_DRAINREQUEST']._serialized_end=3443
+  _globals['_DRAINRESPONSE']._serialized_start=3445
+  _globals['_DRAINRESPONSE']._serialized_end=3460
+  _globals['_ADMINSERVICE']._serialized_start=3630
+  _globals['_ADMINSERVICE']._serialized_end=4286
 # @@protoc_insertion_point(module_scope)

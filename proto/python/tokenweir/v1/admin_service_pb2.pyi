@@ -304,114 +304,23 @@ class VersionTraffic(_message.Message):
 
     SHARE_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
-    COMPARISONS_FIELD_NUMBER: _builtins.int
     share: _builtins.float
     """Percent of the new calls that name no version."""
     replicas: _builtins.int
     """Workers that take calls for it."""
-    @_builtins.property
-    def comparisons(self) -> _containers.RepeatedCompositeFieldContainer[Global___Comparison]:
-        """Its answers compared with those of other versions, since it was loaded."""
-
     def __init__(
         self,
         *,
         share: _builtins.float = ...,
         replicas: _builtins.int = ...,
-        comparisons: _abc.Iterable[Global___Comparison] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparisons", b"comparisons", "replicas", b"replicas", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VersionTraffic: _TypeAlias = VersionTraffic  # noqa: Y015
-
-@_typing.final
-class Comparison(_message.Message):
-    """Answers of two versions to the same requests: a sample of all but those that draw without a seed."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MODEL_VERSION_FIELD_NUMBER: _builtins.int
-    EQUAL_FIELD_NUMBER: _builtins.int
-    DIFFERENT_FIELD_NUMBER: _builtins.int
-    FAILED_FIELD_NUMBER: _builtins.int
-    FIRST_DIFFERENCE_FIELD_NUMBER: _builtins.int
-    LARGEST_DISTANCE_FIELD_NUMBER: _builtins.int
-    model_version: _builtins.str
-    """The other version."""
-    equal: _builtins.int
-    """Requests that both answered the same: the same tokens and text, best labels or spans.  Of
-    vectors, scores and the number of a regression those are the same that are at most 0.001 apart.
-    """
-    different: _builtins.int
-    """Requests that they answered differently."""
-    failed: _builtins.int
-    """Requests that one of them did not answer."""
-    largest_distance: _builtins.float
-    """How far numbers of two answers were apart at most: probabilities of labels and spans, sums of
-    log-probabilities, numbers of a regression; where one of two is above 1, in parts of it.  Of
-    vectors it is the length of their difference, in parts of the longer one.
-    """
-    @_builtins.property
-    def first_difference(self) -> Global___Difference:
-        """The first one that they answered differently."""
-
-    def __init__(
-        self,
-        *,
-        model_version: _builtins.str = ...,
-        equal: _builtins.int = ...,
-        different: _builtins.int = ...,
-        failed: _builtins.int = ...,
-        first_difference: Global___Difference | None = ...,
-        largest_distance: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first_difference", b"first_difference"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["different", b"different", "equal", b"equal", "failed", b"failed", "first_difference", b"first_difference", "largest_distance", b"largest_distance", "model_version", b"model_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
-
-@_typing.final
-class Difference(_message.Message):
-    """Where two answers begin to differ."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    INPUT_FIELD_NUMBER: _builtins.int
-    OUTPUT_FIELD_NUMBER: _builtins.int
-    TOKEN_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    """As its client called the request."""
-    input: _builtins.int
-    """Which input or item of the request."""
-    output: _builtins.int
-    """Which of its outputs, or spans."""
-    token: _builtins.int
-    """Which token of an output; the number of all if one answer is the other's beginning, or the same
-    tokens are another text.
-    """
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.str = ...,
-        input: _builtins.int = ...,
-        output: _builtins.int = ...,
-        token: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "request_id", b"request_id", "token", b"token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Difference: _TypeAlias = Difference  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
