@@ -22,7 +22,7 @@ from engine.package.recognised import recognise
 from engine.wording import listed, problems_of, shortened
 
 MANIFEST_NAME = "manifest.json"
-SIGNATURE_NAME = "model.sig"  # it may be there, of the manifest and every file
+SIGNATURE_NAME = "manifest.sig"  # it may be there
 _DIGEST = "digest"  # the key of the manifest's own
 MAX_MANIFEST_BYTES = 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

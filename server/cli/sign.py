@@ -31,9 +31,9 @@ from server.cli.options import examples, existing_file, package_path
 def sign(package: Path, key: Path) -> None:
     """Sign PACKAGE: its manifest, and every file by its hash.
 
-    The signature is model.sig in the package, in the format of OpenSSF's model-signing, whose
-    `model_signing verify key` checks it too. Commands that change the manifest, such as
-    `tokenweir verify --device cuda`, come before.
+    The signature is manifest.sig in the package: ECDSA with SHA-256, detached, as `openssl dgst`
+    makes and checks it. Commands that change the manifest, such as `tokenweir verify --device
+    cuda`, come before.
     """
     from server.packages.signature import sign as sign_package
 

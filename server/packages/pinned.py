@@ -10,7 +10,6 @@ from pathlib import Path
 from engine.errors import PackageError
 from engine.package.manifest import Manifest
 from engine.package.package import (
-    MAX_MANIFEST_BYTES,
     SIGNATURE_NAME,
     Package,
     load_package,
@@ -55,7 +54,7 @@ def pin(address: Path | str, key: Path | None) -> tuple[PinnedPackage, Manifest]
     raw = _raw_manifest(address)
     manifest = parse_manifest(raw, str(address))
     if key is not None:
-        _check_signed(address, key, raw, manifest)
+        _check_signed(address, key, raw)
     pinned = PinnedPackage(address, sha256(raw).hexdigest())
     if not is_remote(address):
         pinned.load(None)
@@ -76,23 +75,20 @@ def _raw_manifest(address: Path | str) -> bytes:
     return open_package(address)[1]
 
 
-def _check_signed(address: Path | str, key: Path, raw: bytes, manifest: Manifest) -> None:
-    from server.packages.signature import check_signature
-    from server.packages.signing_key import public_key
+def _check_signed(address: Path | str, key: Path, raw: bytes) -> None:
+    from server.packages.signature import MAX_SIGNATURE_BYTES, check_signature, public_key
 
     known = public_key(key)
     try:
-        signature = _signature(address)
+        if is_remote(address):
+            package = RemotePackage(str(address))
+            signature = package.small_file(SIGNATURE_NAME, MAX_SIGNATURE_BYTES)
+        else:
+            with (Path(address) / SIGNATURE_NAME).open("rb") as file:
+                signature = file.read(MAX_SIGNATURE_BYTES)
     except (PackageError, OSError) as error:
         raise PackageError(
             f"{address} has no signature that can be read ({error}), and one by {key} is required; "
             f"sign it with: tokenweir sign {address} --key KEY"
         ) from error
-    check_signature(signature, known, raw, manifest, str(address))
-
-
-def _signature(address: Path | str) -> bytes:
-    if is_remote(address):
-        return RemotePackage(str(address)).small_file(SIGNATURE_NAME, MAX_MANIFEST_BYTES)
-    with (Path(address) / SIGNATURE_NAME).open("rb") as file:
-        return file.read(MAX_MANIFEST_BYTES)
+    check_signature(signature, known, raw, str(address))
