@@ -7,7 +7,6 @@ import itertools
 import os
 import subprocess
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,7 +27,6 @@ from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.work import BenchmarkWork, generation_contract
 from loadtest.errors import LoadTestError
 from loadtest.metrics import OwnLoad, RequestRecord, distribution
-from loadtest.studies import client_speed
 from loadtest.studies.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.studies.batching import (
     AtEqualP99,
@@ -40,27 +38,13 @@ from loadtest.studies.batching import (
 from loadtest.studies.first_token import first_token_of, measure_first_token
 from loadtest.studies.growth import Model, measure_steps
 from loadtest.studies.idle import ProcessUse, compare, read_tree, total
-from loadtest.studies.joining import Turn as JoiningTurn
-from loadtest.studies.joining import answer
-from loadtest.studies.joining import ratios as joining_ratios
-from loadtest.studies.loading import (
-    UnderLoad,
-    load_once,
-    measure_load,
-    summary_under_load,
-)
 from loadtest.studies.machine import Machine
 from loadtest.studies.overhead import Cost, Paced, costs_of, measure_paced
 from loadtest.studies.overhead_stages import STAGES, Do, Used, Work
 from loadtest.studies.overload import Fairness, Goodput, Overload, measure_goodput, prompts
-from loadtest.studies.places import Places, turn_of
-from loadtest.studies.places import Turn as PlaceTurn
 from loadtest.studies.serving import Burst, Pair, Share
-from loadtest.studies.sight import Turn as SightTurn
-from loadtest.studies.sight import ratios as sight_ratios
 from loadtest.studies.stand_in import FullSteps, StepLog
 from loadtest.studies.trees import Tree, Turn, Worker, ratios_of, result_of, started, take_turns
-from loadtest.work.ask import texts
 from tests.server.scripted_server import scripted_server, stream_messages
 
 WORK = TraceWork(
@@ -226,32 +210,6 @@ def test_every_batch_and_context_is_measured_once_a_round() -> None:
     assert sorted(runner.seen) == sorted(cells * 4), "a round before the first warms up"
 
 
-def test_a_package_that_cannot_be_loaded_is_no_measurement(tmp_path: Path) -> None:
-    with pytest.raises(subprocess.CalledProcessError):
-        load_once(tmp_path)
-
-
-async def test_the_first_work_is_two_bursts_of_prompts_and_the_whole(
-    make_engine: MakeEngine,
-) -> None:
-    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
-    work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=3)
-
-    found = await measure_load(
-        EngineBench(engine), generation_contract(engine.package), work, num_requests=4
-    )
-
-    prompts = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks]
-    assert len(prompts) == len(set(prompts)) == 3 * 4
-    assert sum(len(batch.decode_ids) for batch in runner.batches) == 4 * (3 - 1)
-    last = runner.batches[-1]
-    assert last.row_ops and not last.decode_ids, "the rows were given back before memory was read"
-    assert found.first_burst > 0 < found.second_burst
-    # A layer with one head of one number: keys and values of 4 bytes.
-    assert found.cache == 4 * (6 + 3 - 1) * 2 * 4 < found.resident
-    assert found.rest > 0
-
-
 async def test_a_server_and_an_engine_get_work_in_turns_and_no_prompt_twice(
     make_engine: MakeEngine,
 ) -> None:
@@ -283,18 +241,6 @@ def test_what_serving_leaves_is_the_median_of_the_ratios_of_turns() -> None:
 
     assert found.ratio() == {"median": 0.9, "least": 0.8, "most": 0.99}
     assert found.processor_ms() == {"served": {"worker": 6, "gateway": 2}, "engine": {"engine": 4}}
-
-
-def test_memory_under_load_is_the_most_of_all_rounds_and_bursts_are_compared_within_one() -> None:
-    rounds = [UnderLoad(2.0, 1.0, 700, 450, 90), UnderLoad(3.0, 2.0, 800, 450, 80)]
-
-    found = summary_under_load(100, [*rounds, UnderLoad(9.0, 9.0, 750, 450, 70)])
-
-    assert (found["resident_bytes"], found["cache_bytes"]) == (800, 450)
-    assert found["allowed_bytes"] == 1.2 * 100 + 450 + 150e6
-    assert (found["rest_bytes"], found["allowed_rest_bytes"]) == (90, 1.2 * 100 + 150e6)
-    assert found["first_to_second_burst"] == 1.5
-    assert len(found["rounds"]) == 3
 
 
 def test_processes_that_lived_all_the_time_are_compared_the_busiest_first() -> None:
@@ -528,48 +474,6 @@ def test_full_steps_of_another_process_are_counted_and_forgotten(tmp_path: Path)
     assert ours.take() == FullSteps()
 
 
-async def test_a_closed_loop_is_answered_and_timed(make_engine: MakeEngine) -> None:
-    def script(source: list[int], target: list[int]) -> int:
-        time.sleep(0.01)  # a step that takes no time tells several tokens at once, without a gap
-        return 5
-
-    engine, runner = await make_engine(script, config=EngineConfig(max_num_seqs=2))
-    requests = [Arrival(0.0, (7, 8, number), 4) for number in range(6)]
-
-    turn = await answer(engine, requests, num_streams=2)
-
-    assert sum(len(batch.decode_ids) for batch in runner.batches) == 6 * (4 - 1)
-    assert max(len(batch.decode_ids) for batch in runner.batches) <= 2
-    assert turn.wall >= 1e-3 * turn.first_token > 0 and turn.gap > 0 and turn.processor > 0
-
-
-def test_joining_is_compared_turn_by_turn() -> None:
-    one, others = JoiningTurn(1.0, 2.0, 30.0, 4.0), JoiningTurn(2.0, 2.0, 10.0, 8.0)
-
-    found = joining_ratios({"one chunk": [one, one, others], "all": [others, others, others]})
-
-    assert found == {"processor": 0.5, "wall": 1.0, "first_token": 3.0, "gap": 0.5}
-
-
-def test_places_are_compared_turn_by_turn() -> None:
-    thread = [PlaceTurn(100.0, 5.0), PlaceTurn(50.0, 9.0), PlaceTurn(80.0, 7.0)]
-    process = [PlaceTurn(90.0, 6.0), PlaceTurn(60.0, 9.5), PlaceTurn(80.0, 9.0)]
-    found = Places(16, {"thread": thread, "process": process})
-
-    assert (found.ratio, found.later) == (1.0, 1.0)
-
-
-def test_a_turn_counts_the_tokens_from_the_first_request_to_the_last_answer() -> None:
-    done = [
-        RequestRecord(0, 0, 0.0, 1.0, 2.0, "OK", token_times=(1.5,), output_tokens=7),
-        RequestRecord(1, 1, 0.0, 1.5, 3.0, "OK", token_times=(2.5, 3.0), output_tokens=3),
-    ]
-
-    assert turn_of(done) == (5.0, 750.0)
-    with pytest.raises(LoadTestError, match="1 of 3 requests had no answer"):
-        turn_of([*done, RequestRecord(2, 2, 0.0, 1.5, 3.0, "UNAVAILABLE")])
-
-
 def test_a_model_that_waits_is_idle_between_its_steps() -> None:
     steps = FullSteps(num_tokens=20, busy=0.3, first=1.0, last=2.0)
 
@@ -605,25 +509,3 @@ async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.M
     unknown = Paced("gateway", "joined", 256, None, None)
 
     assert await measure_paced("gateway", "joined", 256) == unknown
-
-
-def test_the_speed_of_the_load_test_counts_the_messages_that_it_read() -> None:
-    with client_speed._served(num_tokens=7) as address:
-        speed = client_speed.measure(address, texts(("p",)), num_streams=2, num_requests=5)
-
-    assert speed.num_messages == 35
-    assert speed.per_second > 0 and speed.processor_seconds > 0
-
-
-def test_what_sight_costs_is_the_median_of_the_ratios_of_turns() -> None:
-    watched = [SightTurn(90, 0.011), SightTurn(99, 0.010), SightTurn(50, 0.02)]
-    plain = [SightTurn(100, 0.01), SightTurn(100, 0.010), SightTurn(50, 0.01)]
-
-    found = sight_ratios(watched, plain)
-
-    assert found == {
-        "requests_per_second": 0.99,
-        "requests_per_second_least": 0.9,
-        "requests_per_second_most": 1.0,
-        "processor_seconds": pytest.approx(1.1),
-    }
