@@ -276,6 +276,10 @@ def _model(body: str, all_tokens: _AllTokens | None = None) -> ir.Model:
         found = all_tokens.constants().items()
         constants |= {name: constant for name, constant in found if name in named}
         further = f"float[rows, {all_tokens.vocab_size}] logits, int64[rows, 1] scope,"
+    declared = ", ".join(
+        f"{kind} {name} = {{{', '.join(map(str, numbers))}}}"
+        for name, (kind, numbers) in constants.items()
+    )
     text = f"""
 <ir_version: 10, opset_import: ["" : {OPSET}]>
 draw (int64[rows, num_top] top_ids, float[rows, num_top] top_logits,
@@ -283,11 +287,7 @@ draw (int64[rows, num_top] top_ids, float[rows, num_top] top_logits,
       int64[rows, 1] last_column, float[rows, 1] temperature, double[rows, 1] top_p,
       float[rows, 1] least_score, double[rows, 1] uniform)
   => (int64[rows, 1] drawn_ids, double[rows, 1] drawn_logprobs)
-<{", ".join(_declared(name, *constant) for name, constant in constants.items())}>
+<{declared}>
 {{ {body} }}
 """
     return ir.from_proto(onnx.parser.parse_model(text))
-
-
-def _declared(name: str, kind: str, numbers: Iterable[float]) -> str:
-    return f"{kind} {name} = {{{', '.join(str(number) for number in numbers)}}}"
