@@ -113,13 +113,15 @@ def _best_of_search(model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ..
         ]
     )
     order = np.lexsort((ids, beams, -scores))[: draw.num_candidates]
-    return tuple(
-        _candidate(model, draw, beam, token_id, score)
-        for beam, token_id, score in zip(
-            beams[order].tolist(), ids[order].tolist(), scores[order].tolist(), strict=True
-        )
-        if score > -np.inf
-    )
+    candidates = []
+    for beam, token_id, score in zip(
+        beams[order].tolist(), ids[order].tolist(), scores[order].tolist(), strict=True
+    ):
+        if score > -np.inf:
+            sampled = model.sampled(draw.beams[beam], token_id)
+            candidate = Candidate(beam, token_id, score, sampled.logprob, sampled.position)
+            candidates.append(candidate)
+    return tuple(candidates)
 
 
 def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tokens:
@@ -128,29 +130,16 @@ def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tok
     if beam.forced is not None:  # at no cost, as in transformers
         return np.array([beam.forced]), np.zeros(1, np.float32)
     if _has_columns(model, beam, num_candidates) and _has_free_columns(model, beam, num_candidates):
-        left = _left_by_bans(model, beam) if beam.params.renormalize else 1.0
+        left = 1.0  # the probability of all tokens that are not banned
+        if beam.params.renormalize:
+            left -= sum(math.exp(model.logprob(row, i)) for i in {*beam.banned})
         if left >= _LEAST_LEFT:
             return logits.top_ids[row, :width], logits.top_logprobs[row, :width] - math.log(left)
     shift = logits.top_logprobs[row, 0] - logits.top_logits[row, 0]
     logprobs = adjusted(logits.logits[row] + shift, beam)
     ids = likeliest(logprobs, width, logits.top_ids[row])
-    return ids, logprobs[ids] - (_log_of_sum(logprobs) if beam.params.renormalize else 0.0)
-
-
-def _left_by_bans(model: ModelLogprobs, beam: Draw) -> float:
-    """Return the probability of all tokens that are not banned."""
-    return 1 - sum(math.exp(model.logprob(beam.logits_row, i)) for i in {*beam.banned})
-
-
-def _log_of_sum(logprobs: Floats) -> float:
-    largest = float(logprobs.max())
-    if largest == -math.inf:  # nothing is left
-        return 0.0
-    return largest + math.log(np.exp(logprobs - largest).sum(dtype=np.float64))
-
-
-def _candidate(
-    model: ModelLogprobs, draw: BeamDraw, beam: int, token_id: int, score: float
-) -> Candidate:
-    sampled = model.sampled(draw.beams[beam], token_id)
-    return Candidate(beam, token_id, score, sampled.logprob, sampled.position)
+    log_of_sum = 0.0
+    if beam.params.renormalize and (largest := float(logprobs.max())) > -math.inf:
+        total = np.exp(logprobs - largest).sum(dtype=np.float64)
+        log_of_sum = largest + math.log(total)
+    return ids, logprobs[ids] - log_of_sum

@@ -61,7 +61,14 @@ class SampledColumns(NamedTuple):
         """Return the columns of these draws, all of which are plain."""
         widths = [first_columns(one, vocab_size) for one in params]
         of_all = [i for i, one in enumerate(params) if one.top_k == 0 and one.top_p < 1]
-        scopes = [_scope(one, vocab_size) for one in params]
+        scopes = []
+        for one in params:
+            width = num_columns(one)
+            if one.top_k == 0 and (width is None or width < vocab_size):
+                scopes.append(Scope.GO_ON)
+            else:
+                is_share = one.top_k == 0 and one.top_p < 1
+                scopes.append(Scope.WEIGH if is_share else Scope.NOTHING)
         return cls(
             np.array(which, np.intp),
             params,
@@ -162,13 +169,3 @@ def is_plain(params: SamplingParams) -> bool:
     if params.top_k == 0 and params.top_p < 1 and params.temperature > _MOST_TEMPERATURE:
         return False
     return params.typical_p == 1 and params.top_k <= MAX_COLUMNS
-
-
-def _scope(params: SamplingParams, vocab_size: int) -> Scope:
-    """Return that of a plain draw."""
-    if params.top_k > 0:
-        return Scope.NOTHING
-    width = num_columns(params)
-    if width is None or width < vocab_size:
-        return Scope.GO_ON
-    return Scope.WEIGH if params.top_p < 1 else Scope.NOTHING

@@ -142,12 +142,16 @@ class Sampler:
                     choices[i] = model.sampled_column(draw, 0)
                 else:
                     from_columns.append((i, draw, width))
-        if from_rows or from_columns:
-            self._fetch(model, from_rows, from_columns)
+        if from_rows or from_columns:  # the whole rows that are sure to be read
+            read = [draw for _, draw in from_rows]
+            read += [draw for _, draw, _ in from_columns if needs_row_sum(draw.params)]
+            logits.fetch(draw.logits_row for draw in read)
         if from_columns:
             from_rows += self._choose_from_columns(model, from_columns, choices)
         if from_rows:
-            self._choose_from_rows(model, from_rows, choices)
+            logits.fetch(draw.logits_row for _, draw in from_rows)
+            for i, draw in from_rows:
+                choices[i] = self._choose_from_row(model, draw)
         if searches:
             candidates = best_candidates(model, [draw for _, draw in searches])
             for (i, _), found in zip(searches, candidates, strict=True):
@@ -225,17 +229,6 @@ class Sampler:
             for row, token_id in zip(rows, draw.token_ids, strict=True)
         )
 
-    def _fetch(
-        self,
-        model: ModelLogprobs,
-        from_rows: list[tuple[int, Draw]],
-        from_columns: list[tuple[int, Draw, int]],
-    ) -> None:
-        """Fetch the whole rows that are sure to be read."""
-        draws = [draw for _, draw in from_rows]
-        draws += [draw for _, draw, _ in from_columns if needs_row_sum(draw.params)]
-        model.logits.fetch(draw.logits_row for draw in draws)
-
     def _choose_from_columns(
         self, model: ModelLogprobs, found: list[tuple[int, Draw, int]], choices: list[Choice]
     ) -> list[tuple[int, Draw]]:
@@ -255,13 +248,6 @@ class Sampler:
             else:  # tokens behind the columns may be drawn
                 others.append((i, draw))
         return others
-
-    def _choose_from_rows(
-        self, model: ModelLogprobs, found: list[tuple[int, Draw]], choices: list[Choice]
-    ) -> None:
-        model.logits.fetch(draw.logits_row for _, draw in found)
-        for i, draw in found:
-            choices[i] = self._choose_from_row(model, draw)
 
     def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled | None:
         if draw.forced is not None:
