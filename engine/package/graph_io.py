@@ -37,8 +37,8 @@ READ_ON_HOST = (NUM_TOP, TOTAL_SEQ)  # inputs that kernels for a device want the
 
 TOPS = (TOP_IDS, TOP_LOGITS, TOP_LOGPROBS)
 DRAWN = (DRAWN_IDS, DRAWN_LOGPROBS)
-# Packages for a device have them, by engine.sampling.plain.Reach.
-DRAW_GRAPHS = ("draw.onnx", "draw_all.onnx", "draw_nucleus.onnx")
+# Packages for a device have them, by engine.sampling.plain.SamplingGraph.
+SAMPLING_GRAPHS = ("draw.onnx", "draw_all.onnx", "draw_nucleus.onnx")
 
 # numpy's names; keys and values have the type of their cache.
 DTYPES = {
@@ -154,8 +154,8 @@ def encoder_shape(cross: CacheShape) -> GraphShape:
     )
 
 
-def draw_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
-    """Return what DRAW_GRAPHS take and give: the next tokens of the rows of a decode call.
+def sampling_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
+    """Return what SAMPLING_GRAPHS take and give: the next tokens of the rows of a decode call.
 
     Whatever stands in a row beside them, with a last column and a scope of 0 they give the
     likeliest token.

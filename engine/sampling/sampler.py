@@ -12,7 +12,7 @@ from engine.requests.events import PositionLogprobs
 from engine.requests.request import SamplingParams
 from engine.sampling import beam_candidates
 from engine.sampling.beam_candidates import best_candidates
-from engine.sampling.draws import BeamDraw, Choice, Draw, Sampled, ScoreDraw
+from engine.sampling.draws import BeamExpansion, Choice, Draw, Sampled, TokensToScore
 from engine.sampling.logit_controls import adjusted, is_controlled, is_free
 from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.logprobs import ModelLogprobs
@@ -47,9 +47,9 @@ def num_top(params: SamplingParams) -> int:
     return max(1, params.logprobs or 0, params.prompt_logprobs or 0, num_columns(params) or 0)
 
 
-def reads_rows(draw: Draw | BeamDraw) -> bool:
+def reads_rows(draw: Draw | BeamExpansion) -> bool:
     """Say whether a draw may look at its whole row of logits, beside the likeliest tokens."""
-    if isinstance(draw, BeamDraw):
+    if isinstance(draw, BeamExpansion):
         return beam_candidates.reads_rows(draw)
     if draw.banned or not is_free(draw):
         return True
@@ -115,8 +115,8 @@ class Sampler:
         self._stream = RandomStream()
         self._row = np.empty(0, np.float32)
 
-    def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamDraw]) -> list[Choice]:
-        """Choose a token for each draw, or the candidates of each BeamDraw, best first.
+    def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamExpansion]) -> list[Choice]:
+        """Choose a token for each draw, or the candidates of each BeamExpansion, best first.
 
         None: no token can be chosen, for a row holds NaN or infinity (its model has failed), or a
         constraint cannot be followed any further.
@@ -125,9 +125,9 @@ class Sampler:
         choices: list[Choice] = [None] * len(draws)
         from_rows: list[tuple[int, Draw]] = []
         from_columns: list[tuple[int, Draw, int]] = []
-        searches: list[tuple[int, BeamDraw]] = []
+        searches: list[tuple[int, BeamExpansion]] = []
         for i, draw in enumerate(draws):
-            if isinstance(draw, BeamDraw):
+            if isinstance(draw, BeamExpansion):
                 if all(model.is_finite[beam.logits_row] for beam in draw.beams):
                     searches.append((i, draw))
             elif not model.is_finite[draw.logits_row]:
@@ -217,7 +217,7 @@ class Sampler:
             found.token_ids[place] = chosen
             found.logprobs[place] = model.logprob(row, chosen)
 
-    def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
+    def score(self, logits: StepLogits, draw: TokensToScore) -> tuple[PositionLogprobs, ...] | None:
         """Return the log-probabilities of given tokens; None if a row is not finite."""
         model = ModelLogprobs(logits)
         rows = range(draw.logits_row, draw.logits_row + len(draw.token_ids))

@@ -11,13 +11,13 @@ import onnx_ir as ir
 import onnxscript.optimizer
 
 from engine.errors import CheckpointError, ConfigError
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.cache_int8 import calibrate, quantize_cache
 from exporter.graphs.contracts import generation_contract
-from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.input_scales import Passage, fixed_scales
+from exporter.graphs.sampling_graphs import sampling_graphs
 from exporter.graphs.target import target_of
 from exporter.graphs.torch_export import Graphs, build_graphs, traced
 from exporter.graphs.weights import quantize
@@ -84,8 +84,8 @@ def build_package_graphs(
         samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
         cache_scales = calibrate(generator(checkpoint.model), contract, samples)
         quantize_cache(graphs["decoder.onnx"], cache_scales, functions)
-    if draws and target.has_draws and contract is not None:
-        return {**graphs, **draw_graphs(contract.vocab_size)}
+    if draws and target.has_sampling_graphs and contract is not None:
+        return {**graphs, **sampling_graphs(contract.vocab_size)}
     return graphs
 
 
@@ -105,5 +105,5 @@ def write_package_graphs(
 def write_graphs(graphs: Graphs, directory: Path) -> None:
     """Write each graph and, beside it, its weights in one file; draws have none."""
     for name, graph in graphs.items():
-        weights = None if name in DRAW_GRAPHS else f"{name}.data"
+        weights = None if name in SAMPLING_GRAPHS else f"{name}.data"
         ir.save(graph, directory / name, external_data=weights)

@@ -1,4 +1,4 @@
-"""The graphs that draw the next tokens of rows: DRAW_GRAPHS of engine/package/graph_io.py.
+"""The graphs that draw the next tokens of rows: SAMPLING_GRAPHS of engine/package/graph_io.py.
 
 They do what engine/sampling/sampler.py does, in the same types: weights in float32, their sums in
 float64. The first one draws from the likeliest tokens. Columns behind the last one of a row change
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.sampling.plain import Scope
 from exporter.operators.domain import OPSET
 
@@ -46,8 +46,8 @@ _WEIGHTS = f"""
 """
 
 
-def draw_graphs(vocab_size: int) -> dict[str, ir.Model]:
-    """Return the graphs by name; `draw_shapes` of engine/package/graph_io.py describes them."""
+def sampling_graphs(vocab_size: int) -> dict[str, ir.Model]:
+    """Return the graphs by name; `sampling_shapes` of engine/package/graph_io.py describes them."""
     all_tokens = _AllTokens(vocab_size)
     of_columns = _WEIGHTS + _from_columns("column_total", "drawn_ids", "drawn_logprobs")
     from_columns = _from_columns("column_total", "column_ids", "column_logprobs")
@@ -56,7 +56,7 @@ def draw_graphs(vocab_size: int) -> dict[str, ir.Model]:
     of_nucleus = _WEIGHTS + all_tokens.weights() + all_tokens.nucleus() + from_share
     of_nucleus += all_tokens.draws("may_any_be_drawn")
     models = _model(of_columns), _model(of_all, all_tokens), _model(of_nucleus, all_tokens)
-    return dict(zip(DRAW_GRAPHS, models, strict=True))
+    return dict(zip(SAMPLING_GRAPHS, models, strict=True))
 
 
 def _from_columns(total: str, ids: str, logprobs: str) -> str:
