@@ -63,7 +63,7 @@ class SamplingCalls:
         self._block = block
         self._graph_ids = graph_ids
         names = (LAST_COLUMN, TEMPERATURE, TOP_P, LEAST_SCORE, UNIFORM, SCOPE)
-        self._asked = {name: block.standing(name, (num_slots, 1)) for name in names}
+        self._asked = {name: block.persistent_input(name, (num_slots, 1)) for name in names}
         self._asked[TEMPERATURE].host[:] = 1
         self._asked[TOP_P].host[:] = np.inf
         self._asked[LEAST_SCORE].host[:] = -np.inf

@@ -10,7 +10,7 @@ from engine.sampling.plain import PlainDraws
 from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.sequence import Request, Sequence
 
-Places = object  # a step's keys and values, in the terms of one KVCache and its runner
+SlotMapping = object  # a step's keys and values, in the terms of one KVCache and its runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Step(NamedTuple):
     started: float  # on the scheduler's clock
     num_read: int  # source and prompt tokens
     parts: Parts
-    places: Places
+    slot_mapping: SlotMapping
     plain_draws: PlainDraws
     plain: tuple[Sequence, ...]  # one a plain draw
     begins: bool  # some of these may draw their first token

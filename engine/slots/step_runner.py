@@ -47,7 +47,7 @@ class SlotStepRunner:
 
     def submit(self, step: Step) -> None:
         """Run or queue a step, see StepRunner."""
-        model, batch = self.model, step.places
+        model, batch = self.model, step.slot_mapping
         assert isinstance(batch, ScheduledBatch)
         started, before = perf_counter(), model.num_padding
         draws, whole_rows, is_done_now = None, [], True
