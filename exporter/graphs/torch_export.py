@@ -35,7 +35,7 @@ from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import Family, TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS, EncoderOutput
-from exporter.models.protocol import CachedDecoder, Generator, generator, viewer
+from exporter.models.protocol import CachedDecoder, Generator, generator, image_encoder
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.cross_attention import SourceRow
 from exporter.operators.domain import OPSET, Functions
@@ -338,7 +338,7 @@ def _trace_encoder_decoder(model: nn.Module, contract: Contract, target: Target)
     return {"encoder.onnx": encoder, **decoder}
 
 
-def _trace_text_reader(model: nn.Module, contract: Contract, target: Target) -> Graphs:
+def _trace_text_encoder(model: nn.Module, contract: Contract, target: Target) -> Graphs:
     assert contract.encoding is not None, "it reads texts"
     module = _OnePassGraph(model, contract.encoding.max_len)
     return {"model.onnx": _export(module, one_pass_shape(contract))}
@@ -346,15 +346,15 @@ def _trace_text_reader(model: nn.Module, contract: Contract, target: Target) -> 
 
 def _trace_vision(model: nn.Module, contract: Contract, target: Target) -> Graphs:
     if target.patches_as_product:
-        viewer(model).multiply_patches()
+        image_encoder(model).multiply_patches()
     return {"model.onnx": _export(_VisionGraph(model), one_pass_shape(contract))}
 
 
 _TRACES: Mapping[Family, Callable[[nn.Module, Contract, Target], Graphs]] = {
     "encoder-decoder": _trace_encoder_decoder,
     "gpt": _trace_decoder,
-    "bert": _trace_text_reader,
-    "labeller": _trace_text_reader,
+    "bert": _trace_text_encoder,
+    "labeller": _trace_text_encoder,
     "vit": _trace_vision,
 }
 
