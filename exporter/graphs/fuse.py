@@ -32,8 +32,9 @@ _CONTRIB = "com.microsoft"
 def fuse(model: ir.Model) -> None:
     """Rewrite a graph in place."""
     join_products(model)
-    # In this order: an activation adds the bias before it for nothing, and a norm that adds a
-    # residual is none by itself any more. Made anew: rules keep the last graph that they matched.
+    # The order counts: an activation adds the bias before it for nothing, and a norm that adds a
+    # residual is none by itself any more. Rules are made anew, for they keep the last graph that
+    # they matched, with its weights.
     for rules in (
         [
             RewriteRule(_bias_gelu, _fused_gelu, _is_bias),

@@ -21,7 +21,7 @@ from exporter.graphs.constants import integers_of
 
 def replace_reductions(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    # made anew: rules keep the last graph that they have matched, with its weights
+    # Rules are made anew, for they keep the last graph that they matched, with its weights.
     rules = RewriteRuleSet(
         [
             RewriteRule(_length, _root_of_product, _is_last),

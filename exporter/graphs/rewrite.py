@@ -23,7 +23,7 @@ from exporter.graphs.constants import add_constant, array_of
 
 def simplify(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    # made anew: rules keep the last graph that they have matched, with its weights
+    # Rules are made anew, for they keep the last graph that they matched, with its weights.
     rules = RewriteRuleSet(
         [
             RewriteRule(_gather_nd, _gather),

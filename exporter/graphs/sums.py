@@ -23,7 +23,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 def replace_sums(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    # made anew: rules keep the last graph that they have matched, with its weights
+    # Rules are made anew, for they keep the last graph that they matched, with its weights.
     rules = RewriteRuleSet(
         [
             RewriteRule(_sum, _product, _is_over_rows),
