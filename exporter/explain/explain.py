@@ -69,24 +69,24 @@ def _explain_translation(
     checkpoint: Checkpoint, text: str, target: str | None
 ) -> tuple[str, list[TextBlock | ImageBlock]]:
     """Show the three attentions of an encoder-decoder while it writes its answer, or `target`."""
-    model, writer = cast(EncoderDecoder, checkpoint.model), checkpoint.target_tokenizer
-    assert writer is not None, "load_checkpoint demands one of texts"
+    model, target_tokenizer = cast(EncoderDecoder, checkpoint.model), checkpoint.target_tokenizer
+    assert target_tokenizer is not None, "load_checkpoint demands one of texts"
     start, end = model.config.bos_token_id, model.config.eos_token_id
     assert start is not None, "TransformerConfig demands it of an encoder-decoder"
-    reader, source = _encoded(checkpoint, text)
+    tokenizer, source = _encoded(checkpoint, text)
     if target is None:
         output = _greedy(checkpoint, model, source, start)
     else:
-        ids = writer.encode(target, add_special_tokens=False).ids
+        ids = target_tokenizer.encode(target, add_special_tokens=False).ids
         output = [*checkpoint.config.generation.forced_begin, *ids]
         output += [] if end is None else [end]
         _check_length("target", output, model.config.max_target_len)
     inputs = [start, *output[:-1]]
     with record_probabilities(model) as recorded:
         model(torch.tensor([source]), torch.tensor([inputs]))
-    read = _labels(reader, source)
-    written, before = _labels(writer, output), _labels(writer, inputs)
-    return f"{text} → {writer.decode(output, skip_special_tokens=True)}", [
+    read = _labels(tokenizer, source)
+    written, before = _labels(target_tokenizer, output), _labels(target_tokenizer, inputs)
+    return f"{text} → {target_tokenizer.decode(output, skip_special_tokens=True)}", [
         TextBlock(
             "cross-attention: from each token being written (row) to the source (column)",
             written,
