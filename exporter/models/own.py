@@ -35,7 +35,7 @@ class OwnConfig(TransformerConfig):
         return self.vector_width
 
     @classmethod
-    def generative_model(
+    def generator(
         cls,
         *,
         vocab_size: int,

@@ -43,7 +43,7 @@ class TorchTransformer(nn.Module):
     ) -> OwnConfig:
         """Return what the engine has to know, the sizes of the module filled in."""
         num_heads = self.transformer.nhead
-        return OwnConfig.generative_model(
+        return OwnConfig.generator(
             vocab_size=vocab_size,
             max_len=max_len,
             max_source_len=max_source_len,

@@ -136,7 +136,7 @@ def test_own_decoder_with_shared_key_heads_is_certified_in_formats(
 ) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 9, "max_len": 8, "num_layers": 1, "num_heads": 2, "head_dim": 6}
-    config = OwnConfig.generative_model(**sizes, num_kv_heads=1)
+    config = OwnConfig.generator(**sizes, num_kv_heads=1)
 
     manifest = export_own(Grouped(), config, tmp_path / "own", tokenizer=tokenizer(), **form)
 

@@ -68,7 +68,7 @@ class Deaf(Counter):
 def test_a_writer_that_is_not_as_described_is_refused(
     model: Any, described: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config = OwnConfig.generative_model(**{**WRITER, **described})
+    config = OwnConfig.generator(**{**WRITER, **described})
 
     assert message in refusal(model(), config, tmp_path)
 
@@ -78,8 +78,8 @@ def test_keys_of_a_source_that_are_not_as_described_are_named(tmp_path: Path) ->
     own = TorchTransformer(module, Embed(), Embed(), nn.Linear(32, 8))
     sizes = {"vocab_size": 8, "max_len": 8, "max_source_len": 8, "start_token_id": 1}
 
-    few = OwnConfig.generative_model(**sizes, num_layers=1, num_heads=2, head_dim=16)
-    wide = OwnConfig.generative_model(**sizes, num_layers=2, num_heads=4, head_dim=16)
+    few = OwnConfig.generator(**sizes, num_layers=1, num_heads=2, head_dim=16)
+    wide = OwnConfig.generator(**sizes, num_layers=2, num_heads=4, head_dim=16)
 
     assert "for 2 layers; it is described with 1" in refusal(own, few, tmp_path)
     assert "source_keys_values gives [1, 8, 32] for keys; it is described as [1, 8, 64]" in refusal(
@@ -138,14 +138,14 @@ def test_a_viewer_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
-    message = refusal(Counter(), OwnConfig.generative_model(**WRITER), tmp_path, num_words=12)
+    message = refusal(Counter(), OwnConfig.generator(**WRITER), tmp_path, num_words=12)
 
     assert "tokenizer: it has 12 tokens, the model has a vocabulary of 10" in message
 
 
 def test_a_model_of_texts_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a model of texts needs a tokenizer"):
-        export_own(Counter(), OwnConfig.generative_model(**WRITER), tmp_path / "package")
+        export_own(Counter(), OwnConfig.generator(**WRITER), tmp_path / "package")
 
 
 class Branches(nn.Module):
