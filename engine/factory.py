@@ -17,7 +17,7 @@ from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
 from engine.lifecycle.engine import NICENESS
 from engine.lifecycle.warm_up_result import WarmUpResult
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package
 
@@ -203,11 +203,11 @@ def load_runner(
             buckets=config.decode_buckets,
             widest_group=widest,
         )
-    from engine.cuda.draw_calls import draw_calls_of
     from engine.cuda.room import DeviceRoom, fit
+    from engine.cuda.sampling_calls import sampling_calls_of
 
-    graphs = [device.create_session(package.file(name)) for name in DRAW_GRAPHS]
-    draws = draw_calls_of(graphs, contract.vocab_size)
+    graphs = [device.create_session(package.file(name)) for name in SAMPLING_GRAPHS]
+    draws = sampling_calls_of(graphs, contract.vocab_size)
     weights = sum(file.size for name, file in package.manifest.files.items() if ".onnx" in name)
     room = DeviceRoom.read(device.runtime, config.gpu_memory_utilization, weights)
     found = fit(config, contract, room)

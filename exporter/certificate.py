@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import CertificateError
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import Answers, Certificate, PackageFormat, Precision, Proof
 from exporter.checkpoint import Checkpoint
 from exporter.compare.answers import compare_answers
@@ -186,7 +186,7 @@ def _graphs(
     with scratch_directory("twin") as twins:
         with writing_scratch(num_parameters(model) * _BYTES_PER_NUMBER):
             write_package_graphs(checkpoint, in_it, twins, functions=bodies, draws=False)
-        for draws in DRAW_GRAPHS:  # the package's own are proven
+        for draws in SAMPLING_GRAPHS:  # the package's own are proven
             if (directory / draws).exists():
                 shutil.copy(directory / draws, twins)
         yield twins

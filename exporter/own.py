@@ -32,10 +32,10 @@ def export_own(
 ) -> Manifest:
     """Export a model, prove it equal to itself in PyTorch, and write the package.
 
-    `model` has the methods of `OwnWriter`, or a `forward` of one pass: of `input_ids` and `mask`,
-    or of `pixel_values`, to logits, vectors, or both. `samples` are texts that it is tried with;
-    `options` and errors are those of `export_package`, and ConfigError for a model that is not as
-    `config` describes it, which is tried first, or that torch cannot trace.
+    `model` has the methods of `GenerativeModel`, or a `forward` of one pass: of `input_ids` and
+    `mask`, or of `pixel_values`, to logits, vectors, or both. `samples` are texts that it is tried
+    with; `options` and errors are those of `export_package`, and ConfigError for a model that is
+    not as `config` describes it, which is tried first, or that torch cannot trace.
     """
     with _as_checkpoint(model, config, tokenizer, samples) as checkpoint:
         return export_package(checkpoint, out_dir, **options)

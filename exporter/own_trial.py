@@ -55,7 +55,8 @@ def _try_writer(model: nn.Module, config: OwnConfig, name: str) -> None:
     lacking = [method for method in wanted if not callable(getattr(model, method, None))]
     if lacking:
         raise ConfigError(
-            f"{name} lacks {listed(lacking)}; OwnWriter in exporter/models/own.py says what they do"
+            f"{name} lacks {listed(lacking)}; GenerativeModel in exporter/models/own.py says what "
+            "they do"
         )
     with _failing(f"{name} on a source of {config.max_source_len} tokens"):
         sources = _sources(model, config) if config.max_source_len else []

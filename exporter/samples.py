@@ -26,7 +26,7 @@ def random_tokens(rng: np.random.Generator, vocab_size: int, length: int) -> Tok
     return tuple(rng.integers(0, vocab_size, length).tolist())
 
 
-class Deck:
+class TokenSampler:
     """Deals the tokens of a vocabulary: all of them once before any comes again, its ends first.
 
     A table that an export cuts or shifts is wrong at an end, and a token that was never tried
@@ -39,7 +39,7 @@ class Deck:
         between = rng.permutation(np.arange(1, max(1, vocab_size - 1)))
         self._left = deque([*ends, *between.tolist()])
 
-    def deal(self, length: int) -> Tokens:
+    def sample(self, length: int) -> Tokens:
         """Return the next token ids."""
         while len(self._left) < length:
             self._left.extend(self._rng.permutation(self._vocab_size).tolist())

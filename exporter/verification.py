@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel
 
 from engine.errors import CertificateError
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import Certificate, DeviceCertificate, Judged, Manifest
 from engine.package.package import MANIFEST_NAME, Package, load_package
 from engine.wording import listed, shortened
@@ -143,8 +143,8 @@ def _check_no_others(package: Package, checkpoint: Checkpoint) -> None:
     """Refuse files that no export of the checkpoint has: the engine might read one of them."""
     manifest, graphs = package.manifest, package.manifest.graphs
     exported = {*copied_files(checkpoint), *graphs, *(f"{name}.data" for name in graphs)}
-    if manifest.generation and target_of(manifest.format).has_draws:
-        exported.update(DRAW_GRAPHS)
+    if manifest.generation and target_of(manifest.format).has_sampling_graphs:
+        exported.update(SAMPLING_GRAPHS)
     if others := sorted(package.manifest.files.keys() - exported):
         raise CertificateError(
             f"{package.path / others[0]} is not of {checkpoint.path}, which exports to no such "

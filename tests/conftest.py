@@ -112,7 +112,7 @@ class ScriptedRunner:
         self.batches: list[ScheduledBatch] = []
         self.before_step: Callable[[], None] = lambda: None  # to block or to fail
         self.num_padding = 0
-        self.is_on_device = self.has_draws = False
+        self.is_on_device = self.has_sampling_graphs = False
         self._num_slots, self._max_len, self._has_encoder = num_slots, max_len, has_encoder
         self.reset()
 

@@ -18,12 +18,12 @@ from engine.sampling.logits import Drawn, Floats, StepLogits
 from engine.slots.step_block import (
     CallOutputs,
     Pending,
-    Standing,
+    PersistentInput,
     StepSize,
     numpy_dtypes,
 )
 
-_ROW_BYTES = 176  # standing inputs, a row
+_ROW_BYTES = 176  # persistent inputs, a row
 _TOKEN_BYTES = 64  # inputs of a source or chunk, a token
 _READ_BYTES = 4096  # inputs of a source or chunk beside its tokens
 
@@ -63,7 +63,7 @@ class DeviceStepBlock:
         num_bytes = max(_input_bytes(each, num_slots) for each in sizes)
         self._written = memory.pinned(num_bytes)
         self._read = memory.zeros((num_bytes,), "int8")
-        self._end = self._end_of_standing = 0
+        self._end = self._end_of_persistent = 0
         self._logits = memory.zeros((num_slots, contract.vocab_size), DTYPES[LOGITS])
         self._num_logit_bytes = self._logits[:1].num_bytes
         self._row_bytes = aligned(self._num_logit_bytes)
@@ -76,11 +76,11 @@ class DeviceStepBlock:
         self._uploaded = memory.mark()
         self._number = self._received = 0  # the last step that began, that was received
 
-    def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
+    def persistent_input(self, name: str, shape: tuple[int, ...]) -> PersistentInput:
         """See StepBlock."""
-        standing = self._place(shape, self._dtypes[name])
-        self._end_of_standing = self._end
-        return standing
+        found = self._place(shape, self._dtypes[name])
+        self._end_of_persistent = self._end
+        return found
 
     def holds(self, size: StepSize) -> bool:
         """See StepBlock."""
@@ -94,7 +94,7 @@ class DeviceStepBlock:
         self._number += 1
         self._num_fetched = 0
         self._size = size
-        self._end = self._end_of_standing
+        self._end = self._end_of_persistent
         self._calls.clear()
         self._outputs_of(size.num_top).begin(size)
 
@@ -162,13 +162,13 @@ class DeviceStepBlock:
             logits, top_ids, top_logits, top_logprobs, sent.aligned(), sent.drawn_rows()
         )
 
-    def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Standing:
+    def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PersistentInput:
         """Return the next free bytes as an array on both sides."""
         start, num_bytes = self._end, math.prod(shape) * dtype.itemsize
         assert start + num_bytes <= len(self._written), "see _input_bytes"
         self._end = start + aligned(num_bytes)
         host = self._written[start : start + num_bytes].view(dtype).reshape(shape)
-        return Standing(host, self._read.view(start, dtype.name, shape))
+        return PersistentInput(host, self._read.view(start, dtype.name, shape))
 
     def _outputs_of(self, k: int) -> _SmallOutputs:
         if k not in self._outputs:
@@ -316,7 +316,7 @@ class _SmallOutputs:
 
 def _input_bytes(size: StepSize, num_slots: int) -> int:
     """Return room enough for the inputs of a step, of which all rows may share one source."""
-    beam_rows = 2 * 2 * 8 * num_slots**2  # standing ones, and those of a call of another shape
-    standing = _ROW_BYTES * num_slots + 2 * _READ_BYTES
+    beam_rows = 2 * 2 * 8 * num_slots**2  # persistent ones, and those of a call of another shape
+    persistent = _ROW_BYTES * num_slots + 2 * _READ_BYTES
     added = _TOKEN_BYTES * size.num_tokens + _READ_BYTES * (size.num_reads + 1)
-    return aligned(standing + beam_rows + added)
+    return aligned(persistent + beam_rows + added)

@@ -56,19 +56,18 @@ def split(
         raise ValueError(
             f"logits {logits.shape} and embedding {embeddings.shape} of {len(items)} rows"
         )
-    return [_prediction(item, logits[b], embeddings[b]) for b, item in enumerate(items)]
-
-
-def _prediction(
-    item: EncodedItem, logits: NDArray[Any], embedding: NDArray[Any]
-) -> ItemPrediction | None:
-    if not (np.isfinite(logits).all() and np.isfinite(embedding).all()):
-        return None
-    return ItemPrediction(
-        # Copies, so that no item keeps its whole batch in memory.
-        logits=(logits if item.kept is None else logits[list(item.kept)]).copy(),
-        embedding=embedding.copy(),
-        input_tokens=item.length,
-        spans=item.spans,
-        continues=item.continues,
-    )
+    found: list[ItemPrediction | None] = []
+    for item, own_logits, embedding in zip(items, logits, embeddings, strict=True):
+        if not (np.isfinite(own_logits).all() and np.isfinite(embedding).all()):
+            found.append(None)
+            continue
+        prediction = ItemPrediction(
+            # Copies, so that no item keeps its whole batch in memory.
+            logits=(own_logits if item.kept is None else own_logits[list(item.kept)]).copy(),
+            embedding=embedding.copy(),
+            input_tokens=item.length,
+            spans=item.spans,
+            continues=item.continues,
+        )
+        found.append(prediction)
+    return found

@@ -127,7 +127,11 @@ class EncoderEngine(Engine):
             self._num_encoding += 1
         try:
             self._encoder.check_count(items, path)
-            if _is_small(items):
+            # Texts of few characters are encoded here; images take long, and the first text that
+            # may be cut makes another tokenizer.
+            is_quick = not any(isinstance(i.content, bytes) or i.truncation for i in items)
+            num_chars = sum(len(i.content) + len(i.text_pair or "") for i in items)
+            if is_quick and num_chars <= MAX_INLINE_CHARS:
                 return self._encoder.encode(items, path)
             return await asyncio.to_thread(self._encoder.encode, items, path)
         finally:
@@ -192,21 +196,15 @@ class EncoderEngine(Engine):
         """Wait for items and return those to run together; none when the engine is to stop."""
         with self._changed:
             while self._lifecycle.state is not EngineState.STOPPED:
-                self._expire()
-                if batch := self._queue.take(self._most_items):
+                now = self._clock()
+                for job in self._queue.jobs():
+                    if job.is_late(now):
+                        self._close(job, job.expired())
+                if batch := self._queue.take(lambda item: self._config.most_items(item.cost)):
                     self._num_running = len(batch)
                     return batch
                 self._changed.wait()
             return []
-
-    def _most_items(self, item: EncodedItem) -> int:
-        return self._config.most_items(item.cost)
-
-    def _expire(self) -> None:
-        now = self._clock()
-        for job in self._queue.jobs():
-            if job.is_late(now):
-                self._close(job, job.expired())
 
     def _run_batch(self, batch: list[WaitingItem]) -> None:
         started = self._clock()
@@ -218,7 +216,10 @@ class EncoderEngine(Engine):
                 outputs = split(self._graph.run(stack(items)), items)
         except Exception:
             _log.exception("a batch failed; requests: %s", [j.request_id for j in _jobs(batch)])
-            self._fail_batch(batch)
+            with self._changed:
+                self._num_running = 0
+                for job in _jobs(batch):
+                    self._close(job, failure(job.request_id))
         else:
             self._deliver(batch, outputs, started)
 
@@ -235,16 +236,15 @@ class EncoderEngine(Engine):
             for waiting, output in zip(batch, outputs, strict=True):
                 waiting.job.outputs[waiting.index] = output
                 if output is None:
-                    self._close(waiting.job, _not_finite(waiting))
+                    error = EngineFailure(
+                        f"request {waiting.job.request_id}: what the model gives for item "
+                        f"{waiting.item.place} is not finite; the weights or the input drive it "
+                        "out of range"
+                    )
+                    self._close(waiting.job, error)
             for job in _jobs(batch):
                 if prediction := job.prediction(now):
                     self._close(job, prediction)
-
-    def _fail_batch(self, batch: list[WaitingItem]) -> None:
-        with self._changed:
-            self._num_running = 0
-            for job in _jobs(batch):
-                self._close(job, failure(job.request_id))
 
     def _close(
         self, job: PredictionJob, outcome: Prediction | TokenweirError | None = None
@@ -259,19 +259,5 @@ class EncoderEngine(Engine):
             job.settle(outcome)
 
 
-def _is_small(items: Sequence[PredictionItem]) -> bool:
-    """Say whether encoding takes so little that the event loop can do it; images take long."""
-    if any(isinstance(item.content, bytes) or item.truncation for item in items):
-        return False  # the first text that may be cut makes another tokenizer
-    return sum(len(i.content) + len(i.text_pair or "") for i in items) <= MAX_INLINE_CHARS
-
-
 def _jobs(batch: list[WaitingItem]) -> list[PredictionJob]:
     return list({waiting.job: None for waiting in batch})
-
-
-def _not_finite(waiting: WaitingItem) -> TokenweirError:
-    return EngineFailure(
-        f"request {waiting.job.request_id}: what the model gives for item {waiting.item.place} is "
-        "not finite; the weights or the input drive it out of range"
-    )

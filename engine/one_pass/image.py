@@ -40,7 +40,10 @@ def load_image(
             "or start the server with a larger max_image_bytes ([engine.limits])",
         )
     image = _decode(data, path, limits)
-    image = _fit(_reduce(image, contract.channels), contract, path, limits)
+    if image.mode.startswith("I"):  # 16 bits a pixel; convert() would cut, not scale
+        image = Image.fromarray((np.asarray(image, dtype=np.float64) / 257).round().astype("uint8"))
+    image = image.convert("L" if contract.channels == 1 else "RGB")
+    image = _fit(image, contract, path, limits)
     pixels = np.asarray(image, dtype=np.float32)  # (size, size[, channels])
     pixels = pixels.reshape(contract.size, contract.size, contract.channels)
     mean = np.asarray(contract.mean, dtype=np.float32)
@@ -53,7 +56,8 @@ def _decode(data: bytes, path: str, limits: RequestLimits) -> Image.Image:
     try:
         # Pillow reads the header only; its own limit on pixels is a warning and lies far higher.
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        _check_size(image, path, limits)
+        if image.width * image.height > limits.max_image_pixels:
+            raise _too_many_pixels(path, f"{image.width} x {image.height} are", limits)
         image.load()
         return ImageOps.exif_transpose(image)
     except InvalidRequest:
@@ -74,39 +78,20 @@ def _decode(data: bytes, path: str, limits: RequestLimits) -> Image.Image:
         ) from error
 
 
-def _check_size(image: Image.Image, path: str, limits: RequestLimits) -> None:
-    if image.width * image.height > limits.max_image_pixels:
-        raise _too_many_pixels(path, f"{image.width} x {image.height} are", limits)
-
-
-def _reduce(image: Image.Image, channels: int) -> Image.Image:
-    """Return an image in gray or RGB, 8 bits a channel."""
-    if image.mode.startswith("I"):  # 16 bits a pixel; convert() would cut, not scale
-        image = Image.fromarray((np.asarray(image, dtype=np.float64) / 257).round().astype("uint8"))
-    return image.convert("L" if channels == 1 else "RGB")
-
-
 def _fit(
     image: Image.Image, contract: ImageContract, path: str, limits: RequestLimits
 ) -> Image.Image:
     """Return an image of the model's size: resized, then its middle; black where there is none."""
-    size = _resized(image, contract)
-    if size[0] * size[1] > limits.max_image_pixels:
-        raise _too_many_pixels(path, f"{size[0]} x {size[1]}, as the model resizes it, are", limits)
-    if image.size != size:
-        image = image.resize(size, _RESAMPLING[contract.resample])
-    left, top = ((edge - contract.size) // 2 for edge in size)
+    width = height = contract.resize or contract.size
+    if contract.keep_ratio:
+        shorter = min(image.size)
+        width, height = (width * length // shorter for length in image.size)
+    if width * height > limits.max_image_pixels:
+        raise _too_many_pixels(path, f"{width} x {height}, as the model resizes it, are", limits)
+    if image.size != (width, height):
+        image = image.resize((width, height), _RESAMPLING[contract.resample])
+    left, top = (width - contract.size) // 2, (height - contract.size) // 2
     return image.crop((left, top, left + contract.size, top + contract.size))
-
-
-def _resized(image: Image.Image, contract: ImageContract) -> tuple[int, int]:
-    """Return the width and height that an image gets before its middle is taken."""
-    edge = contract.resize or contract.size
-    if not contract.keep_ratio:
-        return edge, edge
-    shorter = min(image.size)
-    width, height = (edge * length // shorter for length in image.size)
-    return width, height
 
 
 def _too_many_pixels(path: str, given: str, limits: RequestLimits) -> InvalidRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,7 +13,6 @@ from engine.config import EngineConfig, RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.one_pass.prediction import PredictionItem
-from engine.one_pass.windows import windows
 from engine.package.manifest import EncodingContract, ImageContract, Task
 from engine.requests.checks import raise_if_any
 from engine.requests.text import Encoding, ItemTokenizer
@@ -143,8 +142,12 @@ class ItemEncoder:
 
     def _windows(
         self, text: Encoding, stride: int, max_len: int, path: str
-    ) -> Iterable[tuple[Encoding, Sequence[int]]]:
-        """Return the windows of a text, one if it fits, and what each answers for."""
+    ) -> Iterator[tuple[Encoding, Sequence[int]]]:
+        """Yield the windows of a text, one if it fits, and the places that each answers for.
+
+        A token that neighbours share is answered for by the window in which it stands farther from
+        the edge.
+        """
         num_tokens = text.special.count(False)
         room = max_len - len(text.ids) + num_tokens
         if not 0 <= stride < room:
@@ -155,7 +158,18 @@ class ItemEncoder:
             most = f"more than {self._max_window_tokens} tokens"
             what = f"{len(starts)} windows of {max_len} tokens are {most}"
             raise _invalid(f"{path}.text", f"{what}; split it, or ask for a smaller stride")
-        return windows(text, starts, room)
+        before = (*text.special, False).index(False)  # special tokens
+        behind = before + num_tokens
+        half = (stride + 1) // 2
+        for start in starts:
+            first = half if start else 0
+            last = num_tokens - start if start == starts[-1] else starts.step + half
+            at, end = before + start, min(before + start + room, behind)
+            parts = {
+                name: values[:before] + values[at:end] + values[behind:]
+                for name, values in vars(text).items()
+            }
+            yield Encoding(**parts), range(before + first, before + last)
 
     def _encode_ids(
         self, ids: tuple[int, ...], pair: str | None, contract: EncodingContract, path: str

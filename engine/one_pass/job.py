@@ -59,7 +59,16 @@ class PredictionJob:
             return None
         grouped = groupby(zip(self.places, outputs, strict=True), key=itemgetter(0))
         items = tuple(_joined([output for _, output in group]) for _, group in grouped)
-        return Prediction(items, self._timing(now))
+        started = self.arrival if self.started is None else self.started
+        timing = Timing(
+            queue=started - self.arrival,
+            prefill=now - started,
+            decode=0.0,
+            time_to_first_token=now - self.arrival,
+            steps=len(self.batch_sizes),
+            mean_batch_size=sum(self.batch_sizes) / len(self.batch_sizes),
+        )
+        return Prediction(items, timing)
 
     def settle(self, outcome: Prediction | TokenweirError) -> None:
         """Hand the outcome to the event loop of its caller; any thread may."""
@@ -75,17 +84,6 @@ class PredictionJob:
             self.answer.set_exception(outcome)
         else:
             self.answer.set_result(outcome)
-
-    def _timing(self, now: float) -> Timing:
-        started = self.arrival if self.started is None else self.started
-        return Timing(
-            queue=started - self.arrival,
-            prefill=now - started,
-            decode=0.0,
-            time_to_first_token=now - self.arrival,
-            steps=len(self.batch_sizes),
-            mean_batch_size=sum(self.batch_sizes) / len(self.batch_sizes),
-        )
 
 
 def _joined(windows: list[ItemPrediction]) -> ItemPrediction:

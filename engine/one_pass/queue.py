@@ -55,7 +55,11 @@ class ItemQueue:
 
     def take(self, max_items: Callable[[EncodedItem], int]) -> list[WaitingItem]:
         """Take the oldest item and those of its length behind it; nothing if none waits."""
-        self._drop_void_heads()
+        for length, line in list(self._by_length.items()):
+            while line and not line[0].job.is_open:
+                line.popleft()
+            if not line:
+                del self._by_length[length]
         if not self._by_length:
             return []
         length, line = min(self._by_length.items(), key=lambda entry: entry[1][0].number)
@@ -65,22 +69,12 @@ class ItemQueue:
             waiting = line.popleft()
             if waiting.job.is_open:
                 batch.append(waiting)
-                self._count_out(waiting)
+                counts = self._waiting[waiting.job]
+                counts[0] -= 1
+                counts[1] -= waiting.item.cost
+                self.num_tokens -= waiting.item.cost
+                if counts[0] == 0:
+                    del self._waiting[waiting.job]
         if not line:
             del self._by_length[length]
         return batch
-
-    def _drop_void_heads(self) -> None:
-        for length, line in list(self._by_length.items()):
-            while line and not line[0].job.is_open:
-                line.popleft()
-            if not line:
-                del self._by_length[length]
-
-    def _count_out(self, waiting: WaitingItem) -> None:
-        counts = self._waiting[waiting.job]
-        counts[0] -= 1
-        counts[1] -= waiting.item.cost
-        self.num_tokens -= waiting.item.cost
-        if counts[0] == 0:
-            del self._waiting[waiting.job]

@@ -16,7 +16,7 @@ from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
-from engine.package.manifest import EncodingContract, ImageContract, Manifest
+from engine.package.manifest import ImageContract, Manifest
 from engine.requests.text import ItemTokenizer
 
 _SHORT = 8  # tokens of a short text
@@ -69,25 +69,19 @@ def _groups(
         yield "an image", _images(manifest.image, encoder, config)
         return
     assert manifest.encoding is not None and tokenizer is not None, "the factory sees to it"
-    yield from _texts(manifest.encoding)
-    ids = range(min(_SHORT, manifest.encoding.vocab_size))
-    try:
-        yield "a text", encoder.encode([PredictionItem(tokenizer.decode(ids))], "items")
-    except InvalidRequest:  # not every tokenizer reads what it writes
-        return
-
-
-def _texts(contract: EncodingContract) -> Iterator[Group]:
-    """Yield texts of token ids: short ones, then those of the greatest length."""
+    contract = manifest.encoding
     for length in (min(_SHORT, contract.max_len), contract.max_len):
         ids = np.arange(_MAX_ITEMS)[:, None] + np.arange(length)  # [items, length]
         # The first begins with the last of the vocabulary.
         texts = (contract.vocab_size - 1 + ids) % contract.vocab_size
         types = np.zeros(length, int) if contract.num_token_types > 1 else None
-        yield (
-            f"a text of {length} tokens",
-            [EncodedItem(text, length, length, types) for text in texts],
-        )
+        items = [EncodedItem(text, length, length, types) for text in texts]
+        yield f"a text of {length} tokens", items
+    first = range(min(_SHORT, contract.vocab_size))
+    try:
+        yield "a text", encoder.encode([PredictionItem(tokenizer.decode(first))], "items")
+    except InvalidRequest:  # not every tokenizer reads what it writes
+        return
 
 
 def _images(

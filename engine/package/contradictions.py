@@ -9,9 +9,7 @@ from engine.package.manifest import (
     FORMATS,
     LEAST_POSITIONS,
     MOST_TIMES,
-    CacheShape,
     Comparison,
-    DeviceCertificate,
     Judged,
     Manifest,
     PackageFormat,
@@ -56,19 +54,14 @@ def _wrong_contracts(manifest: Manifest) -> Iterator[str]:
         yield f"layout: {manifest.layout} does not go with {architecture}"
     if not generates and manifest.task != "embed" and not manifest.labels:
         yield f"labels: none; {manifest.task} needs the names of the model's classes"
-    yield from _wrong_vectors(manifest)
+    if manifest.task == "embed":
+        if manifest.labels:
+            yield f"labels: {len(manifest.labels)} of them do not go with embed"
+        for name in ("encoding", "image"):
+            contract = getattr(manifest, name)
+            if contract is not None and contract.embedding_dim is None:
+                yield f"{name}.embedding_dim: none; embed needs the width of the model's vectors"
     yield from _wrong_attention(manifest)
-
-
-def _wrong_vectors(manifest: Manifest) -> Iterator[str]:
-    if manifest.task != "embed":
-        return
-    if manifest.labels:
-        yield f"labels: {len(manifest.labels)} of them do not go with embed"
-    for name in ("encoding", "image"):
-        contract = getattr(manifest, name)
-        if contract is not None and contract.embedding_dim is None:
-            yield f"{name}.embedding_dim: none; embed needs the width of the model's vectors"
 
 
 def _wrong_attention(manifest: Manifest) -> Iterator[str]:
@@ -125,16 +118,15 @@ def _impossible_rows(manifest: Manifest) -> Iterator[str]:
     if contract is None:
         return
     for name, cache in (("cache", contract.cache), ("cross_cache", contract.cross_cache)):
-        if cache is not None and (size := _row_bytes(cache)) > _MAX_ROW_BYTES:
+        if cache is None:
+            continue
+        numbers = 2 * cache.num_layers * cache.num_kv_heads * cache.max_len * cache.head_dim
+        size = numbers * (1 if cache.dtype == "int8" else 4)
+        if size > _MAX_ROW_BYTES:
             yield (
                 f"generation.{name}: a row of {size:,} bytes is more than {_MAX_ROW_BYTES:,}; "
                 "no memory holds a sequence"
             )
-
-
-def _row_bytes(cache: CacheShape) -> int:
-    numbers = 2 * cache.num_layers * cache.num_kv_heads * cache.max_len * cache.head_dim
-    return numbers * (1 if cache.dtype == "int8" else 4)
 
 
 def _impossible_image(manifest: Manifest) -> Iterator[str]:
@@ -177,7 +169,19 @@ def _failed_on_device(manifest: Manifest) -> Iterator[str]:
         return
     if not FORMATS[manifest.target].is_shown_on_device:
         yield f"certificate.device: must not be there for the target {manifest.target}"
-    yield from _wrong_buckets(manifest, found)
+    buckets = found.buckets
+    if bool(buckets) != (manifest.generation is not None):
+        yield (
+            f"certificate.device.buckets: must {'not ' if buckets else ''}be there for "
+            f"{manifest.architecture}"
+        )
+    if any(one >= other for one, other in itertools.pairwise(buckets)):
+        yield f"certificate.device.buckets: {listed([*map(str, buckets)])} do not rise"
+    if found.batch_invariant and len(buckets) > 1:
+        yield (
+            f"certificate.device.batch_invariant: cannot be with {len(buckets)} buckets; which "
+            "kernel computes a row depends on them"
+        )
     yield from _failed_comparison("certificate.device", found, manifest.format)
 
 
@@ -213,19 +217,3 @@ def _unequal(name: str, judged: Sequence[Judged]) -> Iterator[str]:
                     f"{name}: {one.what}, {one.play}: {quantile} {ours[quantile]:.3g} is more than "
                     f"{factor:g} times that of the eager model, {theirs[quantile]:.3g}"
                 )
-
-
-def _wrong_buckets(manifest: Manifest, found: DeviceCertificate) -> Iterator[str]:
-    buckets = found.buckets
-    if bool(buckets) != (manifest.generation is not None):
-        yield (
-            f"certificate.device.buckets: must {'not ' if buckets else ''}be there for "
-            f"{manifest.architecture}"
-        )
-    if any(one >= other for one, other in itertools.pairwise(buckets)):
-        yield f"certificate.device.buckets: {listed([*map(str, buckets)])} do not rise"
-    if found.batch_invariant and len(buckets) > 1:
-        yield (
-            f"certificate.device.batch_invariant: cannot be with {len(buckets)} buckets; which "
-            "kernel computes a row depends on them"
-        )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.errors import PackageError
 
+_NO_FILE = "is not a file; a package holds plain files, export it again"
 _SMALL = 2**30  # a file of so many bytes is read in a second, whatever it holds
 
 
@@ -79,18 +80,7 @@ def _refuse_hollow(path: Path, file: FileIO, size: int) -> None:
     """Refuse a large file of which less than half was ever written: it costs its maker nothing."""
     if size <= _SMALL:
         return
-    written = _num_written(file, size)
-    file.seek(0)
-    if written < size // 2:
-        raise PackageError(
-            f"{path} has {size:,} bytes, of which only {written:,} were ever written; no weights "
-            "are so, copy or export it again"
-        )
-
-
-def _num_written(file: FileIO, size: int) -> int:
-    """Return how many bytes do not lie in holes, counted until they are half of the file."""
-    written = start = 0
+    written = start = 0  # bytes that do not lie in holes, counted until they are half of the file
     while written < size // 2:
         try:
             start = os.lseek(file.fileno(), start, os.SEEK_DATA)
@@ -100,7 +90,12 @@ def _num_written(file: FileIO, size: int) -> int:
             raise
         end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
         written, start = written + end - start, end
-    return written
+    file.seek(0)
+    if written < size // 2:
+        raise PackageError(
+            f"{path} has {size:,} bytes, of which only {written:,} were ever written; no weights "
+            "are so, copy or export it again"
+        )
 
 
 def open_plain(path: Path) -> FileIO:
@@ -115,26 +110,19 @@ def _open(path: str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
-        raise _refusal(Path(path), error) from error
+        if error.errno == errno.ENOENT:
+            said = "is missing; copy the package again or export the model again"
+        elif error.errno == errno.ELOOP:
+            said = "is a link; a package holds plain files, copy it without links"
+        elif error.errno == errno.ENXIO:  # a socket
+            said = _NO_FILE
+        else:
+            raise
+        raise PackageError(f"{path} {said}") from error
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise _no_file(Path(path))
-
-
-def _refusal(path: Path, error: OSError) -> Exception:
-    """Return what to raise for a file that cannot be opened."""
-    if error.errno == errno.ENOENT:
-        return PackageError(f"{path} is missing; copy the package again or export the model again")
-    if error.errno == errno.ELOOP:
-        return PackageError(f"{path} is a link; a package holds plain files, copy it without links")
-    if error.errno == errno.ENXIO:  # a socket
-        return _no_file(path)
-    return error
-
-
-def _no_file(path: Path) -> PackageError:
-    return PackageError(f"{path} is not a file; a package holds plain files, export it again")
+    raise PackageError(f"{path} {_NO_FILE}")
 
 
 def _stamp(found: os.stat_result) -> Stamp:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -37,8 +37,8 @@ READ_ON_HOST = (NUM_TOP, TOTAL_SEQ)  # inputs that kernels for a device want the
 
 TOPS = (TOP_IDS, TOP_LOGITS, TOP_LOGPROBS)
 DRAWN = (DRAWN_IDS, DRAWN_LOGPROBS)
-# Packages for a device have them, by engine.sampling.plain.Reach.
-DRAW_GRAPHS = ("draw.onnx", "draw_all.onnx", "draw_nucleus.onnx")
+# Packages for a device have them, by engine.sampling.plain.SamplingGraph.
+SAMPLING_GRAPHS = ("draw.onnx", "draw_all.onnx", "draw_nucleus.onnx")
 
 # numpy's names; keys and values have the type of their cache.
 DTYPES = {
@@ -129,37 +129,21 @@ def decoder_shape(contract: GenerationContract) -> GraphShape:
     outputs = _values({LOGITS: ("num_logits", contract.vocab_size), **top})
     outputs |= _layers(PRESENT, cache, "batch")
     if cross is not None:
-        inputs |= _source_inputs(cross)
-        if contract.alignment:
-            wanted = _alignment_shape(cross)
-            inputs |= wanted.inputs
-            outputs |= wanted.outputs
-    return GraphShape(inputs, outputs)
-
-
-def _source_inputs(cross: CacheShape) -> dict[str, GraphValue]:
-    """Return what a decoder takes beside its own positions if it attends to sources."""
-    return _values(
-        {
+        beside: dict[str, _Shape] = {
             SOURCE_LENGTHS: ("sources",),
             # The rows that attend to each source, any row where there are fewer than `beams`.
             BEAM_ROWS: ("sources", "beams"),
             ROW_QUERIES: _TOKENS,  # each query's place in the flattened [sources, beams, tokens]
         }
-    ) | _layers(CROSS, cross, "sources")
-
-
-def _alignment_shape(cross: CacheShape) -> GraphShape:
-    """Return what a decoder takes and gives for the attention of some positions to their source.
-
-    That is the last layer's cross-attention, mean over the heads, 0 behind the end of the source;
-    [0, 0] where none is wanted, and nothing is computed.
-    """
-    return GraphShape(
-        # The positions, in the flattened [batch, tokens], and the source of each.
-        _values(dict.fromkeys((ALIGNMENT_IDX, ALIGNMENT_SOURCES), ("num_alignments",))),
-        _values({ALIGNMENT: ("num_alignments", cross.max_len)}),
-    )
+        inputs |= _values(beside) | _layers(CROSS, cross, "sources")
+        if contract.alignment:
+            # The last layer's cross-attention of some positions, in the flattened [batch, tokens],
+            # to the source of each: mean over the heads, 0 behind the end of the source; [0, 0]
+            # where none is wanted, and nothing is computed.
+            wanted = dict.fromkeys((ALIGNMENT_IDX, ALIGNMENT_SOURCES), ("num_alignments",))
+            inputs |= _values(wanted)
+            outputs |= _values({ALIGNMENT: ("num_alignments", cross.max_len)})
+    return GraphShape(inputs, outputs)
 
 
 def encoder_shape(cross: CacheShape) -> GraphShape:
@@ -170,8 +154,8 @@ def encoder_shape(cross: CacheShape) -> GraphShape:
     )
 
 
-def draw_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
-    """Return what DRAW_GRAPHS take and give: the next tokens of the rows of a decode call.
+def sampling_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
+    """Return what SAMPLING_GRAPHS take and give: the next tokens of the rows of a decode call.
 
     Whatever stands in a row beside them, with a last column and a scope of 0 they give the
     likeliest token.
@@ -254,29 +238,22 @@ def _differences(graph: LoadedGraph, wanted: GraphShape) -> list[str]:
         ("input", wanted.inputs, graph.inputs),
         ("output", wanted.outputs, graph.outputs),
     ):
-        for name, before, behind in _compare(kind, expected, found):
+        problems: list[tuple[str, str, str]] = []  # a name, and what to write before and behind it
+        for name, value in expected.items():
+            if name not in found:
+                problems.append((name, f"missing {kind}", f", {value}"))
+            elif not _fits(found[name], value):
+                problems.append((name, kind, f" is {found[name]}, the manifest's {value}"))
+        unknown = sorted(found.keys() - expected.keys())
+        problems += [(name, f"unknown {kind}", "") for name in unknown]
+        for name, before, behind in problems:
             of_any_layer = re.sub(r"\.\d+\.(key|value)$", "", name)
             groups.setdefault((of_any_layer, before, behind), []).append(name)
-    return [
-        f"{graph.path.name}: {before} {_named(names)}{behind}"
-        for (_, before, behind), names in groups.items()
-    ]
-
-
-def _compare(kind: str, expected: Values, found: Values) -> Iterator[tuple[str, str, str]]:
-    """Yield every name that is wrong, and what to write before and behind it."""
-    for name, value in expected.items():
-        if name not in found:
-            yield name, f"missing {kind}", f", {value}"
-        elif not _fits(found[name], value):
-            yield name, kind, f" is {found[name]}, the manifest's {value}"
-    for name in sorted(found.keys() - expected.keys()):
-        yield name, f"unknown {kind}", ""
-
-
-def _named(names: list[str]) -> str:
-    others = len(names) - 1
-    return f"{names[0]} and {others} like it" if others else names[0]
+    sentences = []
+    for (_, before, behind), (first, *others) in groups.items():
+        like_it = f" and {len(others)} like it" if others else ""
+        sentences.append(f"{graph.path.name}: {before} {first}{like_it}{behind}")
+    return sentences
 
 
 def _fits(found: GraphValue, wanted: GraphValue) -> bool:

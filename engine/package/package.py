@@ -68,7 +68,13 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     manifest = parse_manifest(raw, str(directory))
     with _readable(path):
         stamps: dict[Path, Stamp | None] = {directory: read_stamp(directory)}
-        _check_unlisted(directory, manifest)
+        known = {MANIFEST_NAME, SIGNATURE_NAME, *manifest.files}
+        if unlisted := sorted(set(os.listdir(directory)) - known):
+            # A graph could read weights from it, unchecked.
+            raise PackageError(
+                f"{directory} holds {listed([*map(repr, unlisted)])}, which the manifest does not "
+                "list; a package holds its own files only, remove the others"
+            )
         for name, entry in manifest.files.items():
             stamps[directory / name] = check_file(directory / name, entry)
     return Package(
@@ -92,7 +98,14 @@ def open_package(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
         raise PackageError(problem)
     with _readable(path):
         directory = given.resolve()  # a link that moves later changes nothing
-        return directory, _read_manifest(directory)
+        manifest_path = directory / MANIFEST_NAME
+        with open_plain(manifest_path) as file:
+            raw = file.read(MAX_MANIFEST_BYTES + 1)
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise PackageError(
+            f"{manifest_path} has more than {MAX_MANIFEST_BYTES:,} bytes; no manifest is so large"
+        )
+    return directory, raw
 
 
 def parse_manifest(raw: bytes, place: str) -> Manifest:
@@ -102,16 +115,29 @@ def parse_manifest(raw: bytes, place: str) -> Manifest:
         content = parse_object(raw)
     except ValueError as error:
         raise _invalid(path, str(error)) from error
-    _refuse_newer_format(content.get("format_version"), place)
-    _check_digest(content, path)
-    del content[_DIGEST]
+    version = content.get("format_version")  # what is not a number is a wrong field
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise PackageError(
+            f"{place}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
+            "the newest that this release reads; upgrade tokenweir or export the model again"
+        )
+    given, digest = content.pop(_DIGEST, None), _digest(content)
+    if given != digest:
+        raise PackageError(
+            f"{path} was damaged or edited: its content has the SHA-256 {digest[:16]}..., its "
+            f"digest is {shortened(repr(given))}; copy the package again or export the model again"
+        )
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
     if problems := find_contradictions(manifest):
         raise _invalid(path, listed(problems, "; "))
-    _check_names(manifest, place)
+    for name in manifest.files:
+        if not _FILE_NAME.fullmatch(name) or name in (MANIFEST_NAME, SIGNATURE_NAME):
+            raise PackageError(
+                f"{place}: {shortened(repr(name))} is a path, not a file name in the package"
+            )
     return manifest
 
 
@@ -160,53 +186,5 @@ def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
         raise PackageError(f"{path} cannot be read: {error}; check its permissions") from error
 
 
-def _read_manifest(directory: Path) -> bytes:
-    manifest_path = directory / MANIFEST_NAME
-    with open_plain(manifest_path) as file:
-        raw = file.read(MAX_MANIFEST_BYTES + 1)
-    if len(raw) > MAX_MANIFEST_BYTES:
-        raise PackageError(
-            f"{manifest_path} has more than {MAX_MANIFEST_BYTES:,} bytes; no manifest is so large"
-        )
-    return raw
-
-
-def _refuse_newer_format(version: object, place: str) -> None:
-    """Refuse formats that this release does not know; what is not a number is a wrong field."""
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise PackageError(
-            f"{place}: package format {shortened(version)} is newer than {FORMAT_VERSION}, "
-            "the newest that this release reads; upgrade tokenweir or export the model again"
-        )
-
-
-def _check_digest(content: Mapping[str, Any], path: str) -> None:
-    given = content.get(_DIGEST)
-    if given != _digest(content):
-        raise PackageError(
-            f"{path} was damaged or edited: its content has the SHA-256 "
-            f"{_digest(content)[:16]}..., its digest is {shortened(repr(given))}; "
-            "copy the package again or export the model again"
-        )
-
-
 def _invalid(path: str, problems: str) -> PackageError:
     return PackageError(f"{path} is not valid: {problems}; export the model again")
-
-
-def _check_unlisted(directory: Path, manifest: Manifest) -> None:
-    """Refuse what the manifest does not list: a graph could read weights from it, unchecked."""
-    unlisted = sorted(set(os.listdir(directory)) - {MANIFEST_NAME, SIGNATURE_NAME, *manifest.files})
-    if unlisted:
-        raise PackageError(
-            f"{directory} holds {listed([*map(repr, unlisted)])}, which the manifest does not "
-            "list; a package holds its own files only, remove the others"
-        )
-
-
-def _check_names(manifest: Manifest, place: str) -> None:
-    for name in manifest.files:
-        if not _FILE_NAME.fullmatch(name) or name in (MANIFEST_NAME, SIGNATURE_NAME):
-            raise PackageError(
-                f"{place}: {shortened(repr(name))} is a path, not a file name in the package"
-            )

@@ -82,7 +82,11 @@ def recognise(path: str | os.PathLike[str]) -> Recognised:
     if not os.path.lexists(found):
         return _missing(given)
     try:
-        return _file(found) if found.is_file() else _directory(found)
+        if found.is_file():
+            return _file(found)
+        if not (names := _names(found)):
+            return Recognised(str(found), None, f"{found} is empty; give the directory of a model")
+        return _model(found, names) or Recognised(str(found), None, _why_none(found, names))
     except OSError as error:
         return Recognised(given, None, f"{given} cannot be read: {error.strerror}")
 
@@ -116,13 +120,6 @@ def _file(path: Path) -> Recognised:
     else:
         said = f"{path} is a file, and no model; give the directory of one"
     return Recognised(str(path), None, said)
-
-
-def _directory(path: Path) -> Recognised:
-    names = _names(path)
-    if not names:
-        return Recognised(str(path), None, f"{path} is empty; give the directory of a model")
-    return _model(path, names) or Recognised(str(path), None, _why_none(path, names))
 
 
 def _names(path: Path) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.requests.request import SamplingParams
-from engine.sampling.draws import BeamDraw, Candidate, Draw
+from engine.sampling.draws import BeamExpansion, Candidate, Draw
 from engine.sampling.logit_controls import adjusted, is_free
 from engine.sampling.logits import Floats
 from engine.sampling.logprobs import ModelLogprobs
@@ -21,7 +21,9 @@ _LEAST_LEFT = 0.5
 _Tokens = tuple[NDArray[np.integer], Floats]  # ids and log-probabilities after controls
 
 
-def best_candidates(model: ModelLogprobs, draws: Sequence[BeamDraw]) -> list[tuple[Candidate, ...]]:
+def best_candidates(
+    model: ModelLogprobs, draws: Sequence[BeamExpansion]
+) -> list[tuple[Candidate, ...]]:
     """Return for each search the candidates with the largest scores over all its hypotheses.
 
     Best first; of equals the earlier hypothesis's, then the lower token id. There are fewer than
@@ -53,7 +55,7 @@ def num_columns(params: SamplingParams) -> int:
     return min(params.beam_width * (2 + len(params.stop_token_ids)), MAX_COLUMNS)
 
 
-def reads_rows(draw: BeamDraw) -> bool:
+def reads_rows(draw: BeamExpansion) -> bool:
     """Say whether a search may look at whole rows of logits, beside the likeliest tokens."""
     return draw.beams[0].params.logprobs is not None or any(
         beam.banned or not is_free(beam) or draw.num_candidates > num_columns(beam.params)
@@ -61,7 +63,7 @@ def reads_rows(draw: BeamDraw) -> bool:
     )
 
 
-def _is_plain(model: ModelLogprobs, draw: BeamDraw) -> bool:
+def _is_plain(model: ModelLogprobs, draw: BeamExpansion) -> bool:
     """Say whether the likeliest tokens of the rows, and their scores, are all there is to it."""
     return draw.beams[0].params.logprobs is None and all(
         _has_columns(model, beam, draw.num_candidates)
@@ -84,7 +86,7 @@ def _has_free_columns(model: ModelLogprobs, beam: Draw, num_candidates: int) -> 
 
 
 def _best_of_plain(
-    model: ModelLogprobs, draws: Sequence[BeamDraw]
+    model: ModelLogprobs, draws: Sequence[BeamExpansion]
 ) -> Iterator[tuple[Candidate, ...]]:
     """Work on searches with as many beams and candidates each together."""
     logits, width = model.logits, min(draws[0].num_candidates, model.vocab_size)
@@ -102,7 +104,7 @@ def _best_of_plain(
         yield tuple(c for c in map(Candidate, *columns) if c.score > -np.inf)
 
 
-def _best_of_search(model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ...]:
+def _best_of_search(model: ModelLogprobs, draw: BeamExpansion) -> tuple[Candidate, ...]:
     found = [_best_of_beam(model, beam, draw.num_candidates) for beam in draw.beams]
     ids = np.concatenate([tokens for tokens, _ in found])
     beams = np.repeat(np.arange(len(found)), [len(tokens) for tokens, _ in found])
@@ -113,13 +115,15 @@ def _best_of_search(model: ModelLogprobs, draw: BeamDraw) -> tuple[Candidate, ..
         ]
     )
     order = np.lexsort((ids, beams, -scores))[: draw.num_candidates]
-    return tuple(
-        _candidate(model, draw, beam, token_id, score)
-        for beam, token_id, score in zip(
-            beams[order].tolist(), ids[order].tolist(), scores[order].tolist(), strict=True
-        )
-        if score > -np.inf
-    )
+    candidates = []
+    for beam, token_id, score in zip(
+        beams[order].tolist(), ids[order].tolist(), scores[order].tolist(), strict=True
+    ):
+        if score > -np.inf:
+            sampled = model.sampled(draw.beams[beam], token_id)
+            candidate = Candidate(beam, token_id, score, sampled.logprob, sampled.position)
+            candidates.append(candidate)
+    return tuple(candidates)
 
 
 def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tokens:
@@ -128,29 +132,16 @@ def _best_of_beam(model: ModelLogprobs, beam: Draw, num_candidates: int) -> _Tok
     if beam.forced is not None:  # at no cost, as in transformers
         return np.array([beam.forced]), np.zeros(1, np.float32)
     if _has_columns(model, beam, num_candidates) and _has_free_columns(model, beam, num_candidates):
-        left = _left_by_bans(model, beam) if beam.params.renormalize else 1.0
+        left = 1.0  # the probability of all tokens that are not banned
+        if beam.params.renormalize:
+            left -= sum(math.exp(model.logprob(row, i)) for i in {*beam.banned})
         if left >= _LEAST_LEFT:
             return logits.top_ids[row, :width], logits.top_logprobs[row, :width] - math.log(left)
     shift = logits.top_logprobs[row, 0] - logits.top_logits[row, 0]
     logprobs = adjusted(logits.logits[row] + shift, beam)
     ids = likeliest(logprobs, width, logits.top_ids[row])
-    return ids, logprobs[ids] - (_log_of_sum(logprobs) if beam.params.renormalize else 0.0)
-
-
-def _left_by_bans(model: ModelLogprobs, beam: Draw) -> float:
-    """Return the probability of all tokens that are not banned."""
-    return 1 - sum(math.exp(model.logprob(beam.logits_row, i)) for i in {*beam.banned})
-
-
-def _log_of_sum(logprobs: Floats) -> float:
-    largest = float(logprobs.max())
-    if largest == -math.inf:  # nothing is left
-        return 0.0
-    return largest + math.log(np.exp(logprobs - largest).sum(dtype=np.float64))
-
-
-def _candidate(
-    model: ModelLogprobs, draw: BeamDraw, beam: int, token_id: int, score: float
-) -> Candidate:
-    sampled = model.sampled(draw.beams[beam], token_id)
-    return Candidate(beam, token_id, score, sampled.logprob, sampled.position)
+    log_of_sum = 0.0
+    if beam.params.renormalize and (largest := float(logprobs.max())) > -math.inf:
+        total = np.exp(logprobs - largest).sum(dtype=np.float64)
+        log_of_sum = largest + math.log(total)
+    return ids, logprobs[ids] - log_of_sum

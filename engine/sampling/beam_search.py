@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.requests.events import FinishReason, PositionLogprobs
-from engine.requests.request import LengthPenaltyForm, LogitControls, SamplingParams
+from engine.requests.request import LengthPenaltyForm, SamplingParams
 from engine.requests.text import Detokenizer
 from engine.sampling.draws import Candidate
 from engine.sampling.stop_rule import End, StopRule
@@ -71,7 +71,10 @@ class BeamSearch:
         """
         self._params = params
         self._stop_rule = stop_rule
-        self._is_bounded = params.beam_end == "bound" and not _can_raise_scores(params.controls)
+        controls = params.controls
+        may_rise = controls.frequency_penalty < 0 or controls.presence_penalty < 0
+        may_rise |= any(bias > 0 for _, bias in controls.logit_bias)
+        self._is_bounded = params.beam_end == "bound" and not may_rise
         exponent = params.length_penalty
         self._form = params.length_penalty_form or ("paper" if exponent is None else "power")
         self._exponent = _EXPONENTS[self._form] if exponent is None else exponent
@@ -148,7 +151,20 @@ class BeamSearch:
 
         There are fewer if fewer ended: with few candidates, or a `beam_width` below `num_outputs`.
         """
-        return [self._hypothesis(ended) for ended in self._best()]
+        found = []
+        for ended in self._best():
+            path = [beam.last for beam in _path(ended.beam)][::-1]
+            hypothesis = Hypothesis(
+                token_ids=tuple(candidate.token_id for candidate in path),
+                beams=tuple(candidate.beam for candidate in path),
+                score=ended.score,
+                sum_logprob=ended.beam.sum_logprob if ended.beam else 0.0,
+                reason=ended.end.reason,
+                matched_stop=ended.end.stop,
+                logprobs=tuple(c.position for c in path if c.position is not None),
+            )
+            found.append(hypothesis)
+        return found
 
     def _best(self) -> list[_Ended]:
         return self._ended[: self._params.num_outputs]
@@ -169,7 +185,9 @@ class BeamSearch:
             return False
         if self._is_bounded:
             return self._ended_score_at_least(
-                running, self._params.num_outputs, (self._num_steps + 1, self._longest)
+                running,
+                self._params.num_outputs,
+                (self._num_steps + 1, self._stop_rule.max_new_tokens),
             )
         match self._params.beam_end:
             case "estimate":
@@ -190,26 +208,10 @@ class BeamSearch:
         # Monotonic in the length: rising for a positive exponent, falling for a negative one.
         return self._ended[count - 1].score >= best / max(map(self._penalty, lengths))
 
-    @property
-    def _longest(self) -> int:
-        return self._stop_rule.max_new_tokens
-
     def _penalty(self, num_tokens: int) -> float:
         if self._form == "power":
             return math.pow(max(1, num_tokens), self._exponent)
         return math.pow((5 + num_tokens) / 6, self._exponent)  # Wu et al., equation 14
-
-    def _hypothesis(self, ended: _Ended) -> Hypothesis:
-        path = [beam.last for beam in _path(ended.beam)][::-1]
-        return Hypothesis(
-            token_ids=tuple(candidate.token_id for candidate in path),
-            beams=tuple(candidate.beam for candidate in path),
-            score=ended.score,
-            sum_logprob=ended.beam.sum_logprob if ended.beam else 0.0,
-            reason=ended.end.reason,
-            matched_stop=ended.end.stop,
-            logprobs=tuple(c.position for c in path if c.position is not None),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,15 +227,6 @@ class _Ended(NamedTuple):
     score: float
     beam: _Beam | None
     end: End
-
-
-def _can_raise_scores(controls: LogitControls) -> bool:
-    """Whether a log-probability may be above 0 when controls have changed it."""
-    return (
-        controls.frequency_penalty < 0
-        or controls.presence_penalty < 0
-        or any(bias > 0 for _, bias in controls.logit_bias)
-    )
 
 
 def _path(beam: _Beam | None) -> Iterator[_Beam]:

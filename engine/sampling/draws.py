@@ -27,7 +27,7 @@ class Draw(NamedTuple):
     forced: int | None = None  # the token that must be chosen
 
 
-class BeamDraw(NamedTuple):
+class BeamExpansion(NamedTuple):
     """The best continuations of all hypotheses of one beam search."""
 
     beams: tuple[Draw, ...]  # one a running hypothesis
@@ -35,7 +35,7 @@ class BeamDraw(NamedTuple):
     num_candidates: int
 
 
-class ScoreDraw(NamedTuple):
+class TokensToScore(NamedTuple):
     """Given tokens whose log-probabilities are wanted."""
 
     logits_row: int  # the first token's; the others follow
@@ -54,7 +54,7 @@ class Sampled(NamedTuple):
 class Candidate(NamedTuple):
     """A continuation of a hypothesis."""
 
-    beam: int  # which of the BeamDraw's
+    beam: int  # which of the BeamExpansion's
     token_id: int
     score: float  # the hypothesis with this token, after controls
     logprob: float  # the token in the model's own distribution

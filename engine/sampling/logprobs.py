@@ -80,19 +80,11 @@ class ModelLogprobs:
     def _position(
         self, row: int, token_id: int, num_top: int, logprob: float, logit: np.float32
     ) -> PositionLogprobs:
-        chosen = TokenLogprob(token_id, logprob, self._rank(row, logit))
-        return PositionLogprobs(chosen, self._top(row, num_top))
-
-    def _rank(self, row: int, logit: np.float32) -> int:
-        """Return 1 and how many logits are larger."""
         top = self.logits.top_logits[row]
         others = top if logit >= top[-1] else self.logits.logits[row]
-        return 1 + int(np.count_nonzero(others > logit))
-
-    def _top(self, row: int, num_top: int) -> tuple[TokenLogprob, ...]:
+        chosen = TokenLogprob(token_id, logprob, 1 + int(np.count_nonzero(others > logit)))
         ids = self.logits.top_ids[row, :num_top].tolist()
-        logits = self.logits.top_logits[row, :num_top]
-        logprobs = self.logits.top_logprobs[row, :num_top].tolist()
+        logits, logprobs = top[:num_top], self.logits.top_logprobs[row, :num_top].tolist()
         ranks = (1 + logits[::-1].searchsorted(logits, side="right")).tolist()
         ranks = [len(ids) + 2 - rank for rank in ranks]
-        return tuple(map(TokenLogprob, ids, logprobs, ranks))
+        return PositionLogprobs(chosen, tuple(map(TokenLogprob, ids, logprobs, ranks)))

@@ -23,8 +23,8 @@ _NUM_TOP_OF_NUCLEUS = 128  # top_p and min_p: more tokens than most distribution
 _MOST_TEMPERATURE = 100  # top_p of all tokens: graphs do not find its end exactly beyond this
 
 
-class Reach(IntEnum):
-    """The tokens that a draw looks at; looking further than needed draws the same."""
+class SamplingGraph(IntEnum):
+    """The graphs for draws, by the tokens that they look at: more than needed draw the same."""
 
     COLUMNS = 0  # the likeliest tokens
     ROW = 1  # all tokens, each by itself
@@ -48,7 +48,7 @@ class SampledColumns(NamedTuple):
     how: Truncations
     scopes: NDArray[np.int64]
     needs_total: Sequence[int]  # those that look at the weights of all tokens
-    reach: Reach  # the furthest of them
+    kind: SamplingGraph  # the furthest of them
 
     @classmethod
     def of(
@@ -61,7 +61,14 @@ class SampledColumns(NamedTuple):
         """Return the columns of these draws, all of which are plain."""
         widths = [first_columns(one, vocab_size) for one in params]
         of_all = [i for i, one in enumerate(params) if one.top_k == 0 and one.top_p < 1]
-        scopes = [_scope(one, vocab_size) for one in params]
+        scopes = []
+        for one in params:
+            width = num_columns(one)
+            if one.top_k == 0 and (width is None or width < vocab_size):
+                scopes.append(Scope.GO_ON)
+            else:
+                is_share = one.top_k == 0 and one.top_p < 1
+                scopes.append(Scope.WEIGH if is_share else Scope.NOTHING)
         return cls(
             np.array(which, np.intp),
             params,
@@ -69,18 +76,22 @@ class SampledColumns(NamedTuple):
             Truncations.of(params, widths),
             np.array(scopes, np.int64),
             of_all,
-            Reach.NUCLEUS if of_all else Reach.ROW if any(scopes) else Reach.COLUMNS,
+            SamplingGraph.NUCLEUS
+            if of_all
+            else SamplingGraph.ROW
+            if any(scopes)
+            else SamplingGraph.COLUMNS,
         )
 
 
-class GraphDraws(NamedTuple):
+class SamplingInputs(NamedTuple):
     """The inputs of a graph for draws, an entry a draw."""
 
     rows: NDArray[np.intp]  # that decode
     how: Truncations
     uniform: NDArray[np.float64]
     scopes: NDArray[np.int64]
-    reach: Reach  # which graph it is
+    kind: SamplingGraph  # which graph it is
 
 
 class PlainDraws(NamedTuple):
@@ -94,14 +105,14 @@ class PlainDraws(NamedTuple):
         """Return the rows of some of the draws."""
         return which if isinstance(self.rows, slice) else self.rows[which]
 
-    def for_graph(self, stream: RandomStream) -> GraphDraws | None:
+    def for_graph(self, stream: RandomStream) -> SamplingInputs | None:
         """Return the inputs of a graph for the sampled tokens; None: there are none."""
         sampled = self.sampled
         if sampled is None:
             return None
         uniform = np.array(stream.uniforms(sampled.draws, self.positions))
         rows = self.rows_of(sampled.which)
-        return GraphDraws(rows, sampled.how, uniform, sampled.scopes, sampled.reach)
+        return SamplingInputs(rows, sampled.how, uniform, sampled.scopes, sampled.kind)
 
 
 class PlainChoices(NamedTuple):
@@ -162,13 +173,3 @@ def is_plain(params: SamplingParams) -> bool:
     if params.top_k == 0 and params.top_p < 1 and params.temperature > _MOST_TEMPERATURE:
         return False
     return params.typical_p == 1 and params.top_k <= MAX_COLUMNS
-
-
-def _scope(params: SamplingParams, vocab_size: int) -> Scope:
-    """Return that of a plain draw."""
-    if params.top_k > 0:
-        return Scope.NOTHING
-    width = num_columns(params)
-    if width is None or width < vocab_size:
-        return Scope.GO_ON
-    return Scope.WEIGH if params.top_p < 1 else Scope.NOTHING

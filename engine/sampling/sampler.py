@@ -12,7 +12,7 @@ from engine.requests.events import PositionLogprobs
 from engine.requests.request import SamplingParams
 from engine.sampling import beam_candidates
 from engine.sampling.beam_candidates import best_candidates
-from engine.sampling.draws import BeamDraw, Choice, Draw, Sampled, ScoreDraw
+from engine.sampling.draws import BeamExpansion, Choice, Draw, Sampled, TokensToScore
 from engine.sampling.logit_controls import adjusted, is_controlled, is_free
 from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.logprobs import ModelLogprobs
@@ -47,9 +47,9 @@ def num_top(params: SamplingParams) -> int:
     return max(1, params.logprobs or 0, params.prompt_logprobs or 0, num_columns(params) or 0)
 
 
-def reads_rows(draw: Draw | BeamDraw) -> bool:
+def reads_rows(draw: Draw | BeamExpansion) -> bool:
     """Say whether a draw may look at its whole row of logits, beside the likeliest tokens."""
-    if isinstance(draw, BeamDraw):
+    if isinstance(draw, BeamExpansion):
         return beam_candidates.reads_rows(draw)
     if draw.banned or not is_free(draw):
         return True
@@ -115,8 +115,8 @@ class Sampler:
         self._stream = RandomStream()
         self._row = np.empty(0, np.float32)
 
-    def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamDraw]) -> list[Choice]:
-        """Choose a token for each draw, or the candidates of each BeamDraw, best first.
+    def sample(self, logits: StepLogits, draws: Sequence[Draw | BeamExpansion]) -> list[Choice]:
+        """Choose a token for each draw, or the candidates of each BeamExpansion, best first.
 
         None: no token can be chosen, for a row holds NaN or infinity (its model has failed), or a
         constraint cannot be followed any further.
@@ -125,9 +125,9 @@ class Sampler:
         choices: list[Choice] = [None] * len(draws)
         from_rows: list[tuple[int, Draw]] = []
         from_columns: list[tuple[int, Draw, int]] = []
-        searches: list[tuple[int, BeamDraw]] = []
+        searches: list[tuple[int, BeamExpansion]] = []
         for i, draw in enumerate(draws):
-            if isinstance(draw, BeamDraw):
+            if isinstance(draw, BeamExpansion):
                 if all(model.is_finite[beam.logits_row] for beam in draw.beams):
                     searches.append((i, draw))
             elif not model.is_finite[draw.logits_row]:
@@ -142,12 +142,16 @@ class Sampler:
                     choices[i] = model.sampled_column(draw, 0)
                 else:
                     from_columns.append((i, draw, width))
-        if from_rows or from_columns:
-            self._fetch(model, from_rows, from_columns)
+        if from_rows or from_columns:  # the whole rows that are sure to be read
+            read = [draw for _, draw in from_rows]
+            read += [draw for _, draw, _ in from_columns if needs_row_sum(draw.params)]
+            logits.fetch(draw.logits_row for draw in read)
         if from_columns:
             from_rows += self._choose_from_columns(model, from_columns, choices)
         if from_rows:
-            self._choose_from_rows(model, from_rows, choices)
+            logits.fetch(draw.logits_row for _, draw in from_rows)
+            for i, draw in from_rows:
+                choices[i] = self._choose_from_row(model, draw)
         if searches:
             candidates = best_candidates(model, [draw for _, draw in searches])
             for (i, _), found in zip(searches, candidates, strict=True):
@@ -213,7 +217,7 @@ class Sampler:
             found.token_ids[place] = chosen
             found.logprobs[place] = model.logprob(row, chosen)
 
-    def score(self, logits: StepLogits, draw: ScoreDraw) -> tuple[PositionLogprobs, ...] | None:
+    def score(self, logits: StepLogits, draw: TokensToScore) -> tuple[PositionLogprobs, ...] | None:
         """Return the log-probabilities of given tokens; None if a row is not finite."""
         model = ModelLogprobs(logits)
         rows = range(draw.logits_row, draw.logits_row + len(draw.token_ids))
@@ -224,17 +228,6 @@ class Sampler:
             model.position(row, token_id, draw.num_top)
             for row, token_id in zip(rows, draw.token_ids, strict=True)
         )
-
-    def _fetch(
-        self,
-        model: ModelLogprobs,
-        from_rows: list[tuple[int, Draw]],
-        from_columns: list[tuple[int, Draw, int]],
-    ) -> None:
-        """Fetch the whole rows that are sure to be read."""
-        draws = [draw for _, draw in from_rows]
-        draws += [draw for _, draw, _ in from_columns if needs_row_sum(draw.params)]
-        model.logits.fetch(draw.logits_row for draw in draws)
 
     def _choose_from_columns(
         self, model: ModelLogprobs, found: list[tuple[int, Draw, int]], choices: list[Choice]
@@ -255,13 +248,6 @@ class Sampler:
             else:  # tokens behind the columns may be drawn
                 others.append((i, draw))
         return others
-
-    def _choose_from_rows(
-        self, model: ModelLogprobs, found: list[tuple[int, Draw]], choices: list[Choice]
-    ) -> None:
-        model.logits.fetch(draw.logits_row for _, draw in found)
-        for i, draw in found:
-            choices[i] = self._choose_from_row(model, draw)
 
     def _choose_from_row(self, model: ModelLogprobs, draw: Draw) -> Sampled | None:
         if draw.forced is not None:

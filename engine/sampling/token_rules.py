@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.stop_rule import StopRule
@@ -60,15 +60,10 @@ def token_rules(
 def _continuations(controls: LogitControls, prompt_ids: Sequence[int]) -> _Continuations:
     """Return the tokens that may not follow a run of tokens, by the length of the run."""
     found: _Continuations = {}
-    for *run, last in (*controls.banned_sequences, *_ngrams(controls, prompt_ids)):
+    size = controls.encoder_no_repeat_ngram
+    num_ngrams = len(prompt_ids) - size + 1 if size else 0
+    ngrams = {tuple(prompt_ids[i : i + size]): None for i in range(num_ngrams)}
+    for *run, last in (*controls.banned_sequences, *ngrams):
         behind = found.setdefault(len(run), {})
         behind[tuple(run)] = (*behind.get(tuple(run), ()), last)
     return found
-
-
-def _ngrams(controls: LogitControls, prompt_ids: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Return the n-grams of the prompt that the output may not have."""
-    size = controls.encoder_no_repeat_ngram
-    if not size:
-        return ()
-    return {tuple(prompt_ids[i : i + size]): None for i in range(len(prompt_ids) - size + 1)}

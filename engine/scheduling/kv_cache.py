@@ -1,4 +1,4 @@
-"""The seam under the scheduler: the room of sequences for keys and values, and its places."""
+"""The seam under the scheduler: the room of sequences for keys and values, and slot mappings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from engine.scheduling.sequence import Request, Sequence
-from engine.scheduling.step import Parts, Places
+from engine.scheduling.step import Parts, SlotMapping
 
 
 class KVCache(Protocol):
     """Gives room to sequences; what lies where is known to it alone.
 
-    It has no memory of its own: what is to be done there comes with the places of the next step.
+    It has no memory of its own: what is to be done there comes with the next slot mapping.
     """
 
     has_room_for_all: bool
@@ -58,7 +58,7 @@ class KVCache(Protocol):
     def arrange(self, decoding: list[Sequence]) -> list[Sequence]:
         """Return the sequences that decode in this step in the order in which it suits best."""
 
-    def places(self, parts: Parts) -> Places:
+    def slot_mapping(self, parts: Parts) -> SlotMapping:
         """Return where a step finds and puts what it computes, for the runner of this cache."""
 
     def problems(self, requests: Iterable[Request]) -> list[str]:

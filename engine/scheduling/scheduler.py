@@ -374,7 +374,7 @@ class Scheduler:
             started=started,
             num_read=plan.num_read,
             parts=parts,
-            places=self._cache.places(parts),
+            slot_mapping=self._cache.slot_mapping(parts),
             plain_draws=group.plain_draws(),
             plain=group.plain,
             begins=group.begins,

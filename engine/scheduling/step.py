@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
+from engine.sampling.draws import BeamExpansion, Draw, TokensToScore
 from engine.sampling.plain import PlainDraws
 from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.sequence import Request, Sequence
 
-Places = object  # a step's keys and values, in the terms of one KVCache and its runner
+SlotMapping = object  # a step's keys and values, in the terms of one KVCache and its runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class Step(NamedTuple):
     started: float  # on the scheduler's clock
     num_read: int  # source and prompt tokens
     parts: Parts
-    places: Places
+    slot_mapping: SlotMapping
     plain_draws: PlainDraws
     plain: tuple[Sequence, ...]  # one a plain draw
     begins: bool  # some of these may draw their first token
-    draws: tuple[Draw | BeamDraw, ...]
+    draws: tuple[Draw | BeamExpansion, ...]
     drawing: tuple[Sequence | Request, ...]  # one a draw; a beam search draws as a request
-    scores: tuple[ScoreDraw, ...]
+    scores: tuple[TokensToScore, ...]
     scoring: tuple[Chunk, ...]  # one a score
     aligned: tuple[Sequence, ...]  # one for each of Parts.aligned
 
@@ -107,9 +107,9 @@ class Step(NamedTuple):
 class DrawPlan(NamedTuple):
     """The draws and scores of a step beside plain draws, and the owner of each."""
 
-    draws: list[Draw | BeamDraw]
+    draws: list[Draw | BeamExpansion]
     drawing: list[Sequence | Request]
-    scores: list[ScoreDraw]
+    scores: list[TokensToScore]
     scoring: list[Chunk]
     num_top: int
     aligned: dict[Sequence, int]  # those that want to know its attention, and their logits
@@ -126,7 +126,7 @@ def plan_draws(group: DecodeGroup, chunks: list[Chunk]) -> DrawPlan:
         scored_ids = chunk.scored_ids
         if scored_ids:
             num_top = chunk.sequence.request.asked.params.prompt_logprobs or 0
-            scores.append(ScoreDraw(first, scored_ids, num_top))
+            scores.append(TokensToScore(first, scored_ids, num_top))
             scoring.append(chunk)
         first += chunk.num_logits
         if chunk.is_drawn_behind:
@@ -145,8 +145,8 @@ def _size_of(num_top: int) -> int:
 
 def _draws(
     logits: dict[Sequence, int],
-) -> tuple[list[Draw | BeamDraw], list[Sequence | Request]]:
-    draws: list[Draw | BeamDraw] = []
+) -> tuple[list[Draw | BeamExpansion], list[Sequence | Request]]:
+    draws: list[Draw | BeamExpansion] = []
     drawing: list[Sequence | Request] = []
     searches: dict[Request, None] = {}
     for sequence, i in logits.items():
@@ -164,7 +164,7 @@ def _draws(
     for request in searches:
         assert request.search is not None
         beams = tuple(_draw(beam, logits[beam]) for beam in request.beams)
-        draws.append(BeamDraw(beams, request.search.scores, request.search.num_candidates))
+        draws.append(BeamExpansion(beams, request.search.scores, request.search.num_candidates))
         drawing.append(request)
     return draws, drawing
 

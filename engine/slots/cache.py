@@ -121,7 +121,7 @@ class SlotKVCache:
         """Bring the sequences to the first rows; return them in the order of those."""
         return self._table.decode(decoding)
 
-    def places(self, parts: Parts) -> ScheduledBatch:
+    def slot_mapping(self, parts: Parts) -> ScheduledBatch:
         """Return a step as the model runner takes it, in rows."""
         return ScheduledBatch(
             row_ops=(*self._table.take_ops(), *self._sources.take_ops()),

@@ -12,7 +12,7 @@ from engine.errors import PackageError
 from engine.package.graph_io import Bound, check_graphs, decoder_shape, encoder_shape
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import SamplingInputs
 from engine.session import Session
 from engine.slots.batch import Encode, RowLengths, ScheduledBatch
 from engine.slots.calls.chunk_calls import ChunkCalls
@@ -32,15 +32,15 @@ _WIDEST = RequestLimits().most_sequences  # sequences of a request
 _NOTHING = ScheduledBatch()
 
 
-class DrawCalls(Protocol):
+class SamplingCalls(Protocol):
     """Plans calls of graphs that draw tokens; those of a package are in engine.cuda."""
 
-    def plan(self, draws: GraphDraws, num_rows: int, num_top: int) -> GraphCall:
+    def plan(self, draws: SamplingInputs, num_rows: int, num_top: int) -> GraphCall:
         """Return the call behind a decode call of so many rows with their likeliest tokens."""
 
 
 # Makes them for a block and so many slots, with ids of captured graphs; None: none is captured.
-MakeDrawCalls = Callable[[StepBlock, int, Iterator[int] | None], DrawCalls]
+MakeSamplingCalls = Callable[[StepBlock, int, Iterator[int] | None], SamplingCalls]
 
 
 class ModelRunner(Protocol):
@@ -55,7 +55,7 @@ class ModelRunner(Protocol):
     def start(
         self,
         batch: ScheduledBatch,
-        draws: GraphDraws | None = None,
+        draws: SamplingInputs | None = None,
         whole_rows: Sequence[int] = (),
     ) -> Pending:
         """Begin a step, whose logits come in the order of ScheduledBatch; see SlotModelRunner.
@@ -84,7 +84,7 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder: Session,
         encoder: Session | None,
-        draws: MakeDrawCalls | None = None,
+        draws: MakeSamplingCalls | None = None,
         *,
         num_slots: int,
         buckets: Sequence[int] = (),
@@ -128,7 +128,7 @@ class SlotModelRunner:
         contract: GenerationContract,
         decoder_path: str | os.PathLike[str],
         encoder_path: str | os.PathLike[str] | None,
-        draws: MakeDrawCalls | None = None,
+        draws: MakeSamplingCalls | None = None,
         *,
         num_slots: int,
         num_threads: int = 0,
@@ -161,7 +161,7 @@ class SlotModelRunner:
         return self._device is not None
 
     @property
-    def has_draws(self) -> bool:
+    def has_sampling_graphs(self) -> bool:
         """Whether tokens are drawn by graphs, for those who ask with a step."""
         return self._make_draws is not None
 
@@ -190,14 +190,14 @@ class SlotModelRunner:
         if self._device is not None:  # a step that failed may have left copies in the queue
             self._device.synchronize()
 
-    def run(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+    def run(self, batch: ScheduledBatch, draws: SamplingInputs | None = None) -> StepLogits:
         """Run one step, see `start`."""
         return self.start(batch, draws)()
 
     def start(
         self,
         batch: ScheduledBatch,
-        draws: GraphDraws | None = None,
+        draws: SamplingInputs | None = None,
         whole_rows: Sequence[int] = (),
     ) -> Pending:
         """Begin a step; on a device it runs behind the one before, which may not be waited for yet.

@@ -31,7 +31,7 @@ class StepSize(NamedTuple):
     num_reads: int = 0  # sources and chunks
 
 
-class Standing(NamedTuple):
+class PersistentInput(NamedTuple):
     """An input that lies at one place in all steps."""
 
     host: NDArray[Any]  # is written
@@ -54,7 +54,7 @@ class StepBlock(Protocol):
     outputs, see `send`.
     """
 
-    def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
+    def persistent_input(self, name: str, shape: tuple[int, ...]) -> PersistentInput:
         """Return room for an input of all steps; to be asked for before the first step."""
 
     def holds(self, size: StepSize) -> bool:
@@ -111,10 +111,10 @@ class HostStepBlock:
         drawn = (np.zeros((num_slots, 1), self._dtypes[name]) for name in DRAWN)
         self._drawn_ids, self._drawn_logprobs = drawn
 
-    def standing(self, name: str, shape: tuple[int, ...]) -> Standing:
+    def persistent_input(self, name: str, shape: tuple[int, ...]) -> PersistentInput:
         """See StepBlock."""
         array = np.zeros(shape, self._dtypes[name])
-        return Standing(array, array)
+        return PersistentInput(array, array)
 
     def holds(self, size: StepSize) -> bool:
         """See StepBlock; room for a step that wanted much is given back by the next one."""

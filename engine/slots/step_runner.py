@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-from engine.sampling.draws import BeamDraw
+from engine.sampling.draws import BeamExpansion
 from engine.sampling.plain import PlainChoices, Rows
 from engine.sampling.random_stream import RandomStream
 from engine.sampling.sampler import Sampler, reads_rows
@@ -47,7 +47,7 @@ class SlotStepRunner:
 
     def submit(self, step: Step) -> None:
         """Run or queue a step, see StepRunner."""
-        model, batch = self.model, step.places
+        model, batch = self.model, step.slot_mapping
         assert isinstance(batch, ScheduledBatch)
         started, before = perf_counter(), model.num_padding
         draws, whole_rows, is_done_now = None, [], True
@@ -126,6 +126,6 @@ def _whole_rows(step: Step) -> list[int]:
     found: set[int] = set()
     for draw in step.draws:
         if reads_rows(draw):
-            members = draw.beams if isinstance(draw, BeamDraw) else (draw,)
+            members = draw.beams if isinstance(draw, BeamExpansion) else (draw,)
             found.update(member.logits_row for member in members)
     return sorted(found)

@@ -12,7 +12,7 @@ from engine.errors import DeviceError, OutOfDeviceMemory, PackageError
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws, Reach, Scope
+from engine.sampling.plain import SamplingGraph, SamplingInputs, Scope
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.calls.source_index import group_widths
@@ -46,8 +46,8 @@ def warm_up(
         started = time.perf_counter()
         step = _captured(contract, rows, k)
         try_out(runner, contract, f"capturing {name}", step, path)
-        for reach in Reach if runner.has_draws else ():
-            draws = _draws(rows, k, reach)
+        for kind in SamplingGraph if runner.has_sampling_graphs else ():
+            draws = _draws(rows, k, kind)
             try_out(runner, contract, f"drawing behind {name}", step, path, draws)
         progress(f"captured {name} in {time.perf_counter() - started:.1f} s")
     for what, batch in _steps(contract, runner):
@@ -61,7 +61,7 @@ def try_out(
     what: str,
     batch: ScheduledBatch,
     path: str | os.PathLike[str],
-    draws: GraphDraws | None = None,
+    draws: SamplingInputs | None = None,
 ) -> None:
     """Run a step; raises as `warm_up`, saying at what."""
     try:
@@ -105,14 +105,14 @@ def _captured(contract: GenerationContract, num_rows: int, num_top: int) -> Sche
     )
 
 
-def _draws(num_rows: int, num_top: int, reach: Reach) -> GraphDraws:
+def _draws(num_rows: int, num_top: int, kind: SamplingGraph) -> SamplingInputs:
     """Return draws of all rows, from all of the likeliest tokens, by one of the graphs."""
-    return GraphDraws(
+    return SamplingInputs(
         np.arange(num_rows),
         Truncations.of([SamplingParams("sampling")] * num_rows, [num_top] * num_rows),
         np.full(num_rows, 0.5),
-        np.full(num_rows, Scope.NOTHING if reach is Reach.COLUMNS else Scope.GO_ON),
-        reach,
+        np.full(num_rows, Scope.NOTHING if kind is SamplingGraph.COLUMNS else Scope.GO_ON),
+        kind,
     )
 
 

@@ -200,7 +200,13 @@ def _grammar(constraint: Constraint, prefix: str) -> str:
         case "regex":
             rules = f"start: {prefix} /{regex_to_lark(text, 'd')}/"
         case "json_schema":
-            rules = f"start: {prefix} %json {_read_schema(constraint)}"
+            try:
+                schema = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise _invalid(constraint, f"no JSON that can be read: {error}") from error
+            if isinstance(schema, dict):
+                schema = {"x-guidance": _JSON_OPTIONS} | schema
+            rules = f"start: {prefix} %json {_to_ascii(schema)}"
         case "choice":
             strings = map(_to_ascii, constraint.values)
             rules = f"start: {prefix} CHOICE\nCHOICE: {' | '.join(strings)}"
@@ -213,16 +219,6 @@ def _grammar(constraint: Constraint, prefix: str) -> str:
         case "grammar":
             rules = text
     return LLMatcher.grammar_from_lark(f'{rules}\n%llguidance {{"no_forcing": true}}')
-
-
-def _read_schema(constraint: Constraint) -> str:
-    try:
-        schema = json.loads(constraint.values[0])
-    except (ValueError, RecursionError) as error:
-        raise _invalid(constraint, f"no JSON that can be read: {error}") from error
-    if isinstance(schema, dict):
-        schema = {"x-guidance": _JSON_OPTIONS} | schema
-    return _to_ascii(schema)
 
 
 def _to_ascii(value: object) -> str:

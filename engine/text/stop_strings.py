@@ -44,7 +44,8 @@ class StopMatcher:
             stop = self._advance(char)
             if stop is not None and may_match:
                 self.matched = stop
-                return self._cut(self._held + text[: i + 1])
+                whole, self._held = self._held + text[: i + 1], ""
+                return whole if self._include_stop else whole[: -len(stop)]
         return self._hold_back(self._held + text)
 
     def finish(self) -> str:
@@ -71,23 +72,15 @@ class StopMatcher:
                 complete = stop
         return complete
 
-    def _cut(self, text: str) -> str:
-        self._held = ""
-        if self._include_stop or self.matched is None:
-            return text
-        return text[: -len(self.matched)]
-
     def _hold_back(self, text: str) -> str:
         if self._include_stop:
             return text
-        sendable = len(text) - max(map(self._open_length, range(len(self._stops))))
+        most = 0  # characters at the text's end that may still become a stop string
+        for stop, fallback, length in zip(self._stops, self._fallbacks, self._lengths, strict=True):
+            most = max(most, length if length < len(stop) else fallback[length - 1])
+        sendable = len(text) - most
         self._held = text[sendable:]
         return text[:sendable]
-
-    def _open_length(self, n: int) -> int:
-        """Return how many characters at the text's end may still become the n-th stop string."""
-        length = self._lengths[n]
-        return length if length < len(self._stops[n]) else self._fallbacks[n][length - 1]
 
 
 def _fallbacks(pattern: str) -> tuple[int, ...]:

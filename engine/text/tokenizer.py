@@ -136,7 +136,9 @@ class Tokenizer:
         if token_id in self.special_names:
             return token.encode()
         if self.is_byte_level:
-            return _token_bytes(token)
+            if all(char in _BYTE_OF_CHAR for char in token):
+                return bytes(_BYTE_OF_CHAR[char] for char in token)
+            return token.encode()  # an added token stands for itself
         if self.is_fallback_byte(token):
             return bytes([int(token[3:5], 16)])
         # A first (or last) token may lose its space; the difference that a second one makes is all.
@@ -345,14 +347,8 @@ class _WindowStream:
         return text if ends_in_bytes else text + self.finish()
 
     def finish(self) -> str:
-        return self._take() if self._waiting else ""
-
-    def fork(self) -> _WindowStream:
-        twin = _WindowStream(self._tokenizer, self._skip_special)
-        twin._context, twin._waiting = self._context.copy(), self._waiting.copy()
-        return twin
-
-    def _take(self) -> str:
+        if not self._waiting:
+            return ""
         skip = self._skip_special
         done = self._tokenizer.decode(self._context, skip_special=skip)
         ids = self._context + self._waiting
@@ -360,17 +356,15 @@ class _WindowStream:
         self._context, self._waiting = self._waiting[-1:], []
         return text
 
+    def fork(self) -> _WindowStream:
+        twin = _WindowStream(self._tokenizer, self._skip_special)
+        twin._context, twin._waiting = self._context.copy(), self._waiting.copy()
+        return twin
+
 
 def _byte_starts(text: str) -> list[int]:
     """Return for every character, and for the end, the byte of the UTF-8 text it starts at."""
     return [0, *accumulate(len(char.encode()) for char in text)]
-
-
-def _token_bytes(token: str) -> bytes:
-    """Return the bytes a byte-level token stands for; an added token stands for itself."""
-    if all(char in _BYTE_OF_CHAR for char in token):
-        return bytes(_BYTE_OF_CHAR[char] for char in token)
-    return token.encode()
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -51,32 +51,24 @@ def read_tokenizer_file(
 def parse_tokenizer(raw: bytes, vocab_size: int | None = None) -> TokenizerFile:
     """Return the tokenizer that the bytes of a `tokenizer.json` are; ValueError as above."""
     content = parse_object(raw)
-    decoder = _read_decoder(content.get("decoder"))
+    model, decoder = content.get("model"), content.get("decoder")
+    try:
+        read_decoder = None if decoder is None else Decoder.model_validate(decoder)
+    except ValidationError as error:
+        raise ValueError(f"its decoder: {problems_of(error, 'decoder')}") from error
     if vocab_size is not None:
         _check_room(content, vocab_size)
     _check_growth(content)
-    _check_pieces(content.get("model"))
+    _check_pieces(model)
     tokenizer, cuts_left = _build(raw)
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if vocab_size is not None and size > vocab_size:
         raise ValueError(
             f"it has token ids up to {size - 1}, the model has a vocabulary of {vocab_size}"
         )
-    return TokenizerFile(tokenizer, decoder, size, _unknown(content.get("model")), cuts_left)
-
-
-def _unknown(model: object) -> str | int | None:
-    if not isinstance(model, dict):
-        return None
-    found = model.get("unk_token", model.get("unk_id"))
-    return found if isinstance(found, str | int) else None
-
-
-def _read_decoder(content: object) -> Decoder | None:
-    try:
-        return None if content is None else Decoder.model_validate(content)
-    except ValidationError as error:
-        raise ValueError(f"its decoder: {problems_of(error, 'decoder')}") from error
+    unknown = model.get("unk_token", model.get("unk_id")) if isinstance(model, dict) else None
+    unknown = unknown if isinstance(unknown, str | int) else None
+    return TokenizerFile(tokenizer, read_decoder, size, unknown, cuts_left)
 
 
 def _check_room(content: dict[str, Any], vocab_size: int) -> None:

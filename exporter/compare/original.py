@@ -47,7 +47,7 @@ from exporter.prover.generation_cases import Case
 from exporter.prover.item_cases import Text, draw_images, random_groups
 from exporter.prover.judge import At, ExactJudge, kinds_of_tokens
 from exporter.prover.progress import Progress, no_progress
-from exporter.samples import SEED, Deck, Tokens
+from exporter.samples import SEED, Tokens, TokenSampler
 
 NOT_COMPARED = "not compared with its original"
 _PLAY = "compared"
@@ -233,15 +233,18 @@ def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iter
     limit = (contract.cross_cache or contract.cache).max_len
     lengths = [n for n in _lengths(config, limit) for _ in range(_PER_LENGTH)]
     most = max(1, _MOST_NUMBERS // (contract.vocab_size * len(lengths)))
-    texts, targets = Deck(rng, contract.prompt_vocab_size), Deck(rng, contract.vocab_size)
+    texts, targets = (
+        TokenSampler(rng, contract.prompt_vocab_size),
+        TokenSampler(rng, contract.vocab_size),
+    )
     of_target = cycle(reversed(_lengths(config, contract.cache.max_len)))
     cases = []
     for length in lengths:
         source: Tokens = ()
-        prompt = texts.deal(length)
+        prompt = texts.sample(length)
         if contract.decoder_start_token_id is not None:
             source = prompt
-            target = targets.deal(next(of_target) - 1)
+            target = targets.sample(next(of_target) - 1)
             prompt = (contract.decoder_start_token_id, *_without(config.pad_token_id, target))
         cases.append(Case(source, prompt, 1, num_prompt_logits=min(most, len(prompt))))
     short = [case for case in cases if sum(case.lengths) <= _TOGETHER]
@@ -290,9 +293,9 @@ def _of_texts(config: TransformerConfig, contract: EncodingContract) -> Iterator
     groups = random_groups(contract, "quick")
     kept = {len(group[0].ids) for group in groups}
     rng = np.random.default_rng(SEED)
-    deck = Deck(rng, contract.vocab_size)
+    sampler = TokenSampler(rng, contract.vocab_size)
     edges = [n for n in _lengths(config, contract.max_len) if n not in kept]
-    groups += [[Text(deck.deal(n), (0,) * n if groups[0][0].types else None)] for n in edges]
+    groups += [[Text(sampler.sample(n), (0,) * n if groups[0][0].types else None)] for n in edges]
     short = [group[0] for group in groups if len(group[0].ids) <= _TOGETHER]
     for texts in [*groups, short]:
         yield _of_group(config, texts)

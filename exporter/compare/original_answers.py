@@ -35,7 +35,7 @@ from exporter.huggingface.tokenizers import Languages
 from exporter.prover.arithmetic import float64, reordered
 from exporter.prover.eager import NUM_ORDERS, Floats
 from exporter.prover.generation_cases import Case
-from exporter.samples import SEED, Deck, Tokens
+from exporter.samples import SEED, Tokens, TokenSampler
 
 NUM_PROMPTS, NUM_TOKENS = 8, 16
 _LENGTH = 8  # tokens of a prompt
@@ -81,8 +81,8 @@ class Search(NamedTuple):
 
     def theirs(self, original: Any) -> Answers:
         """Return what the original writes, greedily and by its own number of beams."""
-        deck = Deck(np.random.default_rng(SEED), self.contract.prompt_vocab_size)
-        prompts = [deck.deal(self.length) for _ in range(NUM_PROMPTS)]
+        sampler = TokenSampler(np.random.default_rng(SEED), self.contract.prompt_vocab_size)
+        prompts = [sampler.sample(self.length) for _ in range(NUM_PROMPTS)]
         widths = (1, max(original.generation_config.num_beams or 1, _NUM_BEAMS))
         by_width = {n: self._generated(original, prompts, n) for n in widths}
         ends = original.generation_config.eos_token_id

@@ -25,7 +25,7 @@ from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NA
 from exporter.huggingface.sentence_texts import read_sentence_texts
 from exporter.huggingface.tokenizers import Languages
 from exporter.models import TransformerConfig
-from exporter.samples import SEED, Deck, Tokens
+from exporter.samples import SEED, Tokens, TokenSampler
 
 _SETTINGS_NAME = "tokenizer_config.json"
 _NUM_DEALT, _DEALT = 24, 12  # texts of the vocabulary's tokens, and tokens of each
@@ -171,8 +171,8 @@ class _Texts:
         """Return texts of many kinds, of the tokens of the vocabulary, and with each added one."""
         said = read_sentence_texts(directory, parse_object((directory / CONFIG_NAME).read_bytes()))
         lowers, size = bool(said and said.lowers), config.source_vocab_size or config.vocab_size
-        deck = Deck(np.random.default_rng(SEED), size)
-        dealt = [deck.deal(_DEALT) for _ in range(_NUM_DEALT)]
+        sampler = TokenSampler(np.random.default_rng(SEED), size)
+        dealt = [sampler.sample(_DEALT) for _ in range(_NUM_DEALT)]
         whole = [*_TEXTS, *map(ours.decode, dealt)]
         added = sorted(original.get_added_vocab().items(), key=lambda one: one[1])
         known = [token for token, i in added if i < size and not lowers]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from exporter.models.own import Attend, OwnConfig, PlainAttention
 from exporter.own import export_own
 
-CONFIG = OwnConfig.writer(vocab_size=10, max_len=16, num_layers=2, num_heads=2, head_dim=16)
+CONFIG = OwnConfig.generator(vocab_size=10, max_len=16, num_layers=2, num_heads=2, head_dim=16)
 
 
 class Counter(nn.Module):

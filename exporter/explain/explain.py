@@ -44,54 +44,49 @@ def explain(checkpoint: Checkpoint, text: str, out: Path, *, target: str | None 
         raise _invalid("checkpoint", "transformers computes it, and tells no attention")
     with torch.no_grad():
         if config.family == "vit":
-            caption, blocks = Path(text).name, _explain_image(checkpoint.model, config, Path(text))
+            path = Path(text)
+            caption, blocks = path.name, _explain_image(checkpoint.model, config, path)
+        elif config.family == "encoder-decoder":
+            caption, blocks = _explain_translation(checkpoint, text, target)
         else:
-            caption, blocks = _explain_text(checkpoint, text, target)
+            caption, blocks = text, _explain_tokens(checkpoint, text)
     picture = draw(f"{checkpoint.config.task} ({config.family}): {caption}", blocks)
     with writing_to(out):
         replace_file(out, picture)
 
 
-def _explain_text(
-    checkpoint: Checkpoint, text: str, target: str | None
-) -> tuple[str, list[TextBlock | ImageBlock]]:
-    config, (tokenizer, writer) = checkpoint.config.model, _tokenizers(checkpoint)
-    ids = tokenizer.encode(text).ids
-    _check_length("text", ids, config.max_source_len or config.max_target_len)
-    tokens = _labels(tokenizer, ids)
-    if config.family == "encoder-decoder":
-        model = cast(EncoderDecoder, checkpoint.model)
-        output = _output_ids(checkpoint, ids, target)
-        blocks = _explain_translation(model, ids, output, (tokenizer, writer))
-        return f"{text} → {writer.decode(output, skip_special_tokens=True)}", blocks
+def _explain_tokens(checkpoint: Checkpoint, text: str) -> list[TextBlock | ImageBlock]:
+    tokenizer, ids = _encoded(checkpoint, text)
     with record_probabilities(checkpoint.model) as recorded:
         checkpoint.model(torch.tensor([ids]))
-    kind = "causal self-attention" if config.family == "gpt" else "self-attention"
+    kind = "causal self-attention" if checkpoint.config.model.family == "gpt" else "self-attention"
     title = f"{kind}: from each token (row) to each token (column)"
-    return text, [TextBlock(title, tokens, tokens, _heads(recorded, "self_attention"))]
-
-
-def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer]:
-    """Return the tokenizer of what is read, and that of what is written."""
-    reader, writer = checkpoint.tokenizer, checkpoint.target_tokenizer
-    assert reader is not None and writer is not None, "load_checkpoint demands one of texts"
-    return reader, writer
+    tokens = _labels(tokenizer, ids)
+    return [TextBlock(title, tokens, tokens, _heads(recorded, "self_attention"))]
 
 
 def _explain_translation(
-    model: EncoderDecoder,
-    source: list[int],
-    output: list[int],
-    tokenizers: tuple[Tokenizer, Tokenizer],
-) -> list[TextBlock | ImageBlock]:
-    """Show the three attentions of an encoder-decoder while it writes `output`."""
-    inputs = [_start_id(model.config), *output[:-1]]
+    checkpoint: Checkpoint, text: str, target: str | None
+) -> tuple[str, list[TextBlock | ImageBlock]]:
+    """Show the three attentions of an encoder-decoder while it writes its answer, or `target`."""
+    model, target_tokenizer = cast(EncoderDecoder, checkpoint.model), checkpoint.target_tokenizer
+    assert target_tokenizer is not None, "load_checkpoint demands one of texts"
+    start, end = model.config.bos_token_id, model.config.eos_token_id
+    assert start is not None, "TransformerConfig demands it of an encoder-decoder"
+    tokenizer, source = _encoded(checkpoint, text)
+    if target is None:
+        output = _greedy(checkpoint, model, source, start)
+    else:
+        ids = target_tokenizer.encode(target, add_special_tokens=False).ids
+        output = [*checkpoint.config.generation.forced_begin, *ids]
+        output += [] if end is None else [end]
+        _check_length("target", output, model.config.max_target_len)
+    inputs = [start, *output[:-1]]
     with record_probabilities(model) as recorded:
         model(torch.tensor([source]), torch.tensor([inputs]))
-    reader, writer = tokenizers
-    read, written = _labels(reader, source), _labels(writer, output)
-    before = _labels(writer, inputs)
-    return [
+    read = _labels(tokenizer, source)
+    written, before = _labels(target_tokenizer, output), _labels(target_tokenizer, inputs)
+    return f"{text} → {target_tokenizer.decode(output, skip_special_tokens=True)}", [
         TextBlock(
             "cross-attention: from each token being written (row) to the source (column)",
             written,
@@ -113,26 +108,25 @@ def _explain_translation(
     ]
 
 
-def _output_ids(checkpoint: Checkpoint, source: list[int], target: str | None) -> list[int]:
-    if target is None:
-        return _greedy(checkpoint, source)
-    config, (_, tokenizer) = checkpoint.config.model, _tokenizers(checkpoint)
-    ids = tokenizer.encode(target, add_special_tokens=False).ids
-    end = [] if config.eos_token_id is None else [config.eos_token_id]
-    output = [*checkpoint.config.generation.forced_begin, *ids, *end]
-    _check_length("target", output, config.max_target_len)
-    return output
+def _encoded(checkpoint: Checkpoint, text: str) -> tuple[Tokenizer, list[int]]:
+    """Return the tokenizer of what is read, and the tokens that it makes of a text."""
+    tokenizer, config = checkpoint.tokenizer, checkpoint.config.model
+    assert tokenizer is not None, "load_checkpoint demands one of texts"
+    ids = tokenizer.encode(text).ids
+    _check_length("text", ids, config.max_source_len or config.max_target_len)
+    return tokenizer, ids
 
 
-def _greedy(checkpoint: Checkpoint, source: list[int]) -> list[int]:
+def _greedy(
+    checkpoint: Checkpoint, model: EncoderDecoder, source: list[int], start: int
+) -> list[int]:
     """Return the model's own answer, with the tokens that it must and must not write."""
-    model = cast(EncoderDecoder, checkpoint.model)
     params = sampling_params({"strategy": "greedy"}, checkpoint.config.generation)
     room = model.config.max_target_len - 1  # behind the start token, as in the engine
     ends = StopRule(params, frozenset(model.config.eos_token_ids), room)
     rules = TokenRules(params, ends, source)
     memory = model.encode(torch.tensor([source]))
-    ids = [_start_id(model.config)]
+    ids = [start]
     for count in range(ends.max_new_tokens):
         logits = model.decode(torch.tensor([ids]), memory)[0, -1]
         logits[list(rules.banned(ids, count))] = -torch.inf
@@ -143,17 +137,20 @@ def _greedy(checkpoint: Checkpoint, source: list[int]) -> list[int]:
     return ids[1:]
 
 
-def _start_id(config: TransformerConfig) -> int:
-    assert config.bos_token_id is not None, "TransformerConfig demands it of an encoder-decoder"
-    return config.bos_token_id
-
-
 def _explain_image(
     model: nn.Module, config: TransformerConfig, path: Path
 ) -> list[TextBlock | ImageBlock]:
     image, contract = config.image, image_contract(config)
     assert image is not None and contract is not None, "TransformerConfig demands it of a vit"
-    pixels = load_image(_read_image(path), contract, path="text")  # (channels, size, size)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _invalid(
+            "text",
+            f"this model looks at images, and {str(path)!r} cannot be read ({error.strerror}); "
+            "give the path of a PNG or JPEG file instead of a text",
+        ) from error
+    pixels = load_image(content, contract, path="text")  # (channels, size, size)
     with record_probabilities(model) as recorded:
         logits = model(torch.from_numpy(pixels)[None]).logits
     # From the class token to patches.
@@ -170,17 +167,6 @@ def _explain_image(
     ]
 
 
-def _read_image(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _invalid(
-            "text",
-            f"this model looks at images, and {str(path)!r} cannot be read ({error.strerror}); "
-            "give the path of a PNG or JPEG file instead of a text",
-        ) from error
-
-
 def _heads(recorded: dict[str, Tensor], part: str, within: str = "") -> NDArray[np.float32]:
     """Return (num_layers, num_heads, T, S) of the attentions with `part` in their name."""
     chosen = [p[0] for name, p in recorded.items() if part in name and name.startswith(within)]
@@ -188,15 +174,14 @@ def _heads(recorded: dict[str, Tensor], part: str, within: str = "") -> NDArray[
 
 
 def _labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
-    return tuple(_label(tokenizer, token_id) for token_id in ids)
-
-
-def _label(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return the text of a token, or its name where it is only a part of a character."""
-    text = tokenizer.decode([token_id], skip_special_tokens=False)
-    if not text or "\ufffd" in text:
-        text = tokenizer.id_to_token(token_id) or f"#{token_id}"
-    return text.translate(_WHITESPACE)
+    """Return the texts of tokens; a name where a token is only a part of a character."""
+    labels = []
+    for token_id in ids:
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        if not text or "\ufffd" in text:
+            text = tokenizer.id_to_token(token_id) or f"#{token_id}"
+        labels.append(text.translate(_WHITESPACE))
+    return tuple(labels)
 
 
 def _check_length(field: str, ids: list[int], limit: int) -> None:

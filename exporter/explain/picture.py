@@ -144,11 +144,6 @@ def _draw_text_panel(
     lines: dict[str, Any] = {"colors": "0.9", "linewidths": 0.3}
     axes.hlines(np.arange(num_queries - 1) + 0.5, -0.5, num_keys - 0.5, **lines)
     axes.vlines(np.arange(num_keys - 1) + 0.5, -0.5, num_queries - 0.5, **lines)
-    _label_panel(axes, block, grid)
-    _soften(axes)
-
-
-def _label_panel(axes: Axes, block: TextBlock, grid: _Grid) -> None:
     # As plain text: tick objects take five times longer.
     axes.set_xticks([])
     axes.set_yticks([])
@@ -161,6 +156,7 @@ def _label_panel(axes: Axes, block: TextBlock, grid: _Grid) -> None:
     for i, token in _labelled(block.keys):
         font |= {"ha": "center", "va": "top", "rotation": 90, "transform": under}
         axes.text(i, -gap / grid.height, token, **font)
+    _soften(axes)
 
 
 def _labelled(tokens: Sequence[str]) -> Iterator[tuple[int, str]]:

@@ -27,6 +27,7 @@ import torch
 
 from engine.package.graph_io import PAST
 from engine.package.manifest import GenerationContract
+from exporter.graphs.constants import add_constant
 from exporter.graphs.target import DEFAULT
 from exporter.models.cache import LayerCache
 from exporter.models.protocol import Generator
@@ -57,17 +58,15 @@ def calibrate(
     rng = np.random.default_rng(SEED)
     shapes = (contract.cross_cache or contract.cache, contract.cache)
     source_tokens, target_tokens = (min(PROMPT_TOKENS, shape.max_len) for shape in shapes)
-
-    def draw(length: int, vocab_size: int = contract.vocab_size) -> Tokens:
-        return random_tokens(rng, vocab_size, length)
-
-    prompts = [draw(source_tokens, contract.prompt_vocab_size) for _ in range(NUM_PROMPTS)] + list(
-        samples
-    )
+    prompts = [
+        random_tokens(rng, contract.prompt_vocab_size, source_tokens) for _ in range(NUM_PROMPTS)
+    ]
     largest = np.zeros((contract.cache.num_layers, 2))
     with torch.inference_mode():
-        for prompt in prompts:
-            target = draw(target_tokens) if contract.cross_cache else prompt
+        for prompt in (*prompts, *samples):
+            target = prompt
+            if contract.cross_cache:
+                target = random_tokens(rng, contract.vocab_size, target_tokens)
             for layer, cache in enumerate(_written(model, contract, prompt, target)):
                 found = (cache.key.abs().max().item(), cache.value.abs().max().item())
                 largest[layer] = np.maximum(largest[layer], found)
@@ -84,8 +83,8 @@ def quantize_cache(
     nodes = [node for node in decoder.graph if node.op_type in INT8_OF]
     for i, (node, scale) in enumerate(zip(nodes, scales, strict=True)):
         given = [
-            _scale(decoder.graph, f"{PAST}.{i}.{part}_scale", getattr(scale, part))
-            for part in ("key", "value")
+            add_constant(decoder.graph, f"{PAST}.{i}.{part}_scale", np.array([size], np.float32))
+            for part, size in scale._asdict().items()
         ]
         rewritten = ir.node(
             INT8_OF[node.op_type],
@@ -100,23 +99,10 @@ def quantize_cache(
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             old.name, new.name = None, name
         decoder.graph.remove(node, safe=True)
-        rows = (rewritten.inputs[1], rewritten.inputs[2], *rewritten.outputs[1:])
-        for row in rows:
+        for row in (*rewritten.inputs[1:3], *rewritten.outputs[1:]):
             assert row is not None
             row.type = ir.TensorType(ir.DataType.INT8)
     attach_bodies(decoder, functions)
-
-
-def _scale(graph: ir.Graph, name: str, scale: float) -> ir.Value:
-    array = np.array([scale], np.float32)
-    value = ir.Value(
-        name=name,
-        const_value=ir.tensor(array, name=name),
-        shape=ir.Shape(array.shape),
-        type=ir.TensorType(ir.DataType.FLOAT),
-    )
-    graph.register_initializer(value)
-    return value
 
 
 def _written(

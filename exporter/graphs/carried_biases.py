@@ -18,6 +18,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript.rewriter import RewriteRule
 
+from exporter.graphs.constants import array_of, rank_of
+
 # c: in half precision a large one costs digits of the row, a small one digits of the weights.
 SHIFT = 0.25
 
@@ -43,7 +45,7 @@ def _carried(
     product, column = _with_column(*map(_numbers, (weight, shift, matrix, bias)))
 
     def stored(name: str, array: _Array) -> Any:
-        value = ir.tensor(array.astype(_array(matrix).dtype))
+        value = ir.tensor(array.astype(array_of(matrix).dtype))
         return op.initializer(value, name=f"{normed.name}.{name}")
 
     ones = np.ones_like(product[:, 0])
@@ -65,21 +67,14 @@ def _can_carry(
 ) -> bool:
     """Weights that a bias would dwarf would lose their digits: it is added as before."""
     given = (weight, shift, matrix, bias)
-    ranks = [None if value.const_value is None else len(value.const_value.shape) for value in given]
-    if ranks != [1, 1, 2, 1]:
+    if [rank_of(value) for value in given] != [1, 1, 2, 1]:
         return False
     product, column = _with_column(*map(_numbers, given))
     return bool((np.abs(column) <= np.abs(product).max(axis=0)).all())
 
 
-def _array(value: ir.Value) -> NDArray[Any]:
-    assert value.const_value is not None, "the rule has seen to it"
-    array: NDArray[Any] = value.const_value.numpy()
-    return array
-
-
 def _numbers(value: ir.Value) -> _Array:
-    return _array(value).astype(np.float32)
+    return array_of(value).astype(np.float32)
 
 
 def carried_bias() -> RewriteRule:

@@ -94,12 +94,15 @@ def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
     """Return the contract of a one-pass text model, None for others."""
     if config.num_decoder_layers or config.family == "vit":
         return None
+    num_token_types = config.num_token_types if config.num_token_types > 1 else 0
+    if config.family == "labeller":
+        num_token_types = 1  # it takes one text
     return EncodingContract(
         vocab_size=config.vocab_size,
         max_len=config.cut_at or config.max_source_len,
         pad_token_id=config.pad_token_id,
         embedding_dim=config.vector_dim,
-        num_token_types=_token_types(config),
+        num_token_types=num_token_types,
         cuts_texts=config.cut_at is not None,
         cuts_left=config.cuts_left,
     )
@@ -119,13 +122,6 @@ def image_contract(config: TransformerConfig) -> ImageContract | None:
         keep_ratio=config.image.keep_ratio,
         resample=config.image.resample,
     )
-
-
-def _token_types(config: TransformerConfig) -> int:
-    """Return how many kinds of tokens the graph is told; a labeller takes one text."""
-    if config.family == "labeller":
-        return 1
-    return config.num_token_types if config.num_token_types > 1 else 0
 
 
 def _cache_shape(config: TransformerConfig, max_len: int, dtype: CacheDtype) -> CacheShape:

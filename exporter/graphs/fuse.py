@@ -19,11 +19,11 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 from exporter.graphs.carried_biases import carried_bias
+from exporter.graphs.constants import array_of, rank_of
 from exporter.graphs.joined_products import join_products
 
 _CONTRIB = "com.microsoft"
@@ -32,51 +32,38 @@ _CONTRIB = "com.microsoft"
 def fuse(model: ir.Model) -> None:
     """Rewrite a graph in place."""
     join_products(model)
-    for rules in _rules():
-        rules.apply_to_model(model)
+    # The order counts: an activation adds the bias before it for nothing, and a norm that adds a
+    # residual is none by itself any more. Rules are made anew, for they keep the last graph that
+    # they matched, with its weights.
+    for rules in (
+        [
+            RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
+            RewriteRule(_silu, _quick_gelu),
+            RewriteRule(_row_of_row, _one_row, _are_tables),
+        ],
+        [carried_bias()],
+        [
+            RewriteRule(_bias_residual_norm, _skip_norm, _is_bias),
+            RewriteRule(_residual_norm, _skip_norm, _are_rows),
+            RewriteRule(_residual_unshifted, _skip_norm, _are_rows),
+            RewriteRule(_residual_rms, _skip_norm, _are_rows),
+        ],
+    ):
+        RewriteRuleSet(rules, commute=True).apply_to_model(model)
     RemoveUnusedNodesPass()(model)
     model.opset_imports[_CONTRIB] = 1
 
 
 def _bias_residual_norm(
-    op: Any, hidden: Any, product: Any, bias: Any, weight: Any, shift: Any
+    op: Any, hidden: Any, added: Any, bias: Any, weight: Any, shift: Any
 ) -> Any:
-    total = op.Add(hidden, op.Add(product, bias))
+    total = op.Add(hidden, op.Add(added, bias))
     return op.LayerNormalization(total, weight, shift, _outputs=["norm"]), total
-
-
-def _skip_bias_norm(
-    op: Any,
-    hidden: Any,
-    product: Any,
-    bias: Any,
-    weight: Any,
-    shift: Any,
-    norm: ir.Value,
-) -> Any:
-    normed, _, _, total = op.SkipLayerNormalization(
-        product,
-        hidden,
-        weight,
-        shift,
-        bias,
-        epsilon=_epsilon(norm),
-        _domain=_CONTRIB,
-        _outputs=4,
-    )
-    return normed, total
 
 
 def _residual_norm(op: Any, hidden: Any, added: Any, weight: Any, shift: Any) -> Any:
     total = op.Add(hidden, added)
     return op.LayerNormalization(total, weight, shift, _outputs=["norm"]), total
-
-
-def _skip_norm(op: Any, hidden: Any, added: Any, weight: Any, shift: Any, norm: ir.Value) -> Any:
-    normed, _, _, total = op.SkipLayerNormalization(
-        added, hidden, weight, shift, epsilon=_epsilon(norm), _domain=_CONTRIB, _outputs=4
-    )
-    return normed, total
 
 
 def _residual_unshifted(op: Any, hidden: Any, added: Any, weight: Any) -> Any:
@@ -85,21 +72,29 @@ def _residual_unshifted(op: Any, hidden: Any, added: Any, weight: Any) -> Any:
     return normed, total
 
 
-def _skip_unshifted(op: Any, hidden: Any, added: Any, weight: Any, norm: ir.Value) -> Any:
-    normed, _, _, total = op.SkipLayerNormalization(
-        added, hidden, weight, epsilon=_epsilon(norm), _domain=_CONTRIB, _outputs=4
-    )
-    return normed, total
-
-
 def _residual_rms(op: Any, hidden: Any, added: Any, weight: Any) -> Any:
     total = op.Add(hidden, added)
     return op.RMSNormalization(total, weight, _outputs=["norm"]), total
 
 
-def _skip_rms(op: Any, hidden: Any, added: Any, weight: Any, norm: ir.Value) -> Any:
-    normed, _, _, total = op.SkipSimplifiedLayerNormalization(
-        added, hidden, weight, epsilon=_epsilon(norm), _domain=_CONTRIB, _outputs=4
+def _skip_norm(
+    op: Any,
+    hidden: Any,
+    added: Any,
+    weight: Any,
+    norm: ir.Value,
+    *,
+    shift: Any = None,
+    bias: Any = None,
+) -> Any:
+    node = _node_of(norm)
+    kernel = op.SkipLayerNormalization
+    if node.op_type == "RMSNormalization":
+        kernel = op.SkipSimplifiedLayerNormalization
+    further = [value for value in (shift, bias) if value is not None]
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    normed, _, _, total = kernel(
+        added, hidden, weight, *further, epsilon=epsilon, _domain=_CONTRIB, _outputs=4
     )
     return normed, total
 
@@ -109,27 +104,9 @@ def _bias_gelu(op: Any, x: Any, bias: Any) -> Any:
 
 
 def _fused_gelu(op: Any, x: Any, bias: Any, gelu: ir.Value) -> Any:
-    kind = op.FastGelu if _is_tanh(gelu) else op.BiasGelu
+    is_tanh = _node_of(gelu).attributes.get_string("approximate", "none") == "tanh"
+    kind = op.FastGelu if is_tanh else op.BiasGelu
     return kind(x, bias, _domain=_CONTRIB)
-
-
-def _row_of_row(op: Any, table: Any, index: Any, places: Any) -> Any:
-    return op.Gather(table, op.Gather(index, places, axis=0), axis=0)
-
-
-def _one_row(op: Any, table: ir.Value, index: ir.Value, places: ir.Value) -> Any:
-    rows = _array(table)[_array(index)]
-    return op.Gather(op.initializer(ir.tensor(rows), name=f"{table.name}.rows"), places, axis=0)
-
-
-def _are_tables(_: Any, table: ir.Value, index: ir.Value, **__: ir.Value) -> bool:
-    return table.const_value is not None and index.const_value is not None
-
-
-def _array(value: ir.Value) -> NDArray[Any]:
-    assert value.const_value is not None, "the rule has seen to it"
-    array: NDArray[Any] = value.const_value.numpy()
-    return array
 
 
 def _silu(op: Any, x: Any) -> Any:
@@ -140,55 +117,30 @@ def _quick_gelu(op: Any, x: Any) -> Any:
     return op.QuickGelu(x, alpha=1.0, _domain=_CONTRIB)
 
 
-def _epsilon(norm: ir.Value) -> float:
-    node = norm.producer()
-    assert node is not None, "the pattern has made it"
-    return node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+def _row_of_row(op: Any, table: Any, index: Any, places: Any) -> Any:
+    return op.Gather(table, op.Gather(index, places, axis=0), axis=0)
 
 
-def _is_tanh(gelu: ir.Value) -> bool:
-    node = gelu.producer()
-    assert node is not None, "the pattern has made it"
-    kind = node.attributes.get("approximate")
-    return kind is not None and kind.as_string() == "tanh"
+def _one_row(op: Any, table: ir.Value, index: ir.Value, places: ir.Value) -> Any:
+    rows = array_of(table)[array_of(index)]
+    return op.Gather(op.initializer(ir.tensor(rows), name=f"{table.name}.rows"), places, axis=0)
 
 
-def _is_full(value: ir.Value) -> bool:
-    return value.shape is not None and len(value.shape) > 1
+def _are_tables(_: Any, table: ir.Value, index: ir.Value, **__: ir.Value) -> bool:
+    return table.const_value is not None and index.const_value is not None
 
 
 def _is_bias(_: Any, bias: ir.Value, **others: ir.Value) -> bool:
     """Only a vector of weights, added to rows of its width, is what the kernels take."""
-    shape = bias.const_value.shape if bias.const_value is not None else None
-    rows = [value for name, value in others.items() if name in ("hidden", "product", "x")]
-    return shape is not None and len(shape) == 1 and all(map(_is_full, rows))
+    rows = [others[name] for name in ("hidden", "added", "x") if name in others]
+    return rank_of(bias) == 1 and all(row.shape is not None and len(row.shape) > 1 for row in rows)
 
 
 def _are_rows(_: Any, hidden: ir.Value, added: ir.Value, **__: ir.Value) -> bool:
     return hidden.shape is not None and hidden.shape == added.shape
 
 
-# In this order: an activation adds the bias before it for nothing, and a norm that adds a residual
-# is none by itself any more.
-def _rules() -> tuple[RewriteRuleSet, ...]:
-    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
-    return (
-        RewriteRuleSet(
-            [
-                RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
-                RewriteRule(_silu, _quick_gelu),
-                RewriteRule(_row_of_row, _one_row, _are_tables),
-            ],
-            commute=True,
-        ),
-        RewriteRuleSet([carried_bias()], commute=True),
-        RewriteRuleSet(
-            [
-                RewriteRule(_bias_residual_norm, _skip_bias_norm, _is_bias),
-                RewriteRule(_residual_norm, _skip_norm, _are_rows),
-                RewriteRule(_residual_unshifted, _skip_unshifted, _are_rows),
-                RewriteRule(_residual_rms, _skip_rms, _are_rows),
-            ],
-            commute=True,
-        ),
-    )
+def _node_of(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None, "the pattern has made it"
+    return node

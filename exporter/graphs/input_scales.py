@@ -6,8 +6,7 @@ every product reads. Numbers beyond these are cut off later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,17 @@ def fixed_scales(
         with writing_scratch(weight_bytes(graphs)):
             watched = {name: _Watched(graph, folder / name) for name, graph in graphs.items()}
         for source, target in text:
-            given = _of_target(target, len(source))
+            places = np.arange(len(target))
+            given: dict[str, Any] = {  # all of the target in one call
+                INPUT_IDS: [target],
+                POSITION_IDS: [places],
+                LOGIT_IDX: places,
+                NUM_TOP: 1,
+                SEQLENS_K: len(target) - 1,
+                TOTAL_SEQ: len(target),
+                SOURCE_LENGTHS: len(source),
+                ROW_QUERIES: [places],
+            }
             if cross is not None:
                 inputs = _filled(encoder_shape(cross).inputs, {INPUT_IDS: [source]})
                 rows = watched["encoder.onnx"].run(inputs)
@@ -67,17 +76,29 @@ class _Watched:
 
     def __init__(self, model: ir.Model, path: Path) -> None:
         """Write a graph that tells ranges to a file, and load it; the model stays as it is."""
-        self._names = inputs_of_products(model.graph)
-        with _told_ranges(model.graph, self._names):
+        graph, names = model.graph, inputs_of_products(model.graph)
+        values = {value.name: value for node in graph for value in node.outputs}
+        nodes = []
+        for name in names:
+            for op_type, end in (("ReduceMin", _LEAST), ("ReduceMax", _LARGEST)):
+                node = ir.node(op_type, [values[name]], {"keepdims": 0})
+                node.outputs[0].name, node.outputs[0].type = f"{name}{end}", values[name].type
+                nodes.append(node)
+        before = len(graph.outputs)
+        graph.extend(nodes)
+        graph.outputs.extend(node.outputs[0] for node in nodes)
+        try:
             ir.save(model, path, external_data=f"{path.name}.data")
+        finally:
+            del graph.outputs[before:]
+            graph.remove(nodes, safe=True)
         self._session = create_session(path)
-        self._least = dict.fromkeys(self._names, 0.0)
-        self._largest = dict.fromkeys(self._names, 0.0)
+        self._least, self._largest = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
 
     def run(self, inputs: Arrays) -> Arrays:
         """Run once, and take in what was read."""
         outputs = self._session.run(inputs)
-        for name in self._names:
+        for name in self._least:
             self._least[name] = min(self._least[name], float(outputs[f"{name}{_LEAST}"]))
             self._largest[name] = max(self._largest[name], float(outputs[f"{name}{_LARGEST}"]))
         return outputs
@@ -85,47 +106,11 @@ class _Watched:
     @property
     def scales(self) -> dict[str, FixedScale]:
         """The scales with which the ranges take all of 8 bits, and 0 is one of their numbers."""
-        return {name: _scale(self._least[name], self._largest[name]) for name in self._names}
-
-
-def _scale(least: float, largest: float) -> FixedScale:
-    scale = (largest - least) / _STEPS or 1.0
-    return FixedScale(np.float32(scale), np.uint8(round(-least / scale)))
-
-
-@contextmanager
-def _told_ranges(graph: ir.Graph, names: Sequence[str]) -> Iterator[None]:
-    """Give a graph outputs that tell the range of values, until the end of the block."""
-    values = {value.name: value for node in graph for value in node.outputs}
-    nodes = []
-    for name in names:
-        for op_type, end in (("ReduceMin", _LEAST), ("ReduceMax", _LARGEST)):
-            node = ir.node(op_type, [values[name]], {"keepdims": 0})
-            node.outputs[0].name, node.outputs[0].type = f"{name}{end}", values[name].type
-            nodes.append(node)
-    before = len(graph.outputs)
-    graph.extend(nodes)
-    graph.outputs.extend(node.outputs[0] for node in nodes)
-    try:
-        yield
-    finally:
-        del graph.outputs[before:]
-        graph.remove(nodes, safe=True)
-
-
-def _of_target(target: Tokens, source_length: int) -> dict[str, Any]:
-    """Return what a decoder is given for all of a target in one call."""
-    places = np.arange(len(target))
-    return {
-        INPUT_IDS: [target],
-        POSITION_IDS: [places],
-        LOGIT_IDX: places,
-        NUM_TOP: 1,
-        SEQLENS_K: len(target) - 1,
-        TOTAL_SEQ: len(target),
-        SOURCE_LENGTHS: source_length,
-        ROW_QUERIES: [places],
-    }
+        found = {}
+        for name, least in self._least.items():
+            scale = (self._largest[name] - least) / _STEPS or 1.0
+            found[name] = FixedScale(np.float32(scale), np.uint8(round(-least / scale)))
+        return found
 
 
 def _filled(shapes: Values, given: Mapping[str, Any]) -> Arrays:

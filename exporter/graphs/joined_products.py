@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from exporter.graphs.constants import add_constant, array_of, rank_of
 
 _PARTS = 3
 
@@ -27,10 +27,10 @@ def join_products(model: ir.Model) -> None:
     products: dict[ir.Value, list[ir.Node]] = defaultdict(list)
     for node in model.graph:
         x, weight = (*node.inputs, None, None)[:2]
-        if node.op_type == "MatMul" and x is not None and _rank(weight) == 2:
+        if node.op_type == "MatMul" and x is not None and rank_of(weight) == 2:
             products[x].append(node)
     for nodes in products.values():
-        widths = {_weights(node).shape for node in nodes}
+        widths = {array_of(node.inputs[1]).shape for node in nodes}
         if len(nodes) == _PARTS and len(widths) == 1:
             _join(model.graph, nodes)
     RemoveUnusedNodesPass()(model)
@@ -51,7 +51,9 @@ def _join(graph: ir.Graph, products: Sequence[ir.Node]) -> None:
     for node in nodes:
         old = parts[0].outputs[0]
         node.outputs[0].type = old.type
-        node.outputs[0].shape = None if old.shape is None else _wide(old.shape)
+        if old.shape is not None:
+            width = array_of(node.inputs[1]).shape[-1]
+            node.outputs[0].shape = ir.Shape((*old.shape[:-1], width))
     cut = {"axis": -1, "num_outputs": _PARTS}
     nodes.append(ir.node("Split", [nodes[-1].outputs[0]], cut, num_outputs=_PARTS))
     graph.insert_before(products[0], nodes)
@@ -66,33 +68,10 @@ def sum_of(product: ir.Node) -> ir.Node | None:
     if len(uses) != 1:
         return None
     ((node, place),) = uses
-    return node if node.op_type == "Add" and place == 0 and _rank(node.inputs[1]) == 1 else None
+    return node if node.op_type == "Add" and place == 0 and rank_of(node.inputs[1]) == 1 else None
 
 
 def _joined(graph: ir.Graph, name: str, nodes: Sequence[ir.Node]) -> ir.Value:
     """Add a constant: the second inputs of the nodes side by side."""
-    array = np.concatenate([_weights(node) for node in nodes], axis=-1)
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, const_value=tensor)
-    value.shape, value.dtype = ir.Shape(array.shape), tensor.dtype
-    graph.register_initializer(value)
-    return value
-
-
-def _wide(shape: ir.Shape) -> ir.Shape:
-    width = shape[-1]
-    assert isinstance(width, int), "weights are constants"
-    return ir.Shape((*shape[:-1], _PARTS * width))
-
-
-def _rank(value: ir.Value | None) -> int | None:
-    """Return how many axes a constant has; None of what is computed."""
-    return None if value is None or value.const_value is None else len(value.const_value.shape)
-
-
-def _weights(node: ir.Node) -> NDArray[Any]:
-    """Return the second input of a node, which is a constant."""
-    value = node.inputs[1]
-    assert value is not None and value.const_value is not None, "it is a constant"
-    array: NDArray[Any] = value.const_value.numpy()
-    return array
+    parts = [array_of(node.inputs[1]) for node in nodes]
+    return add_constant(graph, name, np.concatenate(parts, axis=-1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,16 @@ import onnx_ir as ir
 import onnxscript.optimizer
 
 from engine.errors import CheckpointError, ConfigError
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.cache_int8 import calibrate, quantize_cache
 from exporter.graphs.contracts import generation_contract
-from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.input_scales import Passage, fixed_scales
-from exporter.graphs.target import Target, target_of
+from exporter.graphs.sampling_graphs import sampling_graphs
+from exporter.graphs.target import target_of
 from exporter.graphs.torch_export import Graphs, build_graphs, traced
 from exporter.graphs.weights import quantize
-from exporter.models.config import TransformerConfig
 from exporter.models.protocol import generator
 from exporter.operators.domain import OPSET, Functions
 from exporter.samples import encode_samples
@@ -33,27 +32,23 @@ def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
     problems = form.problems
     config = checkpoint.config.model
     if form.kv_cache == "int8":
-        problems += _without_int8_kernel(target, config)
+        kernel = (
+            f"kv_cache: the target {target.name} reads int8 itself, and makes no float16 of all "
+            "rows in every step, where"
+        )
+        group, groups = config.num_heads // config.kv_heads, target.int8_cache_groups
+        if groups is not None and group not in groups:
+            sharing = ", ".join(map(str, groups))
+            problems.append(f"{kernel} {sharing} query heads share a key head, here {group}")
+        width, widths = config.cache_head_dim, target.int8_cache_widths
+        if widths is not None and width not in widths:
+            problems.append(f"{kernel} heads are {', '.join(map(str, widths))} wide, here {width}")
+        if target.int8_cache_unbounded and config.attention_softcap is not None:
+            problems.append(f"{kernel} scores have no bound (attention_softcap)")
     if form.is_fitted and not config.num_decoder_layers:
         problems.append(f"weights: {form.weights} is for models that generate; int8 is for all")
     if problems:
         raise ConfigError(f"{checkpoint.path}: {'; '.join(problems)}; choose another format")
-
-
-def _without_int8_kernel(target: Target, config: TransformerConfig) -> Iterator[str]:
-    """Yield why a target has no fast kernel for an int8 cache of a model."""
-    kernel = (
-        f"kv_cache: the target {target.name} reads int8 itself, and makes no float16 of all rows "
-        "in every step, where"
-    )
-    group, groups = config.num_heads // config.kv_heads, target.int8_cache_groups
-    if groups is not None and group not in groups:
-        yield f"{kernel} {', '.join(map(str, groups))} query heads share a key head, here {group}"
-    width, widths = config.cache_head_dim, target.int8_cache_widths
-    if widths is not None and width not in widths:
-        yield f"{kernel} heads are {', '.join(map(str, widths))} wide, here {width}"
-    if target.int8_cache_unbounded and config.attention_softcap is not None:
-        yield f"{kernel} scores have no bound (attention_softcap)"
 
 
 def build_package_graphs(
@@ -80,9 +75,17 @@ def build_package_graphs(
     for name, graph in graphs.items():
         quantize(graph, form, scales.get(name))
     if form.kv_cache == "int8":
-        _quantize_cache(checkpoint, graphs, functions)
-    if draws and target.has_draws and contract is not None:
-        return {**graphs, **draw_graphs(contract.vocab_size)}
+        if contract is None:
+            raise CheckpointError(
+                f"{checkpoint.path}: a model that does not generate has no cache; leave out "
+                "--kv-cache"
+            )
+        limit = (contract.cross_cache or contract.cache).max_len
+        samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
+        cache_scales = calibrate(generator(checkpoint.model), contract, samples)
+        quantize_cache(graphs["decoder.onnx"], cache_scales, functions)
+    if draws and target.has_sampling_graphs and contract is not None:
+        return {**graphs, **sampling_graphs(contract.vocab_size)}
     return graphs
 
 
@@ -102,17 +105,5 @@ def write_package_graphs(
 def write_graphs(graphs: Graphs, directory: Path) -> None:
     """Write each graph and, beside it, its weights in one file; draws have none."""
     for name, graph in graphs.items():
-        weights = None if name in DRAW_GRAPHS else f"{name}.data"
+        weights = None if name in SAMPLING_GRAPHS else f"{name}.data"
         ir.save(graph, directory / name, external_data=weights)
-
-
-def _quantize_cache(checkpoint: Checkpoint, graphs: Graphs, functions: Functions) -> None:
-    model, contract = checkpoint.model, generation_contract(checkpoint.config.model)
-    if contract is None:
-        raise CheckpointError(
-            f"{checkpoint.path}: a model that does not generate has no cache; leave out --kv-cache"
-        )
-    limit = (contract.cross_cache or contract.cache).max_len
-    samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
-    scales = calibrate(generator(model), contract, samples)
-    quantize_cache(graphs["decoder.onnx"], scales, functions)

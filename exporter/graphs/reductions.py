@@ -16,10 +16,19 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
+from exporter.graphs.constants import integers_of
+
 
 def replace_reductions(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    _rules().apply_to_model(model)
+    # Rules are made anew, for they keep the last graph that they matched, with its weights.
+    rules = RewriteRuleSet(
+        [
+            RewriteRule(_length, _root_of_product, _is_last),
+            RewriteRule(_maximum, _first_of_top, _is_one),
+        ]
+    )
+    rules.apply_to_model(model)
 
 
 def _length(op: Any, x: Any, axes: Any) -> Any:
@@ -38,7 +47,7 @@ def _maximum(op: Any, x: Any, axes: Any) -> Any:
 
 
 def _first_of_top(op: Any, x: ir.Value, axes: ir.Value, reduced: ir.Value) -> Any:
-    (axis,) = _numbers(axes)
+    (axis,) = integers_of(axes)
     values, _ = op.TopK(x, _axes(op, reduced, "k", 1), axis=axis, _outputs=2)
     return op.Squeeze(values, axes)
 
@@ -47,27 +56,11 @@ def _axes(op: Any, reduced: ir.Value, name: str, number: int) -> Any:
     return op.initializer(ir.tensor(np.array([number])), name=f"{reduced.name}.{name}")
 
 
-def _numbers(value: ir.Value) -> list[int]:
-    """Return the numbers of a constant; of what is computed, none."""
-    constant = value.const_value
-    return [] if constant is None else constant.numpy().reshape(-1).tolist()
-
-
 def _is_last(_: Any, x: ir.Value, axes: ir.Value, **__: ir.Value) -> bool:
     if x.shape is None or x.dtype is None:
         return False
-    return _numbers(axes) in ([-1], [len(x.shape) - 1])
+    return integers_of(axes) in ([-1], [len(x.shape) - 1])
 
 
 def _is_one(_: Any, axes: ir.Value, **__: ir.Value) -> bool:
-    return len(_numbers(axes)) == 1
-
-
-def _rules() -> RewriteRuleSet:
-    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
-    return RewriteRuleSet(
-        [
-            RewriteRule(_length, _root_of_product, _is_last),
-            RewriteRule(_maximum, _first_of_top, _is_one),
-        ]
-    )
+    return len(integers_of(axes)) == 1

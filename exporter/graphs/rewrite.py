@@ -6,6 +6,7 @@ A rule is a pair of functions, the nodes that are looked for and the nodes that 
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,24 @@ from onnx_ir.passes.common import (
 )
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
+from exporter.graphs.constants import add_constant, array_of
+
 
 def simplify(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    _rules().apply_to_model(model)
+    # Rules are made anew, for they keep the last graph that they matched, with its weights.
+    rules = RewriteRuleSet(
+        [
+            RewriteRule(_gather_nd, _gather),
+            RewriteRule(
+                _flattened_index, lambda op, table, index, **_: _gather(op, table, index), _is_flat
+            ),
+            RewriteRule(_three_linears, _one_linear, _are_weights),
+            RewriteRule(_three_products, _one_product, _are_weights),
+            RewriteRule(_gate_and_up, _gate_with_up, _are_weights),
+        ]
+    )
+    rules.apply_to_model(model)
     _state_shapes(model.graph)
     _repeat_masks(model.graph)
     RemoveUnusedNodesPass()(model)
@@ -41,9 +56,14 @@ def _state_shapes(graph: ir.Graph) -> None:
         given, wanted = data.shape, node.outputs[0].shape
         if shape.const_value is not None or given is None or wanted is None:
             continue
-        sizes = [_size(size, given[i] if i < len(given) else None) for i, size in enumerate(wanted)]
+        sizes = []
+        for size, same_place in zip(wanted, chain(given, repeat(None)), strict=False):
+            if isinstance(size, int):
+                sizes.append(size)
+            else:
+                sizes.append(0 if size == same_place and size.value is not None else -1)
         if sizes.count(-1) <= 1:
-            value = _initializer(graph, f"{node.outputs[0].name}.shape", sizes)
+            value = add_constant(graph, f"{node.outputs[0].name}.shape", sizes)
             node.replace_input_with(1, value)
             node.attributes.pop("allowzero", None)
 
@@ -60,25 +80,12 @@ def _repeat_masks(graph: ir.Graph) -> None:
         if query is None or mask is None or query.shape is None or mask.shape is None:
             continue
         if len(query.shape) == len(mask.shape) == 4 and mask.shape[2] == 1 != query.shape[2]:
-            ones = _initializer(graph, f"{node.outputs[0].name}.ones", [1])
+            ones = add_constant(graph, f"{node.outputs[0].name}.ones", [1])
             length = ir.node("Shape", [query], {"start": 2, "end": 3})
             size = ir.node("Concat", [ones, ones, length.outputs[0], ones], {"axis": 0})
             rows = ir.node("Expand", [mask, size.outputs[0]])
             graph.insert_before(node, [length, size, rows])
             node.replace_input_with(3, rows.outputs[0])
-
-
-def _initializer(graph: ir.Graph, name: str, numbers: list[int]) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(numbers))
-    value.shape, value.dtype = ir.Shape([len(numbers)]), ir.DataType.INT64
-    graph.register_initializer(value)
-    return value
-
-
-def _size(size: int | ir.SymbolicDim, same_place: int | ir.SymbolicDim | None) -> int:
-    if isinstance(size, int):
-        return size
-    return 0 if size == same_place and size.value is not None else -1
 
 
 # `table[index]` comes out as GatherND.
@@ -139,21 +146,6 @@ def _are_weights(context: Any, **values: ir.Value) -> bool:
 def _joined(op: Any, name: str, *parts: ir.Value) -> ir.Value:
     # Named for the product's input, which is the layer's own: equal weights are stored once under
     # the name of one of them, so the parts' names do not tell two layers apart.
-    arrays = [part.const_value.numpy() for part in parts if part.const_value is not None]
-    joined: ir.Value = op.initializer(ir.tensor(np.concatenate(arrays, axis=-1)), name=name)
+    array = np.concatenate([array_of(part) for part in parts], axis=-1)
+    joined: ir.Value = op.initializer(ir.tensor(array), name=name)
     return joined
-
-
-def _rules() -> RewriteRuleSet:
-    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
-    return RewriteRuleSet(
-        [
-            RewriteRule(_gather_nd, _gather),
-            RewriteRule(
-                _flattened_index, lambda op, table, index, **_: _gather(op, table, index), _is_flat
-            ),
-            RewriteRule(_three_linears, _one_linear, _are_weights),
-            RewriteRule(_three_products, _one_product, _are_weights),
-            RewriteRule(_gate_and_up, _gate_with_up, _are_weights),
-        ]
-    )

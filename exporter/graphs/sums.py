@@ -16,12 +16,22 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
+from exporter.graphs.constants import integers_of
+
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def replace_sums(model: ir.Model) -> None:
     """Rewrite a graph in place."""
-    _rules().apply_to_model(model)
+    # Rules are made anew, for they keep the last graph that they matched, with its weights.
+    rules = RewriteRuleSet(
+        [
+            RewriteRule(_sum, _product, _is_over_rows),
+            RewriteRule(_mean, _product, _is_over_rows),
+            RewriteRule(_norm, _norm_by_constant, _is_over_width),
+        ]
+    )
+    rules.apply_to_model(model)
 
 
 def _sum(op: Any, x: Any, axes: Any) -> Any:
@@ -48,10 +58,9 @@ def _product(op: Any, x: ir.Value, axes: ir.Value, total: ir.Value) -> Any:
 
 
 def _is_over_rows(_: Any, x: ir.Value, axes: ir.Value, **__: ir.Value) -> bool:
-    if x.shape is None or x.dtype not in _FLOATS or axes.const_value is None:
+    if x.shape is None or x.dtype not in _FLOATS:
         return False
-    numbers = axes.const_value.numpy().reshape(-1).tolist()
-    return numbers in ([-2], [len(x.shape) - 2])
+    return integers_of(axes) in ([-2], [len(x.shape) - 2])
 
 
 def _norm(op: Any, x: Any, shape: Any) -> Any:
@@ -75,14 +84,3 @@ def _is_over_width(_: Any, x: ir.Value, ones: ir.Value, norm: ir.Value, **__: ir
         return False
     is_last = node.attributes.get_int("axis", -1) in (-1, len(x.shape) - 1)
     return is_last and isinstance(x.shape[-1], int)
-
-
-def _rules() -> RewriteRuleSet:
-    """Return the rules anew: one keeps the last graph that it has matched, with its weights."""
-    return RewriteRuleSet(
-        [
-            RewriteRule(_sum, _product, _is_over_rows),
-            RewriteRule(_mean, _product, _is_over_rows),
-            RewriteRule(_norm, _norm_by_constant, _is_over_width),
-        ]
-    )

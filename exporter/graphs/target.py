@@ -38,7 +38,9 @@ class Target:
     int8_cache_unbounded: bool = False  # it has none where scores have a bound
     has_faster_int8_cache: bool = False  # beside weights in int8, steps take less time with one
     has_unit_scales: bool = False  # a query of a source is read faster where scores have no factor
-    has_draws: bool = False  # tokens are drawn by a graph, too, so that no step waits for the host
+    has_sampling_graphs: bool = (
+        False  # tokens are drawn by a graph, too, so that no step waits for the host
+    )
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
 
@@ -63,7 +65,7 @@ CUDA = Target(
     int8_cache_groups=(4, 8, 16, 32),
     int8_cache_widths=(64, 128, 256),
     int8_cache_unbounded=True,
-    has_draws=True,
+    has_sampling_graphs=True,
     runs_here=False,
 )
 TARGETS: Mapping[TargetName, Target] = MappingProxyType({one.name: one for one in (CPU, CUDA)})

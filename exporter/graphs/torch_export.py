@@ -35,12 +35,11 @@ from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import Family, TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS, EncoderOutput
-from exporter.models.protocol import CachedDecoder, Generator, generator, viewer
+from exporter.models.protocol import CachedDecoder, Generator, generator, image_encoder
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.cross_attention import SourceRow
 from exporter.operators.domain import OPSET, Functions
-from exporter.operators.top_k import emit_top
-from exporter.operators.write_row import emit_write_row
+from exporter.operators.standard import emit_top, emit_write_row
 
 _TORCH = Path(torch.__file__).parent
 
@@ -122,6 +121,7 @@ def copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     return copied
 
 
+@torch.no_grad()
 def widen_heads(decoder: CachedDecoder) -> None:
     """Widen every head of a decoder to the width of its cache, by zero weights.
 
@@ -131,35 +131,28 @@ def widen_heads(decoder: CachedDecoder) -> None:
     """
     width = decoder.cache_head_dim
     for attention in decoder.attentions():
-        _widen_rows(attention.q_proj, attention.num_heads, width)
-        for projection in (attention.k_proj, attention.v_proj):
-            _widen_rows(projection, attention.num_kv_heads, width)
+        num_heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
+        for projection, count in (
+            (attention.q_proj, num_heads),
+            (attention.k_proj, num_kv_heads),
+            (attention.v_proj, num_kv_heads),
+        ):
+            projection.weight = _widened(projection.weight, count, width)
+            if projection.bias is not None:
+                projection.bias = _widened(projection.bias, count, width)
         attention.key_dim = width
         if attention.out_proj is not None:  # else the output is cut to the width of values
-            _widen_columns(attention.out_proj, attention.num_heads, width)
+            wide = _widened(attention.out_proj.weight.T, num_heads, width)
+            attention.out_proj.weight = nn.Parameter(wide.T.contiguous())
             attention.value_dim = width
 
 
-def _widen_rows(projection: nn.Linear, num_heads: int, width: int) -> None:
-    def widen(weight: Tensor) -> nn.Parameter:  # [num_heads * d, ...]
-        heads = weight.view(num_heads, -1, *weight.shape[1:])
-        wide = heads.new_zeros(num_heads, width, *heads.shape[2:])
-        wide[:, : heads.shape[1]] = heads
-        return nn.Parameter(wide.flatten(0, 1))
-
-    with torch.no_grad():
-        projection.weight = widen(projection.weight)
-        if projection.bias is not None:
-            projection.bias = widen(projection.bias)
-
-
-def _widen_columns(projection: nn.Linear, num_heads: int, width: int) -> None:
-    with torch.no_grad():
-        # [d_model, num_heads, d]
-        heads = projection.weight.view(-1, num_heads, projection.in_features // num_heads)
-        wide = heads.new_zeros(heads.shape[0], num_heads, width)
-        wide[..., : heads.shape[2]] = heads
-        projection.weight = nn.Parameter(wide.flatten(1))
+def _widened(weight: Tensor, num_heads: int, width: int) -> nn.Parameter:
+    """Return [num_heads * width, ...] of [num_heads * d, ...], with zeros behind each head."""
+    heads = weight.reshape(num_heads, -1, *weight.shape[1:])
+    wide = heads.new_zeros(num_heads, width, *heads.shape[2:])
+    wide[:, : heads.shape[1]] = heads
+    return nn.Parameter(wide.flatten(0, 1))
 
 
 def fold_scales(decoder: CachedDecoder) -> None:
@@ -220,33 +213,30 @@ class _DecoderGraph(nn.Module):
         # The head is the largest product of a small model: only the rows that are asked for.
         rows = hidden.flatten(0, 1).index_select(0, logit_idx)  # [N, d_model]
         logits = self.decoder.logits_in_float32(rows)
+        vocab_size = logits.shape[-1]
         # The best few leave the graph sorted: to look for them outside costs more than the head.
         top_logits, top_ids = emit_top(logits, num_top)
-        if logits.shape[-1] <= _LONG_ROW or self._in_pieces:
-            summed = _whole_pieces(logits) if self._in_pieces else logits
-            top_logprobs = summed.log_softmax(-1).gather(1, top_ids)
-        else:
+        if vocab_size > _LONG_ROW and not self._in_pieces:
             top_logprobs = _logprobs_of_long_rows(logits, top_logits)
+        else:
+            in_pieces = self._in_pieces and vocab_size > _WARP_ROW
+            summed = _filled_up(logits, _PIECE) if in_pieces else logits
+            top_logprobs = summed.log_softmax(-1).gather(1, top_ids)
         present = [(cache.key, cache.value) for cache in caches]
         alignment = caches[-1].alignment
         return _DecoderOutput(logits, top_ids, top_logits, top_logprobs, present, alignment)
 
 
-def _whole_pieces(logits: Tensor) -> Tensor:
-    """Return rows of which each begins with a piece; what is behind a row counts for nothing."""
-    missing = -logits.shape[-1] % _PIECE
-    if logits.shape[-1] <= _WARP_ROW or not missing:
-        return logits
-    return functional.pad(logits, (0, missing), value=-math.inf)
+def _filled_up(logits: Tensor, size: int) -> Tensor:
+    """Return rows in whole pieces of a size; what is behind a row counts for nothing."""
+    missing = -logits.shape[-1] % size
+    return functional.pad(logits, (0, missing), value=-math.inf) if missing else logits
 
 
 def _logprobs_of_long_rows(logits: Tensor, top_logits: Tensor) -> Tensor:
     """Return log-probabilities [N, k] of the likeliest, by sums of short pieces of a row."""
-    missing = -logits.shape[-1] % _SHORT_ROW
-    if missing:
-        logits = functional.pad(logits, (0, missing), value=-math.inf)
     largest = top_logits[:, :1]
-    pieces = logits.view(logits.shape[0], -1, _SHORT_ROW)
+    pieces = _filled_up(logits, _SHORT_ROW).view(logits.shape[0], -1, _SHORT_ROW)
     total = _log_sum_exp(_log_sum_exp(pieces) - largest)  # [N]
     return (top_logits - largest) - total[:, None]
 
@@ -303,7 +293,7 @@ class _VisionGraph(nn.Module):
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
-        return _in_float32(self.model(pixel_values.to(_dtype_of(self.model))))
+        return _in_float32(self.model(pixel_values.to(next(self.model.parameters()).dtype)))
 
 
 def _in_float32(output: EncoderOutput) -> tuple[Tensor, ...]:
@@ -348,7 +338,7 @@ def _trace_encoder_decoder(model: nn.Module, contract: Contract, target: Target)
     return {"encoder.onnx": encoder, **decoder}
 
 
-def _trace_text_reader(model: nn.Module, contract: Contract, target: Target) -> Graphs:
+def _trace_text_encoder(model: nn.Module, contract: Contract, target: Target) -> Graphs:
     assert contract.encoding is not None, "it reads texts"
     module = _OnePassGraph(model, contract.encoding.max_len)
     return {"model.onnx": _export(module, one_pass_shape(contract))}
@@ -356,21 +346,17 @@ def _trace_text_reader(model: nn.Module, contract: Contract, target: Target) -> 
 
 def _trace_vision(model: nn.Module, contract: Contract, target: Target) -> Graphs:
     if target.patches_as_product:
-        viewer(model).multiply_patches()
+        image_encoder(model).multiply_patches()
     return {"model.onnx": _export(_VisionGraph(model), one_pass_shape(contract))}
 
 
 _TRACES: Mapping[Family, Callable[[nn.Module, Contract, Target], Graphs]] = {
     "encoder-decoder": _trace_encoder_decoder,
     "gpt": _trace_decoder,
-    "bert": _trace_text_reader,
-    "labeller": _trace_text_reader,
+    "bert": _trace_text_encoder,
+    "labeller": _trace_text_encoder,
     "vit": _trace_vision,
 }
-
-
-def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next(model.parameters()).dtype
 
 
 def _export(module: nn.Module, shape: GraphShape) -> ir.Model:

@@ -41,6 +41,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from engine.package.graph_io import INPUT_IDS
 from engine.package.manifest import PackageFormat, Precision
+from exporter.graphs.constants import add_constant
 from exporter.graphs.joined_products import sum_of
 from exporter.graphs.target import target_of
 
@@ -79,8 +80,11 @@ def quantize(model: ir.Model, form: PackageFormat, fixed: Scales | None = None) 
     for node in list(model.graph):
         if (product := _product(node)) is not None:
             quantizer.replace_product(node, product)
-        elif node.op_type == "Gather" and _is_embedding(node):
-            quantizer.replace_embedding(node)
+        elif node.op_type == "Gather":
+            table, index = node.inputs
+            assert table is not None and index is not None
+            if table.const_value is not None and index.name == INPUT_IDS:
+                quantizer.replace_embedding(node)
     model.opset_imports[_CONTRIB] = 1
     RemoveUnusedNodesPass()(model)
 
@@ -176,24 +180,16 @@ class _Quantizer:
         }[form.weights]
 
     def replace_product(self, node: ir.Node, product: _Product) -> None:
-        """Replace x @ matrix + bias."""
-        if self._fixed:
-            self._replace_with_bias(node, product)
-            return
+        """Replace x @ matrix + bias; with fixed scales one kernel adds a bias behind it, too."""
+        behind = sum_of(node) if self._fixed and product.bias is None else None
+        if behind is not None:
+            product = product._replace(bias=behind.inputs[1])
         result = self._multiply(node, product)
-        if product.bias is not None:
+        if product.bias is not None and not self._fixed:
             result = self._add(node, "Add", [result, product.bias])
-        self._replace(node, result)
-
-    def _replace_with_bias(self, node: ir.Node, product: _Product) -> None:
-        """Replace a product, and the node behind it that adds a bias, by a kernel that does it."""
-        behind = sum_of(node) if product.bias is None else None
-        if behind is None:
-            self._replace(node, self._multiply(node, product))
-            return
-        product = product._replace(bias=behind.inputs[1])
-        self._replace(behind, self._multiply(node, product))
-        self._graph.remove(node, safe=True)
+        self._replace(behind or node, result)
+        if behind is not None:
+            self._graph.remove(node, safe=True)
 
     def replace_embedding(self, node: ir.Node) -> None:
         """Replace rows of a table by rows in 8 bits and their scales."""
@@ -299,14 +295,7 @@ class _Quantizer:
         array = np.ascontiguousarray(array)
         if array.dtype == np.float32:
             array = array.astype(self._dtype.numpy())
-        value = ir.Value(
-            name=name,
-            const_value=ir.tensor(array, name=name),
-            shape=ir.Shape(array.shape),
-            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-        )
-        self._graph.register_initializer(value)
-        return value
+        return add_constant(self._graph, name, array)
 
     def _replace(self, node: ir.Node, result: ir.Value) -> None:
         (old,) = node.outputs

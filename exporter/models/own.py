@@ -35,7 +35,7 @@ class OwnConfig(TransformerConfig):
         return self.vector_width
 
     @classmethod
-    def writer(
+    def generator(
         cls,
         *,
         vocab_size: int,
@@ -48,7 +48,7 @@ class OwnConfig(TransformerConfig):
         max_source_len: int = 0,
         start_token_id: int | None = None,
     ) -> Self:
-        """Describe an `OwnWriter`: its decoder, and how long its sources are if it has some."""
+        """Describe a `GenerativeModel`: its decoder, and how long sources are if it has some."""
         return cls(
             family="encoder-decoder" if max_source_len else "gpt",
             vocab_size=vocab_size,
@@ -68,7 +68,7 @@ class OwnConfig(TransformerConfig):
         )
 
     @classmethod
-    def reader(
+    def text_encoder(
         cls,
         *,
         vocab_size: int,
@@ -88,10 +88,10 @@ class OwnConfig(TransformerConfig):
         )
 
     @classmethod
-    def viewer(
+    def image_encoder(
         cls, image: ImageConfig, *, labels: tuple[str, ...] = (), vector_dim: int | None = None
     ) -> Self:
-        """Describe a model that sees pictures."""
+        """Describe a model of one pass over an image."""
         return cls(family="vit", image=image, labels=labels, vector_width=vector_dim, **_ONE_PASS)
 
 
@@ -116,8 +116,8 @@ class Attend(Protocol):
         """Attend from new positions to the source, (B, T, num_heads * head_dim) to the same."""
 
 
-class OwnWriter(Protocol):
-    """A model that writes; those behind a source have the last two methods besides."""
+class GenerativeModel(Protocol):
+    """A model that generates; those behind a source have the last two methods besides."""
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return what goes into the first block, (B, T, D), for int64 ids and places (B, T)."""
@@ -147,7 +147,7 @@ class PlainAttention:
         sources: KeysAndValues = (),
         source_mask: Tensor | None = None,
     ) -> None:
-        """`sources` are those of `OwnWriter`; `source_mask` bool (B, S), True = real token."""
+        """`sources` are a GenerativeModel's, `source_mask` bool (B, S): True = real token."""
         self._heads = num_heads, num_kv_heads or num_heads
         self._position_ids = position_ids
         self._sources = sources
@@ -219,7 +219,7 @@ class _CachedAttention:
 
 
 class OwnDecoder(nn.Module):
-    """The decoder of an `OwnWriter`, with the methods that ours has."""
+    """The decoder of a `GenerativeModel`, with the methods that ours has."""
 
     def __init__(self, model: nn.Module, config: TransformerConfig) -> None:
         super().__init__()
@@ -270,8 +270,8 @@ class OwnDecoder(nn.Module):
         return iter(())
 
     @property
-    def _own(self) -> OwnWriter:
-        own: OwnWriter = self.model  # type: ignore[assignment]
+    def _own(self) -> GenerativeModel:
+        own: GenerativeModel = self.model  # type: ignore[assignment]
         return own
 
     def _attend(

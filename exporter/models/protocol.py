@@ -64,30 +64,32 @@ class Generator(Protocol):
         """Return all weights."""
 
 
-class Viewer(Protocol):
-    """A model that sees pictures."""
+class ImageEncoder(Protocol):
+    """A model that encodes images."""
 
     def multiply_patches(self) -> None:
         """Compute what patches become by a product, for a target that has no convolution."""
 
 
 def generator(model: nn.Module) -> Generator:
-    """Return a model as one that writes; TypeError if it has no decoder."""
-    if not _writes(model):
-        raise TypeError(f"{type(model).__name__} has no decoder, so that it writes nothing")
+    """Return a model as a generator; TypeError if it has no decoder."""
+    if not _is_generator(model):
+        raise TypeError(f"{type(model).__name__} has no decoder, so that it generates nothing")
     return model
 
 
-def viewer(model: nn.Module) -> Viewer:
-    """Return a model as one that sees; TypeError if it cannot be told how."""
-    if not _sees(model):
-        raise TypeError(f"{type(model).__name__} has no multiply_patches, so that it sees nothing")
+def image_encoder(model: nn.Module) -> ImageEncoder:
+    """Return a model as an image encoder; TypeError if it has no such method."""
+    if not _is_image_encoder(model):
+        raise TypeError(
+            f"{type(model).__name__} has no multiply_patches, so that it takes no images"
+        )
     return model
 
 
-def _writes(model: nn.Module) -> TypeGuard[Generator]:
+def _is_generator(model: nn.Module) -> TypeGuard[Generator]:
     return getattr(model, "decoder", None) is not None
 
 
-def _sees(model: nn.Module) -> TypeGuard[Viewer]:
+def _is_image_encoder(model: nn.Module) -> TypeGuard[ImageEncoder]:
     return hasattr(model, "multiply_patches")

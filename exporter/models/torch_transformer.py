@@ -43,7 +43,7 @@ class TorchTransformer(nn.Module):
     ) -> OwnConfig:
         """Return what the engine has to know, the sizes of the module filled in."""
         num_heads = self.transformer.nhead
-        return OwnConfig.writer(
+        return OwnConfig.generator(
             vocab_size=vocab_size,
             max_len=max_len,
             max_source_len=max_source_len,
@@ -55,11 +55,11 @@ class TorchTransformer(nn.Module):
         )
 
     def embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """See OwnWriter."""
+        """See GenerativeModel."""
         return cast(Embed, self.target)(input_ids, position_ids)
 
     def encode(self, source_ids: Tensor, source_mask: Tensor | None = None) -> Tensor:
-        """See OwnWriter."""
+        """See GenerativeModel."""
         encoder = cast(nn.TransformerEncoder, self.transformer.encoder)
         places = torch.arange(source_ids.shape[1], device=source_ids.device)
         hidden = cast(Embed, self.source)(source_ids, places.expand(source_ids.shape))
@@ -69,7 +69,7 @@ class TorchTransformer(nn.Module):
         return hidden if encoder.norm is None else encoder.norm(hidden)
 
     def source_keys_values(self, memory: Tensor) -> KeysAndValues:
-        """See OwnWriter."""
+        """See GenerativeModel."""
         pairs = []
         for layer in self._layers:
             _, key, value = _project(layer.multihead_attn, memory)
@@ -77,14 +77,14 @@ class TorchTransformer(nn.Module):
         return pairs
 
     def blocks(self, hidden: Tensor, attend: Attend) -> Tensor:
-        """See OwnWriter."""
+        """See GenerativeModel."""
         for i, layer in enumerate(self._layers):
             hidden = _run(layer, i, hidden, attend)
         norm = cast(nn.TransformerDecoder, self.transformer.decoder).norm
         return hidden if norm is None else norm(hidden)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """See OwnWriter."""
+        """See GenerativeModel."""
         logits: Tensor = self.output(hidden)
         return logits
 

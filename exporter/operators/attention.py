@@ -16,26 +16,20 @@ def emit_attention(
     [B or 1, num_heads, S, S]. Returns the output [B, S, num_heads * d_v].
     """
     if mask is not None and mask.dtype == torch.bool and mask.shape[2] == 1:
-        mask = _repeat_rows(mask)
+        # The kernel broadcasts over heads only. Graphs for CUDA have the lengths in place of such
+        # a mask: exporter/graphs/shapes.py.
+        batch, length = mask.shape[0], mask.shape[3]
+        columns = mask.unsqueeze(4)  # [B, 1, 1, S, 1]
+        size = torch.onnx.ops.symbolic(
+            "Shape", (columns,), {"start": 3}, dtype=torch.int64, shape=(2,)
+        )  # S, 1
+        mask = torch.onnx.ops.symbolic(
+            "Expand", (mask, size), dtype=torch.bool, shape=(batch, 1, length, length)
+        )
     return torch.onnx.ops.symbolic(
         "Attention",
         (query, key, value, mask),
         {"q_num_heads": num_heads, "kv_num_heads": num_heads, "scale": scale},
         dtype=query.dtype,
         shape=(*query.shape[:2], value.shape[2]),
-    )
-
-
-def _repeat_rows(mask: Tensor) -> Tensor:
-    """Turn a mask [B, 1, 1, S] into [B, 1, S, S]: the kernel broadcasts over heads only.
-
-    Graphs for CUDA have the lengths in place of such a mask: exporter/graphs/shapes.py.
-    """
-    batch, length = mask.shape[0], mask.shape[3]
-    columns = mask.unsqueeze(4)  # [B, 1, 1, S, 1]
-    size = torch.onnx.ops.symbolic(
-        "Shape", (columns,), {"start": 3}, dtype=torch.int64, shape=(2,)
-    )  # S, 1
-    return torch.onnx.ops.symbolic(
-        "Expand", (mask, size), dtype=torch.bool, shape=(batch, 1, length, length)
     )

@@ -40,12 +40,10 @@ def attach_bodies(model: ir.Model, functions: Functions) -> None:
     """Give every operator of the domain that the graph uses its function, in place of any other."""
     model.functions.clear()
     for name in sorted({node.op_type for node in model.graph if node.domain == DOMAIN}):
-        function = _parsed(functions[name])
+        text = functions[name]
+        opsets = f'"": {OPSET}' + (f', "{_CONTRIB}": 1' if f"{_CONTRIB}." in text else "")
+        function: ir.Function = ir.from_proto(
+            onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: [{opsets}]>{text}')
+        )
         model.functions[function.identifier()] = function
         model.opset_imports.update(function.opset_imports)
-
-
-def _parsed(text: str) -> ir.Function:
-    opsets = f'"": {OPSET}' + (f', "{_CONTRIB}": 1' if f"{_CONTRIB}." in text else "")
-    proto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: [{opsets}]>{text}')
-    return ir.from_proto(proto)

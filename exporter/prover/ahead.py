@@ -14,7 +14,7 @@ from engine.errors import CertificateError
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws, Reach, Scope
+from engine.sampling.plain import SamplingGraph, SamplingInputs, Scope
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import ScheduledBatch
 from exporter.prover.driver import Runner, begin, exported_graphs, run_step
@@ -30,9 +30,9 @@ _Bits = list[bytes]
 def certify_ahead(runner: Runner, contract: GenerationContract) -> None:
     """Decode some rows in both ways; raise CertificateError where they do not agree."""
     for num_top in _NUM_TOPS:
-        for reach in (None, *Reach) if runner.has_draws else (None,):
-            course = _Course(runner, contract, num_top, reach)
-            what = "the likeliest" if reach is None else "drawn"
+        for kind in (None, *SamplingGraph) if runner.has_sampling_graphs else (None,):
+            course = _Course(runner, contract, num_top, kind)
+            what = "the likeliest" if kind is None else "drawn"
             with exported_graphs():
                 told, fed = list(course.told()), list(course.fed())
             for number, (one, other) in enumerate(zip(told, fed, strict=True)):
@@ -48,9 +48,9 @@ class _Course:
     """Steps behind each other, each of which decodes what the one before chooses."""
 
     def __init__(
-        self, runner: Runner, contract: GenerationContract, num_top: int, reach: Reach | None
+        self, runner: Runner, contract: GenerationContract, num_top: int, kind: SamplingGraph | None
     ) -> None:
-        """`reach` is that of the graph for draws; None: the likeliest tokens are taken."""
+        """`kind` is that of the graph for draws; None: the likeliest tokens are taken."""
         rng, k = np.random.default_rng(SEED), min(num_top, contract.vocab_size)
         self._runner, self._contract = runner, contract
         self._num_rows = B = min(_MOST_ROWS, runner.num_slots)
@@ -61,9 +61,9 @@ class _Course:
         )
         num_steps = min(_MOST_STEPS, contract.cache.max_len)
         how = Truncations.of([SamplingParams("sampling")] * B, [k] * B)
-        scopes = np.full(B, Scope.GO_ON if reach else Scope.NOTHING)
+        scopes = np.full(B, Scope.GO_ON if kind else Scope.NOTHING)
         self._draws = [
-            None if reach is None else GraphDraws(np.arange(B), how, rng.random(B), scopes, reach)
+            None if kind is None else SamplingInputs(np.arange(B), how, rng.random(B), scopes, kind)
             for _ in range(num_steps)
         ]
 

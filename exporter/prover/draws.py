@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.errors import CertificateError
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
 from engine.sampling.plain import (
-    GraphDraws,
     PlainDraws,
-    Reach,
     SampledColumns,
+    SamplingGraph,
+    SamplingInputs,
     first_columns,
 )
 from engine.sampling.random_stream import RandomStream, SequenceDraws
@@ -35,10 +35,10 @@ NUM_DRAWS = 256  # each graph
 
 _MOST_ROWS = 8  # that attend to one source, of an encoder-decoder
 # The likeliest tokens of a decode call; no draw begins with more of them than its call has.
-_NUM_TOPS: Mapping[Reach, tuple[int, ...]] = {
-    Reach.COLUMNS: (128, 1, 256, 16),
-    Reach.ROW: (128, 1, 256, 16),
-    Reach.NUCLEUS: (128, 256),
+_NUM_TOPS: Mapping[SamplingGraph, tuple[int, ...]] = {
+    SamplingGraph.COLUMNS: (128, 1, 256, 16),
+    SamplingGraph.ROW: (128, 1, 256, 16),
+    SamplingGraph.NUCLEUS: (128, 256),
 }
 # Two exponentials of a number may differ in their last bit. If a draw hangs on it, either is
 # right: both limits, and the number, are moved by so much.
@@ -49,7 +49,7 @@ class AskedDraws(NamedTuple):
     """Draws of some rows of a decode call."""
 
     params: list[SamplingParams]
-    draws: GraphDraws
+    draws: SamplingInputs
 
 
 class _Draw(NamedTuple):
@@ -65,12 +65,12 @@ def certify_draws(runner: Runner, contract: GenerationContract) -> int:
     num_rows = min(_MOST_ROWS, runner.num_slots)
     begin(runner, contract)
     number = 0
-    for reach in Reach:
+    for kind in SamplingGraph:
         num_steps = -(-NUM_DRAWS // max(1, num_rows - 1))
-        for num_top in islice(cycle(_NUM_TOPS[reach]), num_steps):
+        for num_top in islice(cycle(_NUM_TOPS[kind]), num_steps):
             batch = _batch(rng, contract, num_rows, num_top)
             vocab_size = contract.vocab_size
-            asked = ask_draws(rng, num_rows, min(num_top, vocab_size), vocab_size, reach)
+            asked = ask_draws(rng, num_rows, min(num_top, vocab_size), vocab_size, kind)
             check_draws(run_step(runner, batch, asked.draws), asked)
             number += len(asked.params)
     return number
@@ -89,31 +89,31 @@ def _batch(
 
 
 def ask_draws(
-    rng: np.random.Generator, num_rows: int, num_top: int, vocab_size: int, reach: Reach
+    rng: np.random.Generator, num_rows: int, num_top: int, vocab_size: int, kind: SamplingGraph
 ) -> AskedDraws:
     """Return draws of every kind in all rows but one, if there are others."""
     rows = np.delete(np.arange(num_rows), rng.integers(num_rows)) if num_rows > 1 else np.arange(1)
-    params = [_params(rng, num_top, vocab_size, reach) for _ in rows]
+    params = [_params(rng, num_top, vocab_size, kind) for _ in rows]
     uniform = rng.random(len(rows)).tolist()
     draws = _plain(rows.tolist(), params, uniform, vocab_size).for_graph(RandomStream())
     assert draws is not None
-    return AskedDraws(params, draws._replace(reach=reach))
+    return AskedDraws(params, draws._replace(kind=kind))
 
 
 def _params(
-    rng: np.random.Generator, num_top: int, vocab_size: int, reach: Reach
+    rng: np.random.Generator, num_top: int, vocab_size: int, kind: SamplingGraph
 ) -> SamplingParams:
     """Return how a token is drawn where so many of the likeliest are at hand."""
 
     def choose(*numbers: float) -> float:
         return numbers[rng.integers(len(numbers))]
 
-    is_cut = reach is Reach.COLUMNS or rng.random() < 0.2
+    is_cut = kind is SamplingGraph.COLUMNS or rng.random() < 0.2
     params = SamplingParams(
         "sampling",
         temperature=choose(0.05, 0.7, 1.0, 1.0, 1.9, 20.0),
         top_k=int(rng.integers(1, num_top + 1)) if is_cut else 0,
-        top_p=choose(1.0, 0.95, 0.5, 0.1) if is_cut or reach is Reach.NUCLEUS else 1.0,
+        top_p=choose(1.0, 0.95, 0.5, 0.1) if is_cut or kind is SamplingGraph.NUCLEUS else 1.0,
         min_p=choose(0.0, 0.0, 0.02, 0.3, 0.9),
     )
     if first_columns(params, vocab_size) > num_top:
@@ -146,7 +146,7 @@ def check_draws(step: StepLogits, asked: AskedDraws) -> None:
             wanted, near = _drawn_by_sampler(step, row, draws[row]), _moved(draws[row])
         if found != wanted and all(found != _drawn_by_sampler(step, row, one) for one in near):
             raise CertificateError(
-                f"{DRAW_GRAPHS[asked.draws.reach]}: the graph draws {found[0]} with "
+                f"{SAMPLING_GRAPHS[asked.draws.kind]}: the graph draws {found[0]} with "
                 f"log-probability {found[1]:.6g}, the sampler {wanted[0]} with {wanted[1]:.6g}"
             )
 

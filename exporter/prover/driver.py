@@ -24,7 +24,7 @@ from engine.one_pass.item_encoder import EncodedItem
 from engine.package.graph_io import LENGTHS
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import Floats, StepLogits
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import SamplingInputs
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.step_block import Pending
 from exporter.prover.generation_cases import Case
@@ -68,13 +68,13 @@ class Runner(Protocol):
         """Whether steps are computed by a device, while the host does other things."""
 
     @property
-    def has_draws(self) -> bool:
+    def has_sampling_graphs(self) -> bool:
         """Whether tokens are drawn by a graph, for those who ask with a step."""
 
-    def run(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+    def run(self, batch: ScheduledBatch, draws: SamplingInputs | None = None) -> StepLogits:
         """Run one step."""
 
-    def start(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> Pending:
+    def start(self, batch: ScheduledBatch, draws: SamplingInputs | None = None) -> Pending:
         """Begin one step, and return what waits for it."""
 
 
@@ -211,7 +211,9 @@ class Replay:
             self._steps[i].append(_copied(part_of(step, slice(first, last))))
 
 
-def run_step(runner: Runner, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+def run_step(
+    runner: Runner, batch: ScheduledBatch, draws: SamplingInputs | None = None
+) -> StepLogits:
     """Run a step; CertificateError if it fails."""
     with exported_graphs():
         return runner.run(batch, draws)

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.cuda.device import CudaDevice
-from engine.cuda.draw_calls import draw_calls_of
+from engine.cuda.sampling_calls import sampling_calls_of
 from engine.factory import load_runner
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package
 from engine.session import Session, create_session
@@ -120,14 +120,14 @@ def load_for_cpu(
 ) -> SlotModelRunner:
     """Load the graphs for a CPU as the engine does."""
     encoder = directory / "encoder.onnx" if contract.cross_cache else None
-    paths = [directory / name for name in DRAW_GRAPHS]
+    paths = [directory / name for name in SAMPLING_GRAPHS]
     paths = paths if all(path.exists() for path in paths) else []
     draws = [create_session(path, num_threads=1) for path in paths]
     return SlotModelRunner.load(
         contract,
         directory / "decoder.onnx",
         encoder,
-        draw_calls_of(draws, contract.vocab_size),
+        sampling_calls_of(draws, contract.vocab_size),
         num_slots=num_slots,
         num_threads=num_threads,
         buckets=buckets,

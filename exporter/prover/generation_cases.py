@@ -13,7 +13,7 @@ import numpy as np
 from engine.package.manifest import GenerationContract, Proof
 from engine.sampling.logits import StepLogits
 from exporter.prover.cases import LEVELS, affordable_steps, first_lengths, spread_lengths
-from exporter.samples import SEED, Deck, Tokens, random_tokens
+from exporter.samples import SEED, Tokens, TokenSampler, random_tokens
 
 _FIRST_PER_LENGTH = 2
 _LONG = 256  # tokens; a quick proof tries the longest text once if it is longer
@@ -188,21 +188,21 @@ def _random_cases(
     Every second one wants the logits behind all of its prompt, as far as memory allows.
     """
     rng = np.random.default_rng(SEED)
-    deck = Deck(rng, contract.prompt_vocab_size)
+    sampler = TokenSampler(rng, contract.prompt_vocab_size)
     targets, prefixes = (
-        Deck(rng, contract.vocab_size),
+        TokenSampler(rng, contract.vocab_size),
         cycle(spread_lengths(contract.cache.max_len)),
     )
     most = max(1, _SCORED_LOGITS // contract.vocab_size)
     cases = []
     for length, per_length in lengths.items():
         for i in range(per_length):
-            text = deck.deal(length)
+            text = sampler.sample(length)
             prefix: Tokens = ()
             # Every fourth target, and the last one, begins with given tokens, so that the decoder
             # has a prompt, too.
             if contract.cross_cache and (i % 4 == 3 or i == per_length - 1):
-                prefix = targets.deal(next(prefixes) - 1)
+                prefix = targets.sample(next(prefixes) - 1)
             case = _case(contract, text, prefix, num_steps, banned)
             wanted = min(len(case.prompt), most) if i % 2 else 1
             cases.append(replace(case, num_prompt_logits=wanted))

@@ -14,7 +14,7 @@ from engine.package.manifest import EncodingContract, ImageContract, Proof
 from exporter.models.layers import EncoderOutput
 from exporter.prover.cases import LEVELS, spread_lengths
 from exporter.prover.eager import Floats
-from exporter.samples import SEED, Deck, Tokens, random_tokens
+from exporter.samples import SEED, Tokens, TokenSampler, random_tokens
 
 NUM_IMAGES = 40
 
@@ -32,12 +32,12 @@ EagerInputs = tuple[torch.Tensor | None, ...]
 def random_groups(contract: EncodingContract, proof: Proof = "standard") -> list[list[Text]]:
     """Return texts of random tokens, of random types, those of one length together."""
     rng = np.random.default_rng(SEED)
-    deck = Deck(rng, contract.vocab_size)
+    sampler = TokenSampler(rng, contract.vocab_size)
     lengths = dict.fromkeys(spread_lengths(contract.max_len, proof), LEVELS[proof].per_length)
     if proof == "full":
         lengths = dict.fromkeys(range(1, contract.max_len + 1), 1) | lengths
     return [
-        [_random_text(rng, contract, deck.deal(length)) for _ in range(count)]
+        [_random_text(rng, contract, sampler.sample(length)) for _ in range(count)]
         for length, count in lengths.items()
     ]
 

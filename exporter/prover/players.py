@@ -140,6 +140,6 @@ def play_all(
 
 def _draws(players: GeneratingPair) -> Covered:
     """Hold graphs for draws, if there are any, against the engine's sampler."""
-    if not players.batch.has_draws:
+    if not players.batch.has_sampling_graphs:
         return {}
     return {"draws": certify_draws(players.batch, players.contract)}

@@ -9,6 +9,7 @@ Ambiguous dates are settled so, and the model learns them so:
 
 from __future__ import annotations
 
+import calendar
 import datetime
 import random
 from collections.abc import Callable
@@ -40,12 +41,7 @@ def draw_date(rng: random.Random) -> datetime.date:
     )[0]
     year = rng.randint(first, last)
     month = rng.randint(1, 12)
-    return datetime.date(year, month, rng.randint(1, _days_in(year, month)))
-
-
-def _days_in(year: int, month: int) -> int:
-    following = datetime.date(year + month // 12, month % 12 + 1, 1)
-    return (following - datetime.timedelta(days=1)).day
+    return datetime.date(year, month, rng.randint(1, calendar.monthrange(year, month)[1]))
 
 
 def _numeric(rng: random.Random, date: datetime.date) -> str:

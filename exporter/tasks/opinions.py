@@ -30,7 +30,9 @@ def write_opinion(rng: random.Random, label: str) -> str:
         text = f"although {_clause(rng, _opposite(label))}, {_clause(rng, label)}"
     else:
         text = f"{_clause(rng, label)}, although {_clause(rng, _opposite(label))}"
-    text = f"{_opening(rng)}{text}{_ending(rng)}"
+    opening = rng.choice(_OPENINGS) if rng.random() < 0.2 else ""
+    detail = " " + rng.choice(_DETAILS) if rng.random() < 0.2 else ""
+    text = f"{opening}{text}{detail}{rng.choice(('.', '.', '!', ''))}"
     return rng.choice((str, str.capitalize, str.lower))(text)
 
 
@@ -95,15 +97,6 @@ def _exclamation(rng: random.Random, label: str) -> str:
 
 def _neutral(rng: random.Random) -> str:
     return rng.choice(_NEUTRAL) + " " if rng.random() < 0.2 else ""
-
-
-def _opening(rng: random.Random) -> str:
-    return rng.choice(_OPENINGS) if rng.random() < 0.2 else ""
-
-
-def _ending(rng: random.Random) -> str:
-    detail = " " + rng.choice(_DETAILS) if rng.random() < 0.2 else ""
-    return detail + rng.choice((".", ".", "!", ""))
 
 
 _ADJECTIVES = {

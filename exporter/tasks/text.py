@@ -120,7 +120,8 @@ def passages(text: str) -> list[str]:
     lines: list[str] = []
     size = 0
     for line in io.StringIO(text):  # "\n" alone ends one
-        for piece in _pieces(line):
+        # A line may alone be longer than a passage.
+        for piece in (line[i : i + PASSAGE_BYTES] for i in range(0, len(line), PASSAGE_BYTES)):
             lines.append(piece)
             size += len(piece.encode())
             if size >= PASSAGE_BYTES:
@@ -182,11 +183,6 @@ def windows(ids: Sequence[int], start: int = 0, size: int = WINDOW) -> list[Exam
         Example(array[i : i + size][: len(array) - 1 - i], array[i + 1 : i + 1 + size])
         for i in starts
     ]
-
-
-def _pieces(line: str) -> list[str]:
-    """Cut a line that alone is longer than a passage."""
-    return [line[i : i + PASSAGE_BYTES] for i in range(0, len(line), PASSAGE_BYTES)]
 
 
 def _judge(

@@ -270,21 +270,18 @@ def _upgraded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         packed = re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name)
-        if packed is None or not tensor.ndim or len(tensor) % 3:
-            found[_upgraded_name(name)] = tensor
+        norm = re.fullmatch(r"((en|de)coder\.layers\.\d+\.)layer_norms\.(\d)(\..*)", name)
+        if packed is not None and tensor.ndim and len(tensor) % 3 == 0:
+            for part, one in zip("qkv", tensor.chunk(3), strict=True):
+                found[f"{packed[1]}{part}_proj.{packed[2]}"] = one
             continue
-        for part, one in zip("qkv", tensor.chunk(3), strict=True):
-            found[f"{packed[1]}{part}_proj.{packed[2]}"] = one
+        if name == "decoder.embed_out":
+            name = "decoder.output_projection.weight"
+        elif norm is not None:
+            kinds = ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"]
+            if norm[2] == "en":
+                del kinds[1]
+            if int(norm[3]) < len(kinds):
+                name = f"{norm[1]}{kinds[int(norm[3])]}{norm[4]}"
+        found[name] = tensor
     return found
-
-
-def _upgraded_name(name: str) -> str:
-    if name == "decoder.embed_out":
-        return "decoder.output_projection.weight"
-    norm = re.fullmatch(r"((en|de)coder\.layers\.\d+\.)layer_norms\.(\d)(\..*)", name)
-    if norm is None:
-        return name
-    kinds = ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"]
-    if norm[2] == "en":
-        del kinds[1]
-    return f"{norm[1]}{kinds[int(norm[3])]}{norm[4]}" if int(norm[3]) < len(kinds) else name

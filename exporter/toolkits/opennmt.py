@@ -214,7 +214,14 @@ def read_opennmt(path: Path, content: Mapping[str, Any]) -> ToolkitModel:
     options = options if isinstance(options, dict) else {}
     weights = _upgraded(content, path)
     vocabulary = content["vocab"]
-    source_words, target_words = (_words(vocabulary, side, path) for side in ("src", "tgt"))
+    found = []
+    for side in ("src", "tgt"):
+        words = read_vocabulary(vocabulary, side, path)
+        if _UNKNOWN not in words:
+            raise CheckpointError(f"{path}: its words of {side} have no {_UNKNOWN}")
+        special = tuple(word for word in (_UNKNOWN, _PAD, _BEGIN, _END) if word in words)
+        found.append(Words(words, _UNKNOWN, special))
+    source_words, target_words = found
     ids = target_words.ids
     begin = _BEGIN
     if isinstance(vocabulary, dict):
@@ -262,37 +269,20 @@ def _with_defaults(
 
 
 def _upgraded(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Return all weights by the names of today."""
+    """Return all weights by the names of today, with `save_format: safetensors` from their file."""
     if "model" not in content:
-        return _from_beside(path)
+        beside = path.with_suffix(".safetensors")
+        if not beside.is_file():
+            raise CheckpointError(
+                f"{path} has no model, and there is no {beside.name} beside it; copy it there too"
+            )
+        with reading_weights(beside):
+            return safetensors.torch.load_file(beside)
     model, generator = (tensors_of(content, key, path) for key in ("model", "generator"))
-    found = {
-        re.sub(r"(layer_norm(?:_\d+)?)\.([ab])_2$", _norm_part, name): tensor
-        for name, tensor in model.items()
-    }
-    return found | {
-        f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()
-    }
-
-
-def _from_beside(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a model that was saved with `save_format: safetensors`."""
-    beside = path.with_suffix(".safetensors")
-    if not beside.is_file():
-        raise CheckpointError(
-            f"{path} has no model, and there is no {beside.name} beside it; copy it there too"
-        )
-    with reading_weights(beside):
-        return safetensors.torch.load_file(beside)
-
-
-def _norm_part(match: re.Match[str]) -> str:
-    return f"{match[1]}.{'weight' if match[2] == 'a' else 'bias'}"
-
-
-def _words(vocabulary: object, side: str, path: Path) -> Words:
-    words = read_vocabulary(vocabulary, side, path)
-    if _UNKNOWN not in words:
-        raise CheckpointError(f"{path}: its words of {side} have no {_UNKNOWN}")
-    special = tuple(word for word in (_UNKNOWN, _PAD, _BEGIN, _END) if word in words)
-    return Words(words, _UNKNOWN, special)
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.items():
+        name = re.sub(r"(layer_norm(?:_\d+)?)\.a_2$", r"\1.weight", name)
+        found[re.sub(r"(layer_norm(?:_\d+)?)\.b_2$", r"\1.bias", name)] = tensor
+    for name, tensor in generator.items():
+        found[f"generator.{name.removeprefix('0.')}"] = tensor
+    return found

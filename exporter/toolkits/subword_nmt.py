@@ -56,14 +56,18 @@ def read_codes(path: Path) -> list[Merge]:
 
 def cut_by_codes(vocabulary: Words, merges: Sequence[Merge]) -> SubwordTokenizer:
     """Return the tokenizer that cuts words as `subword-nmt apply-bpe` does."""
-    ids = {_piece(word, vocabulary): i for word, i in vocabulary.ids.items()}
+    ids: dict[str, int] = {}  # by what codes call a word
+    for word, i in vocabulary.ids.items():
+        if word in vocabulary.special:
+            ids[word] = i
+        elif word.endswith(CONTINUES) and word != CONTINUES:
+            ids[word.removesuffix(CONTINUES)] = i
+        else:
+            ids[word + _ENDS] = i
     made = [left + right for left, right in merges]
     needed = [piece for merge in zip(merges, made, strict=True) for piece in (*merge[0], merge[1])]
-    size = len(vocabulary)
-    for piece in dict.fromkeys(needed):
-        if piece not in ids:
-            ids[piece] = size
-            size += 1
+    more = [piece for piece in dict.fromkeys(needed) if piece not in ids]
+    ids |= {piece: i for i, piece in enumerate(more, len(vocabulary))}
     tokenizer = Tokenizer(
         models.BPE(
             vocab=ids,
@@ -74,13 +78,4 @@ def cut_by_codes(vocabulary: Words, merges: Sequence[Merge]) -> SubwordTokenizer
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(_ENDS)
-    return SubwordTokenizer(tokenizer, size - len(vocabulary))
-
-
-def _piece(word: str, vocabulary: Words) -> str:
-    """Return what codes call a word of the vocabulary."""
-    if word in vocabulary.special:
-        return word
-    if word.endswith(CONTINUES) and word != CONTINUES:
-        return word.removesuffix(CONTINUES)
-    return word + _ENDS
+    return SubwordTokenizer(tokenizer, len(more))

@@ -68,9 +68,11 @@ def make_tokenizers(source: Words, target: Words, cutters: Cutters) -> Cut:
         return _of_pieces(source, target, cutters.models)
     if cutters.codes is not None:
         return _of_codes(source, target, read_codes(cutters.codes))
+    mark = _mark(source)
+    marked = "" if mark is None else f", in pieces marked with {mark}"
     note = (
         "nothing beside it cuts words: texts are cut at spaces, so give them as the model was "
-        f"trained on them{_marked(source)}; codes of subword-nmt are read from --bpe-codes FILE, "
+        f"trained on them{marked}; codes of subword-nmt are read from --bpe-codes FILE, "
         "a SentencePiece model from FILE.model in the directory"
     )
     return _result(_of_words(source), _of_words(target), source, target, [note])
@@ -102,7 +104,15 @@ def _of_pieces(source: Words, target: Words, paths: Sequence[Path]) -> Cut:
             model = read_sentencepiece(path)
         except (ValueError, OSError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        notes |= dict.fromkeys([*model.notes, *_without_ids(model, words)])
+        notes |= dict.fromkeys(model.notes)
+        ids = words.ids
+        missing = [p.text for p in model.pieces if not p.is_special and p.text not in ids]
+        if missing:
+            note = (
+                f"{model.name}: {len(missing)} of its pieces are not in the vocabulary, such as "
+                f"{missing[0]!a}; a text is cut into others, where they were unknown in training"
+            )
+            notes[note] = None
         made.append(convert(model, _pieces(model, words)))
         _end(made[-1], words)
     return _result(made[0], made[1], source, target, list(notes))
@@ -123,21 +133,18 @@ def _pieces(model: SentencePieceModel, words: Words) -> list[Piece]:
     return found
 
 
-def _without_ids(model: SentencePieceModel, words: Words) -> list[str]:
-    missing = [p.text for p in model.pieces if not p.is_special and p.text not in words.ids]
-    if not missing:
-        return []
-    return [
-        f"{model.name}: {len(missing)} of its pieces are not in the vocabulary, such as "
-        f"{missing[0]!a}; a text is cut into others, where they were unknown in training"
-    ]
-
-
 def _of_words(words: Words) -> Tokenizer:
     """Return what cuts a text at spaces, and joins pieces by the marks that they have."""
     tokenizer = Tokenizer(models.WordLevel(words.ids, words.unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = _decoder(words)
+    mark = _mark(words)
+    if mark is not None:
+        steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.Fuse()]
+        if mark != SPACE:
+            joined = f"{CONTINUES}(?: |\\z)" if mark == CONTINUES else f"(?: ?{_JOINER} ?)"
+            steps = [decoders.Replace(Regex(r"\A"), " "), decoders.Fuse()]
+            steps.append(decoders.Replace(Regex(joined), ""))
+        tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     _finish(tokenizer, words)
     return tokenizer
 
@@ -154,19 +161,6 @@ def _end(tokenizer: Tokenizer, words: Words) -> None:
         put_around(tokenizer, ["$A", words.end], ["$A", "$B", words.end])
 
 
-def _decoder(words: Words) -> decoders.Decoder | None:
-    mark = _mark(words)
-    if mark is None:
-        return None
-    if mark == SPACE:
-        steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.Fuse()]
-    else:
-        steps = [decoders.Replace(Regex(r"\A"), " "), decoders.Fuse()]
-        joined = f"{CONTINUES}(?: |\\z)" if mark == CONTINUES else f"(?: ?{_JOINER} ?)"
-        steps.append(decoders.Replace(Regex(joined), ""))
-    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-
-
 def _mark(words: Words) -> str | None:
     """Return what tells where words were cut, if anything does."""
     if any(word.endswith(CONTINUES) and word != CONTINUES for word in words.words):
@@ -175,11 +169,6 @@ def _mark(words: Words) -> str | None:
         if any(mark in word for word in words.words):
             return mark
     return None
-
-
-def _marked(words: Words) -> str:
-    mark = _mark(words)
-    return "" if mark is None else f", in pieces marked with {mark}"
 
 
 def _result(

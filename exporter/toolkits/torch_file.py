@@ -71,8 +71,7 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     """
     try:
         is_archive = zipfile.is_zipfile(path)
-        names = _names_in(path, is_archive=is_archive)
-        _refuse_foreign(names, path)
+        names = _known_names(path, is_archive=is_archive)
         with _inert(names):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except CheckpointError:
@@ -111,21 +110,17 @@ def plain(value: object) -> object:
     A value that refers to another one (`${model.x}`) or that nobody set (`???`) is None.
     """
     if isinstance(value, Record):
-        return _plain_record(value)
+        for name in ("_content", "_val"):  # OmegaConf: a container's, a node's
+            if name in value.fields:
+                return plain(value.fields[name])
+        if value.fields or not value.arguments:
+            return plain(value.fields)
+        return plain(value.arguments[0])  # the value of an enumeration
     if isinstance(value, dict):
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return None if isinstance(value, str) and value.startswith(("${", "???")) else value
-
-
-def _plain_record(record: Record) -> object:
-    for name in ("_content", "_val"):  # OmegaConf: a container's, a node's
-        if name in record.fields:
-            return plain(record.fields[name])
-    if record.fields or not record.arguments:
-        return plain(record.fields)
-    return plain(record.arguments[0])  # the value of an enumeration
 
 
 def _plain_dict(*_: object) -> dict[object, object]:
@@ -148,25 +143,24 @@ def _load_inert(archive: io.BytesIO) -> object:
         return torch.load(archive, weights_only=True)
 
 
-def _names_in(path: Path, *, is_archive: bool) -> list[str]:
-    """Return the classes and functions that a file names, reading no object."""
+def _known_names(path: Path, *, is_archive: bool) -> list[str]:
+    """Return the classes and functions that a file names, reading no object.
+
+    Raises CheckpointError for those that no toolkit saves.
+    """
+    names: set[str] = set()
     if is_archive:
-        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    names = set()
-    with path.open("rb") as file:
-        for _ in range(_NUM_PICKLES):
-            for opcode, argument, _ in pickletools.genops(file):
-                if opcode.name == "GLOBAL":
-                    names.add(str(argument).replace(" ", "."))
-    return sorted(names)
-
-
-def _refuse_foreign(names: list[str], path: Path) -> None:
+        names.update(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    else:
+        with path.open("rb") as file:
+            for _ in range(_NUM_PICKLES):
+                for opcode, argument, _ in pickletools.genops(file):
+                    if opcode.name == "GLOBAL":
+                        names.add(str(argument).replace(" ", "."))
     builtin = {
         f"{module}.{name}" for name in _KNOWN_TYPES for module in ("builtins", "__builtin__")
     }
-    foreign = [name for name in names if name.partition(".")[0] not in _KNOWN]
-    foreign = [name for name in foreign if name not in builtin]
+    foreign = [name for name in sorted(names - builtin) if name.partition(".")[0] not in _KNOWN]
     if foreign:
         raise CheckpointError(
             f"{path} names {listed(foreign)}, which no checkpoint of OpenNMT-py or fairseq needs, "
@@ -175,3 +169,4 @@ def _refuse_foreign(names: list[str], path: Path) -> None:
             "and vocab of OpenNMT-py, model and args or cfg of fairseq; of a model of Hugging Face "
             "its weights alone, `torch.save(content['state_dict'], 'pytorch_model.bin')`"
         )
+    return sorted(names)

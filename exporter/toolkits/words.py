@@ -63,20 +63,15 @@ def read_vocabulary(vocabulary: object, side: str, path: Path) -> tuple[str, ...
     """
     sides = vocabulary.items() if isinstance(vocabulary, dict) else vocabulary
     value = next((one for name, one in _pairs(sides) if name == side), None)
-    found = _words_of(value)
+    found = _attribute(value, "fields")
+    if pairs := _pairs(found):  # a field of several: the first of them
+        found = pairs[0][1]
+    found = _attribute(_attribute(found, "vocab"), "itos")
     if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
         raise CheckpointError(
             f"{path}: vocab has no words of {side}, but {shortened(type(value).__name__)}"
         )
     return tuple(found)
-
-
-def _words_of(value: object) -> object:
-    """Follow a field of several: the first of them, its vocabulary, the words of that."""
-    value = _attribute(value, "fields")
-    if pairs := _pairs(value):
-        value = pairs[0][1]
-    return _attribute(_attribute(value, "vocab"), "itos")
 
 
 def _attribute(value: object, name: str) -> object:

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from engine.cuda.device import CudaDevice, open_device
-from engine.cuda.draw_calls import DrawCalls
 from engine.cuda.memory import DeviceArray
+from engine.cuda.sampling_calls import SamplingCalls
 from engine.cuda.step_block import DeviceStepBlock
 from engine.errors import CertificateError
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import CacheShape, GenerationContract
-from engine.sampling.plain import Reach
+from engine.sampling.plain import SamplingGraph
 from engine.sampling.top_k import step_logits
 from engine.session import Session
 from engine.slots.calls.graph_call import GraphCall
 from engine.slots.step_block import StepSize
-from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.sampling_graphs import sampling_graphs
 from exporter.prover.draws import AskedDraws, ask_draws, check_draws
 from loadtest.gpu_check.part import Outcome, Settings
 from loadtest.gpu_check.timing import time_in_turns
@@ -44,12 +44,12 @@ def time_draws(settings: Settings) -> Outcome:
     wrong: list[str] = []
     rows: list[dict[str, Any]] = []
     for num_rows in row_counts:
-        for reach in Reach:
-            asked = calls.plan(reach, num_rows)
-            rows.append({"graph": DRAW_GRAPHS[reach], "rows": num_rows})
+        for kind in SamplingGraph:
+            asked = calls.plan(kind, num_rows)
+            rows.append({"graph": SAMPLING_GRAPHS[kind], "rows": num_rows})
             rows[-1] |= calls.time(0.0 if settings.quick else _TURN_SECONDS)
             wrong += calls.problems(asked)
-    of_most = [f"{row['graph']} {row['captured']:.0f} us" for row in rows[-len(Reach) :]]
+    of_most = [f"{row['graph']} {row['captured']:.0f} us" for row in rows[-len(SamplingGraph) :]]
     summary = f"{row_counts[-1]} rows: {', '.join(of_most)}"
     tables = {f"draws from {vocab_size} tokens, us": rows}
     return Outcome("; ".join([summary, *wrong[:1]]), {"tables": tables, "wrong": wrong}, not wrong)
@@ -65,8 +65,8 @@ class _Calls:
         self._block = DeviceStepBlock(device.memory, contract, num_slots, num_tokens=1)
         graphs = _sessions(vocab_size, device)
         self._draws = {
-            "eager": DrawCalls(graphs, self._block, num_slots, None),
-            "captured": DrawCalls(graphs, self._block, num_slots, count()),
+            "eager": SamplingCalls(graphs, self._block, num_slots, None),
+            "captured": SamplingCalls(graphs, self._block, num_slots, count()),
         }
         logits = 3 * self._rng.standard_normal((num_slots, vocab_size), np.float32)
         for target, array in zip(
@@ -79,9 +79,9 @@ class _Calls:
             device.runtime.synchronize()
         self._planned: dict[str, GraphCall] = {}
 
-    def plan(self, reach: Reach, num_rows: int) -> AskedDraws:
+    def plan(self, kind: SamplingGraph, num_rows: int) -> AskedDraws:
         """Ask for draws of the first rows."""
-        asked = ask_draws(self._rng, num_rows, _NUM_TOP, self._vocab_size, reach)
+        asked = ask_draws(self._rng, num_rows, _NUM_TOP, self._vocab_size, kind)
         self._block.begin(StepSize(num_rows, num_rows, _NUM_TOP, 0, is_drawn=True))
         self._planned = {
             name: draws.plan(asked.draws, num_rows, _NUM_TOP) for name, draws in self._draws.items()
@@ -120,5 +120,5 @@ def _contract(vocab_size: int) -> GenerationContract:
 
 def _sessions(vocab_size: int, device: CudaDevice) -> list[Session]:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
-        write_graphs(draw_graphs(vocab_size), Path(directory))
-        return [device.create_session(Path(directory) / name) for name in DRAW_GRAPHS]
+        write_graphs(sampling_graphs(vocab_size), Path(directory))
+        return [device.create_session(Path(directory) / name) for name in SAMPLING_GRAPHS]

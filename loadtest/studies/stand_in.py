@@ -119,7 +119,7 @@ class StandInModel:
         self, num_slots: int, seconds: StepSeconds | None = None, log: StepLog | None = None
     ) -> None:
         self.num_padding = 0
-        self.is_on_device = self.has_draws = False  # the host chooses
+        self.is_on_device = self.has_sampling_graphs = False  # the host chooses
         self.log = log or StepLog()
         self._num_slots = num_slots
         self._seconds = seconds

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import Precision
-from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.sampling_graphs import sampling_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
@@ -103,8 +103,8 @@ def draw_paths(
     @functools.cache
     def write(vocab_size: int) -> list[str]:
         directory = tmp_path_factory.mktemp("draws")
-        write_graphs(draw_graphs(vocab_size), directory)
-        return [str(directory / name) for name in DRAW_GRAPHS]
+        write_graphs(sampling_graphs(vocab_size), directory)
+        return [str(directory / name) for name in SAMPLING_GRAPHS]
 
     return write
 

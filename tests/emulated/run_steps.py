@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from engine.cuda.device import open_device
-from engine.cuda.draw_calls import draw_calls_of
 from engine.cuda.memory import DeviceMemory
+from engine.cuda.sampling_calls import sampling_calls_of
 from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws, Reach
+from engine.sampling.plain import SamplingGraph, SamplingInputs
 from engine.sampling.truncation import Truncations
 from engine.session import Binding
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
@@ -104,7 +104,7 @@ draws = [device.create_session(Path(path)) for path in json.loads(sys.argv[2])]
 runner = SlotModelRunner.load(
     contract,
     *[*sys.argv[3:], None][:2],
-    draw_calls_of(draws, contract.vocab_size),
+    sampling_calls_of(draws, contract.vocab_size),
     num_slots=NUM_SLOTS,
     device=device,
 )
@@ -120,7 +120,7 @@ for name, batch in steps(contract):
 
 
 def run_ahead(
-    batch: ScheduledBatch, draws: GraphDraws | None = None
+    batch: ScheduledBatch, draws: SamplingInputs | None = None
 ) -> tuple[dict[str, int], StepLogits]:
     before = runner.start(batch, draws)
     batch = batch._replace(future_tokens=(0, 1, 2))
@@ -137,12 +137,12 @@ how = Truncations.of([SamplingParams("sampling", top_k=20)] * 2, [20] * 2)
 for k in (1, 20):
     decode = dict(steps(contract))[f"decode {k} 0"]
     found[f"ahead {k}"], _ = run_ahead(decode)
-for reach in Reach:
-    drawn = GraphDraws(np.array([0, 2]), how, np.array([0.2, 0.7]), np.zeros(2, np.int64), reach)
+for kind in SamplingGraph:
+    drawn = SamplingInputs(np.array([0, 2]), how, np.array([0.2, 0.7]), np.zeros(2, np.int64), kind)
     for number in range(2):
-        found[f"drawn {reach} {number}"], step = during(partial(runner.run, decode, drawn))
-    found[f"drawn {reach} ahead"], _ = run_ahead(decode, drawn)
+        found[f"drawn {kind} {number}"], step = during(partial(runner.run, decode, drawn))
+    found[f"drawn {kind} ahead"], _ = run_ahead(decode, drawn)
     assert step.drawn is not None
-    found[f"drawn {reach} rows"] = [list(array.shape) for array in step.drawn]
+    found[f"drawn {kind} rows"] = [list(array.shape) for array in step.drawn]
 
 print(json.dumps(found))

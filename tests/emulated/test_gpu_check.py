@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from loadtest.gpu_check.catalogue import make_parts
 from loadtest.gpu_check.part import Settings, Status
 from loadtest.gpu_check.shapes import build
@@ -129,7 +129,7 @@ def end_of(name: str) -> Status:
 
 def assert_draws_are_timed(part: dict[str, Any]) -> None:
     (rows,) = part["found"]["tables"].values()
-    assert len(rows) == 2 * len(DRAW_GRAPHS)
+    assert len(rows) == 2 * len(SAMPLING_GRAPHS)
     assert all(row["eager"] > 0 and row["captured"] > 0 for row in rows)
     assert "captured: draw_nucleus.onnx: the graph draws" in str(part["found"]["wrong"])
 

@@ -67,13 +67,13 @@ def test_a_step_that_is_fed_is_one_launch_and_a_copy_more(steps: Any) -> None:
 
 
 def test_draws_are_one_launch_more(steps: Any) -> None:
-    for reach in range(3):
-        first, again = steps[f"drawn {reach} 0"], steps[f"drawn {reach} 1"]
+    for kind in range(3):
+        first, again = steps[f"drawn {kind} 0"], steps[f"drawn {kind} 1"]
 
         assert first["launches"] > 0
         assert counts(again) == CAPTURED | {"graphs": 2}
-        assert counts(steps[f"drawn {reach} ahead"]) == AHEAD | {"graphs": 2}
-        assert steps[f"drawn {reach} rows"] == [[3], [3]]
+        assert counts(steps[f"drawn {kind} ahead"]) == AHEAD | {"graphs": 2}
+        assert steps[f"drawn {kind} rows"] == [[3], [3]]
 
 
 def test_every_step_waits_once_and_copies_its_inputs_and_outputs_once(steps: Any) -> None:

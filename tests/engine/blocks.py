@@ -107,7 +107,7 @@ class BlockKVCache:
     def arrange(self, decoding: list[Sequence]) -> list[Sequence]:
         return decoding
 
-    def places(self, parts: Parts) -> BlockPlaces:
+    def slot_mapping(self, parts: Parts) -> BlockPlaces:
         copies, self._copies = tuple(self._copies), []
         return BlockPlaces(
             copies,
@@ -154,7 +154,7 @@ class BlockStepRunner:
         self._blocks: list[list[int]] = [[-1] * self._size for _ in range(self._num_blocks)]
 
     def submit(self, step: Step) -> None:
-        places = step.places
+        places = step.slot_mapping
         assert isinstance(places, BlockPlaces)
         for source, target in places.copies:
             self._blocks[target] = list(self._blocks[source])

@@ -17,27 +17,31 @@ from transformers import (
 
 from engine.cuda.lazy_rows import LazyRows
 from engine.requests.request import LogitControls, SamplingParams
-from engine.sampling.draws import BeamDraw, Candidate, Draw
+from engine.sampling.draws import BeamExpansion, Candidate, Draw
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
 
 VOCAB = 50
 
 
-def beam_draw(width: int, scores, *, tokens=None, banned=(), candidates=None, **params) -> BeamDraw:
+def beam_draw(
+    width: int, scores, *, tokens=None, banned=(), candidates=None, **params
+) -> BeamExpansion:
     settings = SamplingParams("beam", beam_width=width, **params)
     tokens = tokens or [[1]] * len(scores)
     beams = tuple(
         Draw(row, settings, 0, row, 0, banned, tokens[row], 1) for row in range(len(scores))
     )
-    return BeamDraw(beams, tuple(scores), candidates or 2 * width)
+    return BeamExpansion(beams, tuple(scores), candidates or 2 * width)
 
 
-def candidates_of(logits: np.ndarray, draw: BeamDraw, k: int | None = None):
+def candidates_of(logits: np.ndarray, draw: BeamExpansion, k: int | None = None):
     return Sampler().sample(step_logits(logits, k or num_top(draw.beams[0].params)), [draw])[0]
 
 
-def reference(logits: np.ndarray, draw: BeamDraw, processors=()) -> list[tuple[int, int, float]]:
+def reference(
+    logits: np.ndarray, draw: BeamExpansion, processors=()
+) -> list[tuple[int, int, float]]:
     """As transformers' `generate` finds them, beam by beam."""
     logprobs = torch.from_numpy(logits).log_softmax(-1)
     processed = [
@@ -54,7 +58,7 @@ def reference(logits: np.ndarray, draw: BeamDraw, processors=()) -> list[tuple[i
     ]
 
 
-def check(logits: np.ndarray, draw: BeamDraw, processors=()) -> None:
+def check(logits: np.ndarray, draw: BeamExpansion, processors=()) -> None:
     found, wanted = candidates_of(logits, draw), reference(logits, draw, processors)
 
     own = torch.from_numpy(logits).log_softmax(-1).numpy()
@@ -224,7 +228,7 @@ def test_one_row_that_is_not_finite_fails_the_whole_search(bad: float) -> None:
     logits = np.zeros((3, VOCAB), np.float32)
     logits[2, 7] = bad
     broken = beam_draw(3, [-1.0, -2.0, -3.0])
-    sound = BeamDraw(broken.beams[:2], broken.scores[:2], 2)
+    sound = BeamExpansion(broken.beams[:2], broken.scores[:2], 2)
 
     found = Sampler().sample(step_logits(logits, 6), [broken, sound])
 

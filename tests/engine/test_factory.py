@@ -38,7 +38,7 @@ from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from tests import fake_gpu
-from tests.engine.cuda.fake_device_session import FakeDeviceSession, write_draw_graphs
+from tests.engine.cuda.fake_device_session import FakeDeviceSession, write_sampling_graphs
 from tests.stand_in_certificate import certificate
 
 VOCAB = 258  # bytes, start, end
@@ -185,7 +185,7 @@ def _generating_package(
     if cross:
         graphs["encoder.onnx"] = _idle_encoder()
     if manifest.get("target") == "cuda":
-        write_draw_graphs(directory, VOCAB)
+        write_sampling_graphs(directory, VOCAB)
     return _write(
         directory,
         graphs,
@@ -281,7 +281,7 @@ async def test_a_package_for_a_gpu_is_served_with_its_graphs_for_draws(
     finally:
         await engine.stop()
 
-    assert engine._steps._core._runner.model.has_draws
+    assert engine._steps._core._runner.model.has_sampling_graphs
     (finished,) = (event for event in events if isinstance(event, SequenceFinished))
     assert finished.text == "cde"
 

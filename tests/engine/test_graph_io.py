@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import engine
-from engine.cuda.draw_calls import draw_calls_of
+from engine.cuda.sampling_calls import sampling_calls_of
 from engine.one_pass.batch import stack
 from engine.one_pass.item_encoder import EncodedItem
 from engine.package import graph_io
 from engine.package.manifest import CacheShape, GenerationContract
 from engine.requests.request import SamplingParams
-from engine.sampling.plain import GraphDraws, Reach
+from engine.sampling.plain import SamplingGraph, SamplingInputs
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
@@ -95,16 +95,18 @@ def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
     shapes = (
         graph_io.decoder_shape(CONTRACT),
         graph_io.encoder_shape(CACHE),
-        *graph_io.draw_shapes(CONTRACT.vocab_size),
+        *graph_io.sampling_shapes(CONTRACT.vocab_size),
     )
     graphs = [ScriptedGraph(shape) for shape in shapes]
-    decoder, encoder, *draw_graphs = graphs
+    decoder, encoder, *sampling_graphs = graphs
     how = Truncations.of([SamplingParams()], [2])
-    draws = draw_calls_of(draw_graphs, CONTRACT.vocab_size)
+    draws = sampling_calls_of(sampling_graphs, CONTRACT.vocab_size)
     device = FakeCuda().device() if is_on_device else None
     runner = SlotModelRunner(CONTRACT, decoder, encoder, draws, num_slots=4, device=device)
 
-    for reach, sources in zip(Reach, ((0, 1), (0, 0), (0, 1)), strict=True):  # and beams of one
+    for kind, sources in zip(
+        SamplingGraph, ((0, 1), (0, 0), (0, 1)), strict=True
+    ):  # and beams of one
         runner.run(
             ScheduledBatch(
                 encodes=(Encode(0, (2, 3)), Encode(1, (4, 2))),
@@ -114,7 +116,7 @@ def test_what_a_generating_model_is_bound_to_has_the_types_that_are_described(
                 num_top=2,
                 aligned=(1, 2),
             ),
-            GraphDraws(np.array([1]), how, np.array([0.5]), np.array([2]), reach),
+            SamplingInputs(np.array([1]), how, np.array([0.5]), np.array([2]), kind),
         )
 
     for graph, shape in zip(graphs, shapes, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import PackageError
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import SamplingInputs
 from engine.slots.batch import ScheduledBatch
 from engine.slots.largest_step import largest_step_seconds
 from engine.slots.runner import SlotModelRunner
@@ -29,7 +29,7 @@ class Timed:
         self.sizes: list[tuple[int, int]] = []  # tokens of sources and prompts, a step
         self.read_sources: list[int] = []  # how long that of each chunk is
 
-    def run(self, batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+    def run(self, batch: ScheduledBatch, draws: SamplingInputs | None = None) -> StepLogits:
         sources = sum(len(encode.source_ids) for encode in batch.encodes)
         prompts = sum(len(chunk.token_ids) for chunk in batch.chunks)
         self.sizes.append((sources, prompts))
@@ -102,7 +102,7 @@ def test_a_model_that_fails_at_a_whole_chunk_is_refused(tmp_path: Path) -> None:
     model = TinyModel(1, has_encoder=False)
     timed = Timed(_load(model, tmp_path))
 
-    def fail(batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+    def fail(batch: ScheduledBatch, draws: SamplingInputs | None = None) -> StepLogits:
         raise RuntimeError("no such length")
 
     timed.run = fail

@@ -8,7 +8,7 @@ import torch
 
 from engine.requests.events import PositionLogprobs
 from engine.requests.request import LogitControls, SamplingParams
-from engine.sampling.draws import Draw, ScoreDraw
+from engine.sampling.draws import Draw, TokensToScore
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import largest, likeliest, step_logits
 
@@ -65,7 +65,7 @@ def test_given_tokens_are_scored_one_a_row(num: int) -> None:
     logits, ids = some_logits(6), (7, 3, 59, 0)
     logits[:2] = np.nan  # rows of others
 
-    found = Sampler().score(step_logits(logits, max(1, num)), ScoreDraw(2, ids, num))
+    found = Sampler().score(step_logits(logits, max(1, num)), TokensToScore(2, ids, num))
 
     assert found is not None and len(found) == 4
     for row, (token_id, position) in enumerate(zip(ids, found, strict=True), start=2):
@@ -76,7 +76,7 @@ def test_a_row_that_is_not_finite_cannot_be_scored() -> None:
     logits = some_logits(3)
     logits[1, 5] = np.inf
 
-    assert Sampler().score(step_logits(logits, 1), ScoreDraw(0, (1, 2, 3), 0)) is None
+    assert Sampler().score(step_logits(logits, 1), TokensToScore(0, (1, 2, 3), 0)) is None
 
 
 @pytest.mark.parametrize("k", [1, 2, 9, VOCAB, VOCAB + 5])

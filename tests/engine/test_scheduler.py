@@ -78,7 +78,7 @@ class Ran:
     """The contents of a step, as the tests compare them."""
 
     def __init__(self, step: Step) -> None:
-        self.draws, self.places = step.draws, step.places
+        self.draws, self.slot_mapping = step.draws, step.slot_mapping
         self.num_drawn = len(step.plain) + len(step.draws)
         self.encodes = [request.asked.prompt_ids for request in step.parts.encoding]
         self.chunks, self.decode_ids = step.parts.chunks, step.parts.decode_ids

@@ -37,7 +37,7 @@ def test_decoding_rows_stay_packed_whatever_leaves(make_scheduler) -> None:
     batch = step(scheduler)
 
     assert batch.decode_ids == (A, C, B)
-    assert [op[:3] for op in batch.places.row_ops] == [("cut", 1, 1), ("move", 3, 1)]
+    assert [op[:3] for op in batch.slot_mapping.row_ops] == [("cut", 1, 1), ("move", 3, 1)]
 
 
 def test_rows_that_end_together_are_not_moved_into_the_holes_of_each_other(
@@ -52,7 +52,7 @@ def test_rows_that_end_together_are_not_moved_into_the_holes_of_each_other(
     batch = step(scheduler)
 
     assert batch.decode_ids == (A,)
-    moves = [op[:3] for op in batch.places.row_ops if op.kind != "cut"]
+    moves = [op[:3] for op in batch.slot_mapping.row_ops if op.kind != "cut"]
     assert moves == [("move", 2, 0)], "of the one that goes on, and no other"
 
 
@@ -62,7 +62,7 @@ def test_a_source_is_encoded_into_a_row(make_scheduler) -> None:
 
     batch = step(scheduler, A)
 
-    assert [(e.row, len(e.source_ids)) for e in batch.places.encodes] == [(0, 20)]
+    assert [(e.row, len(e.source_ids)) for e in batch.slot_mapping.encodes] == [(0, 20)]
 
 
 def test_the_row_of_a_prompt_is_copied_for_its_group(make_scheduler) -> None:
@@ -72,7 +72,7 @@ def test_the_row_of_a_prompt_is_copied_for_its_group(make_scheduler) -> None:
     step(scheduler, A, B, C)
     batch = step(scheduler, A)
 
-    assert [op.kind for op in batch.places.row_ops] == ["copy", "copy"]
+    assert [op.kind for op in batch.slot_mapping.row_ops] == ["copy", "copy"]
 
 
 def test_the_row_of_a_request_aborted_in_the_middle_of_its_prompt_is_cleared(
@@ -85,7 +85,7 @@ def test_the_row_of_a_request_aborted_in_the_middle_of_its_prompt_is_cleared(
     scheduler.abort(1)
     batch = step(scheduler)
 
-    assert [op.kind for op in batch.places.row_ops] == ["clear"]
+    assert [op.kind for op in batch.slot_mapping.row_ops] == ["clear"]
 
 
 def test_after_all_have_failed_the_first_row_is_given_again(make_scheduler) -> None:
@@ -97,7 +97,7 @@ def test_after_all_have_failed_the_first_row_is_given_again(make_scheduler) -> N
     scheduler.fail_all(lambda request_id: EngineFailure(f"{request_id} failed"))
     scheduler.add(request(4))
 
-    assert [chunk.row for chunk in step(scheduler).places.chunks] == [0]
+    assert [chunk.row for chunk in step(scheduler).slot_mapping.chunks] == [0]
 
 
 def test_rows_count_as_used_from_admission_on(make_scheduler) -> None:

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from engine.errors import PackageError
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import SamplingInputs
 from engine.slots.batch import ScheduledBatch
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.runner import SlotModelRunner
@@ -149,7 +149,7 @@ def test_as_many_sequences_share_a_source_as_a_request_may_ask_for(
     )
     shared: list[int] = []
 
-    def run(batch: ScheduledBatch, draws: GraphDraws | None = None) -> StepLogits:
+    def run(batch: ScheduledBatch, draws: SamplingInputs | None = None) -> StepLogits:
         shared.append(Counter(batch.decode_sources)[0])
         return SlotModelRunner.run(runner, batch)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.errors import CertificateError, ConfigError
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import CacheDtype, PackageFormat, Precision, Weights
 from engine.package.package import load_package
 from engine.session import create_session
@@ -96,7 +96,7 @@ def test_a_package_for_cuda_has_the_certificate_of_its_graphs(
     for path in (tmp_path / "p").glob("*.onnx"):
         graph = ir.load(path).graph
         assert not {node.op_type for node in graph.all_nodes()} & WANTS_CUDNN
-        if path.name not in DRAW_GRAPHS:
+        if path.name not in SAMPLING_GRAPHS:
             largest = max(graph.initializers.values(), key=lambda value: np.prod(value.shape))
             assert largest.dtype == IR_DTYPES[precision]
 

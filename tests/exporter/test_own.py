@@ -21,7 +21,7 @@ from exporter.models.own import Attend, OwnConfig, PlainAttention, wrap
 from exporter.models.torch_transformer import TorchTransformer
 from exporter.own import export_own, verify_own
 
-READER = OwnConfig.reader(vocab_size=9, max_len=6, labels=("good", "bad"))
+READER = OwnConfig.text_encoder(vocab_size=9, max_len=6, labels=("good", "bad"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_own_model_that_sees_pictures_gives_vectors(tmp_path: Path) -> None:
         def forward(self, pixel_values: Tensor) -> Tensor:
             return self.project(pixel_values.flatten(1)).tanh()
 
-    config = OwnConfig.viewer(ImageConfig(size=4, patch_size=4), vector_dim=5)
+    config = OwnConfig.image_encoder(ImageConfig(size=4, patch_size=4), vector_dim=5)
 
     manifest = export_own(Vectors(), config, tmp_path / "own")
 
@@ -136,7 +136,7 @@ def test_own_decoder_with_shared_key_heads_is_certified_in_formats(
 ) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 9, "max_len": 8, "num_layers": 1, "num_heads": 2, "head_dim": 6}
-    config = OwnConfig.writer(**sizes, num_kv_heads=1)
+    config = OwnConfig.generator(**sizes, num_kv_heads=1)
 
     manifest = export_own(Grouped(), config, tmp_path / "own", tokenizer=tokenizer(), **form)
 

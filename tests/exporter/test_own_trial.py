@@ -52,7 +52,7 @@ class Deaf(Counter):
 @pytest.mark.parametrize(
     ("model", "described", "message"),
     [
-        (Headless, {}, "Headless lacks head; OwnWriter in exporter/models/own.py says what"),
+        (Headless, {}, "Headless lacks head; GenerativeModel in exporter/models/own.py says what"),
         (Counter, {"max_source_len": 8, "start_token_id": 1}, "lacks encode, source_keys_values"),
         (Counter, {"num_layers": 3}, "calls attend for layers 0, 1; it is described with 3: each"),
         (Nested, {}, "Nested.head gives a tuple for logits; it is described as [1, 16, 10]"),
@@ -68,7 +68,7 @@ class Deaf(Counter):
 def test_a_writer_that_is_not_as_described_is_refused(
     model: Any, described: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config = OwnConfig.writer(**{**WRITER, **described})
+    config = OwnConfig.generator(**{**WRITER, **described})
 
     assert message in refusal(model(), config, tmp_path)
 
@@ -78,8 +78,8 @@ def test_keys_of_a_source_that_are_not_as_described_are_named(tmp_path: Path) ->
     own = TorchTransformer(module, Embed(), Embed(), nn.Linear(32, 8))
     sizes = {"vocab_size": 8, "max_len": 8, "max_source_len": 8, "start_token_id": 1}
 
-    few = OwnConfig.writer(**sizes, num_layers=1, num_heads=2, head_dim=16)
-    wide = OwnConfig.writer(**sizes, num_layers=2, num_heads=4, head_dim=16)
+    few = OwnConfig.generator(**sizes, num_layers=1, num_heads=2, head_dim=16)
+    wide = OwnConfig.generator(**sizes, num_layers=2, num_heads=4, head_dim=16)
 
     assert "for 2 layers; it is described with 1" in refusal(own, few, tmp_path)
     assert "source_keys_values gives [1, 8, 32] for keys; it is described as [1, 8, 64]" in refusal(
@@ -124,28 +124,28 @@ class Named(Reader):
 def test_a_reader_that_is_not_as_described_is_refused(
     model: type[nn.Module], described: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config = OwnConfig.reader(vocab_size=10, max_len=6, **described)
+    config = OwnConfig.text_encoder(vocab_size=10, max_len=6, **described)
 
     assert message in refusal(model(), config, tmp_path)
 
 
 def test_a_viewer_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
-    config = OwnConfig.viewer(ImageConfig(size=4, patch_size=4), vector_dim=6)
+    config = OwnConfig.image_encoder(ImageConfig(size=4, patch_size=4), vector_dim=6)
 
     with pytest.raises(ConfigError, match=r"gives \[1, 5\] for a vector; .* as \[1, 6\]"):
         export_own(model, config, tmp_path / "package")
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
-    message = refusal(Counter(), OwnConfig.writer(**WRITER), tmp_path, num_words=12)
+    message = refusal(Counter(), OwnConfig.generator(**WRITER), tmp_path, num_words=12)
 
     assert "tokenizer: it has 12 tokens, the model has a vocabulary of 10" in message
 
 
 def test_a_model_of_texts_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a model of texts needs a tokenizer"):
-        export_own(Counter(), OwnConfig.writer(**WRITER), tmp_path / "package")
+        export_own(Counter(), OwnConfig.generator(**WRITER), tmp_path / "package")
 
 
 class Branches(nn.Module):
@@ -161,7 +161,7 @@ class Branches(nn.Module):
 
 
 def test_a_branch_that_torch_cannot_trace_is_told_with_its_line(tmp_path: Path) -> None:
-    config = OwnConfig.reader(vocab_size=10, max_len=8, labels=("a", "b"))
+    config = OwnConfig.text_encoder(vocab_size=10, max_len=8, labels=("a", "b"))
 
     message = refusal(Branches(), config, tmp_path)
 

@@ -102,7 +102,7 @@ class Normed(Counter):
         return F.rms_norm(super().blocks(F.rms_norm(hidden, (32,)), attend), (32,))
 
 
-READER = OwnConfig.reader(vocab_size=10, max_len=12, labels=("good", "bad"))
+READER = OwnConfig.text_encoder(vocab_size=10, max_len=12, labels=("good", "bad"))
 
 
 @pytest.mark.parametrize(

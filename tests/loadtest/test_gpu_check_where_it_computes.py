@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from engine.cuda.cache_memory import DeviceCacheMemory
-from engine.cuda.draw_calls import DrawCalls
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.cuda.sampling_calls import SamplingCalls
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import Precision
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import SamplingInputs
 from engine.session import NOT_CAPTURED
 from engine.slots.calls.graph_call import GraphCall
 from loadtest.gpu_check import draws, pieces, probes
@@ -146,16 +146,16 @@ def test_draws_are_timed_and_those_of_other_numbers_fail(
 
     assert right.passed, right.summary
     (rows,) = right.found["tables"].values()
-    assert [(row["rows"], row["graph"]) for row in rows] == list(product((2, 4), DRAW_GRAPHS))
+    assert [(row["rows"], row["graph"]) for row in rows] == list(product((2, 4), SAMPLING_GRAPHS))
     assert all(row["eager"] > 0 and row["captured"] > 0 for row in rows)
 
-    plan = DrawCalls.plan
+    plan = SamplingCalls.plan
 
-    def turned(calls: DrawCalls, asked: GraphDraws, *size: int) -> GraphCall:
+    def turned(calls: SamplingCalls, asked: SamplingInputs, *size: int) -> GraphCall:
         is_turned = calls._graph_ids is not None
         return plan(calls, asked._replace(uniform=1 - asked.uniform) if is_turned else asked, *size)
 
-    monkeypatch.setattr(DrawCalls, "plan", turned)
+    monkeypatch.setattr(SamplingCalls, "plan", turned)
 
     wrong = draws.time_draws(settings)
     assert not wrong.passed

@@ -35,8 +35,8 @@ class ChunkCalls:
     def __init__(self, graph: DecoderGraph, block: StepBlock) -> None:
         self._graph = graph
         self._block = block
-        self._first_row = block.standing(BEAM_ROWS, (1, 1))  # one source with one row
-        self._nothing = block.standing(ALIGNMENT_IDX, (0,))
+        self._first_row = block.persistent_input(BEAM_ROWS, (1, 1))  # one source with one row
+        self._nothing = block.persistent_input(ALIGNMENT_IDX, (0,))
         self._bindings: dict[tuple[int, int, bool], Binding] = {}
 
     def plan(

@@ -77,18 +77,20 @@ class DecodeCalls:
                 f"the largest decode bucket ({max(buckets)}) must be the number of rows, "
                 f"{num_slots}"
             )
-        self._input_ids = block.standing(INPUT_IDS, (num_slots, 1))
+        self._input_ids = block.persistent_input(INPUT_IDS, (num_slots, 1))
         self.input_ids = self._input_ids.bound  # the graph reads the tokens of row 0, 1, ... here
-        self._position_ids = block.standing(POSITION_IDS, (num_slots, 1))
-        self._seqlens_k = block.standing(SEQLENS_K, (num_slots,))
-        self._logit_idx = block.standing(LOGIT_IDX, (num_slots,))
+        self._position_ids = block.persistent_input(POSITION_IDS, (num_slots, 1))
+        self._seqlens_k = block.persistent_input(SEQLENS_K, (num_slots,))
+        self._logit_idx = block.persistent_input(LOGIT_IDX, (num_slots,))
         self._logit_idx.host[:] = np.arange(num_slots)
-        self._source_lengths = block.standing(SOURCE_LENGTHS, (num_slots,))
-        self._row_queries = block.standing(ROW_QUERIES, (num_slots, 1))
+        self._source_lengths = block.persistent_input(SOURCE_LENGTHS, (num_slots,))
+        self._row_queries = block.persistent_input(ROW_QUERIES, (num_slots, 1))
         self._group = group
-        self._beam_rows = block.standing(BEAM_ROWS, (num_slots, group))  # if no source has more
-        self._alignment_idx = block.standing(ALIGNMENT_IDX, (num_slots,))
-        self._alignment_sources = block.standing(ALIGNMENT_SOURCES, (num_slots,))
+        self._beam_rows = block.persistent_input(
+            BEAM_ROWS, (num_slots, group)
+        )  # if no source has more
+        self._alignment_idx = block.persistent_input(ALIGNMENT_IDX, (num_slots,))
+        self._alignment_sources = block.persistent_input(ALIGNMENT_SOURCES, (num_slots,))
         self._index = SourceIndex(num_slots, group)
         self._bindings: dict[_Shape, _Bound] = {}
 

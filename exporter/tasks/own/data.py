@@ -64,12 +64,13 @@ class OwnData:
         if start is not None:
             weights = kept_weights(start, config)
             generation, text = start.config.generation, start.text
+        chunk_size = _CHUNK_IMAGES if config.family == "vit" else _CHUNK_EXAMPLES
         return Task(
             name=name,
             config=config,
             tokenizer=tokenizer,
             recipe=self.recipe(config),
-            chunks=_chunks(f"{name}/{seed}", examples.training, vary, _chunk_size(config)),
+            chunks=_chunks(f"{name}/{seed}", examples.training, vary, chunk_size),
             validation=examples.validation,
             held_out=examples.held_out,
             data_fingerprint=self._fingerprint(weights, text),
@@ -117,10 +118,6 @@ class OwnData:
             average_decay=0.998,
             validate_every=max(1, shape.steps // 10),
         )
-
-
-def _chunk_size(config: TransformerConfig) -> int:
-    return _CHUNK_IMAGES if config.family == "vit" else _CHUNK_EXAMPLES
 
 
 def _chunks(name: str, examples: Sequence[Example], vary: Vary, size: int) -> ChunkSource:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import ConfigError
@@ -46,7 +45,11 @@ def read_columns(path: Path, names: tuple[str, ...]) -> list[tuple[str, ...]]:
     """
     lines = read_lines(path, MAX_BYTES)
     bad, rows = BadLines(path), []
-    for number, fields in _fields(lines, names):
+    for number, line in enumerate(lines, start=1):
+        fields = tuple(field.strip() for field in line.split("\t"))
+        is_header = number == 1 and tuple(field.lower() for field in fields) == names
+        if is_header or not line.strip():
+            continue
         if len(fields) != len(names):
             bad.add(number, f"{len(fields)} columns, wanted {len(names)} ({', '.join(names)})")
         elif not all(fields):
@@ -55,11 +58,3 @@ def read_columns(path: Path, names: tuple[str, ...]) -> list[tuple[str, ...]]:
             rows.append(fields)
     bad.check(len(lines))
     return rows
-
-
-def _fields(lines: list[str], names: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    for number, line in enumerate(lines, start=1):
-        fields = tuple(field.strip() for field in line.split("\t"))
-        is_header = number == 1 and tuple(field.lower() for field in fields) == names
-        if line.strip() and not is_header:
-            yield number, fields

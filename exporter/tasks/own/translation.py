@@ -52,6 +52,7 @@ def translation_task(seed: int, data: OwnData) -> Task:
     training, validation, held_out = ([example for _, example in part] for part in encoded)
     silent = [replace(example, text=None) for example in validation[_WRITTEN:]]
     kept = Parts(*([pair for pair, _ in part] for part in encoded))
+    too_long = sum(map(len, parts)) - sum(map(len, kept))
     return data.task(
         "translation",
         seed,
@@ -61,7 +62,7 @@ def translation_task(seed: int, data: OwnData) -> Task:
         selection="chrf",
         judge=_judge(kept),
         samples=tuple(kept.held_out[:_NUM_SAMPLES]),
-        data_summary=_summary(parts, kept),
+        data_summary=f"{kept}; {too_long:,} longer than the model takes are left out",
     )
 
 
@@ -136,11 +137,6 @@ def _start(data: OwnData, pairs: Sequence[Pair]) -> tuple[Tokenizer, Transformer
         bos_token_id=tokenizer.token_to_id(BOS),
         eos_token_id=tokenizer.token_to_id(EOS),
     )
-
-
-def _summary(parts: Parts[Pair], kept: Parts[Pair]) -> str:
-    too_long = sum(map(len, parts)) - sum(map(len, kept))
-    return f"{kept}; {too_long:,} longer than the model takes are left out"
 
 
 def _judge(parts: Parts[Pair]) -> Callable[[Evaluation], Outcome]:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cuda.draw_calls import draw_calls_of
 from engine.cuda.memory import DeviceArray
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.cuda.sampling_calls import sampling_calls_of
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.session import NOT_CAPTURED, Session, create_session
 from engine.slots.runner import SlotModelRunner
-from exporter.graphs.draw_graph import draw_graphs
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.sampling_graphs import sampling_graphs
 from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.test_model_runner import VOCAB, TinyModel
 
@@ -80,18 +80,18 @@ def load_on(
 ) -> tuple[SlotModelRunner, FakeDeviceSession]:
     """Return a runner on a fake device, and its decoder.
 
-    It draws by the graphs for it if they are in the directory, see `write_draw_graphs`.
+    It draws by the graphs for it if they are in the directory, see `write_sampling_graphs`.
     """
     decoder, encoder = (
         FakeDeviceSession(path, cuda) if path else None for path in model.write(directory)
     )
-    paths = [directory / name for name in DRAW_GRAPHS if (directory / name).exists()]
+    paths = [directory / name for name in SAMPLING_GRAPHS if (directory / name).exists()]
     draws: Any = [FakeDeviceSession(path, cuda) for path in paths]
     runner = SlotModelRunner(
         model.contract,
         decoder,  # type: ignore[arg-type]
         encoder,  # type: ignore[arg-type]
-        draw_calls_of(draws, model.contract.vocab_size),
+        sampling_calls_of(draws, model.contract.vocab_size),
         num_slots=num_slots,
         device=cuda.device(),
         **options,
@@ -100,8 +100,8 @@ def load_on(
     return runner, decoder
 
 
-def write_draw_graphs(directory: Path, vocab_size: int = VOCAB) -> None:
-    write_graphs(draw_graphs(vocab_size), directory)
+def write_sampling_graphs(directory: Path, vocab_size: int = VOCAB) -> None:
+    write_graphs(sampling_graphs(vocab_size), directory)
 
 
 def _on_host(array: DeviceArray) -> NDArray[Any]:

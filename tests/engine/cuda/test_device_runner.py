@@ -11,13 +11,13 @@ from engine.cuda.memory import ALIGNMENT, DeviceArray
 from engine.cuda.room import RoomNeeds
 from engine.cuda.session import CudaBinding
 from engine.errors import OutOfDeviceMemory
-from engine.sampling.plain import Reach
+from engine.sampling.plain import SamplingGraph
 from engine.session import NOT_CAPTURED
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.warm_up import warm_up
 from tests.engine.cuda.fake_cuda import FakeCuda
-from tests.engine.cuda.fake_device_session import FakeDeviceBinding, load_on, write_draw_graphs
+from tests.engine.cuda.fake_device_session import FakeDeviceBinding, load_on, write_sampling_graphs
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
 from tests.engine.test_model_runner import TinyModel
 from tests.engine.test_steps_under_way import whole_answers
@@ -31,7 +31,7 @@ def test_an_engine_answers_every_kind_of_request_as_on_the_cpu(
     tmp_path: Path, has_encoder: bool, buckets: tuple[int, ...]
 ) -> None:
     model, seeds = TinyModel(4, has_encoder=has_encoder), range(45)
-    write_draw_graphs(tmp_path)
+    write_sampling_graphs(tmp_path)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS, buckets=buckets)
 
     found = answers(runner, model, seeds)
@@ -142,7 +142,7 @@ def test_it_warms_up_and_captures_every_kind_of_decode_call(
 
 
 def test_it_captures_all_that_draws_behind_a_decode_call(tmp_path: Path) -> None:
-    write_draw_graphs(tmp_path)
+    write_sampling_graphs(tmp_path)
     model = TinyModel(4, has_encoder=False)
     runner, decoder = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
     (graphs,) = runner._make_draws.args  # type: ignore[union-attr]
@@ -150,7 +150,7 @@ def test_it_captures_all_that_draws_behind_a_decode_call(tmp_path: Path) -> None
     warm_up(runner, model.contract, "package")
 
     num_captured = [len(graph.captured) for graph in graphs]
-    assert num_captured == [len(decoder.captured)] * len(Reach) == [2] * 3
+    assert num_captured == [len(decoder.captured)] * len(SamplingGraph) == [2] * 3
 
 
 @ENCODERS
@@ -298,7 +298,7 @@ def test_kernels_are_told_of_whole_rows_and_decode_calls_have_all_of_them(
 
     monkeypatch.setattr(FakeDeviceBinding, "run", running)
     model = TinyModel(4, has_encoder=has_encoder)
-    write_draw_graphs(tmp_path)
+    write_sampling_graphs(tmp_path)
     runner, _ = load_on(FakeCuda(), model, tmp_path, num_slots=SLOTS)
 
     answers(runner, model, range(12))

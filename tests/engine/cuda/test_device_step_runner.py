@@ -25,7 +25,7 @@ from engine.scheduling.sequence import TokenRequest
 from engine.slots.batch import PrefillChunk
 from engine.slots.runner import SlotModelRunner
 from tests.engine.cuda.fake_cuda import FakeCuda
-from tests.engine.cuda.fake_device_session import load_on, write_draw_graphs
+from tests.engine.cuda.fake_device_session import load_on, write_sampling_graphs
 from tests.engine.test_decode_buckets import NOTHING, SLOTS, ids, load
 from tests.engine.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
 from tests.engine.test_steps_under_way import random_request, step_all, told
@@ -46,7 +46,7 @@ def on_device(
     path: Path, *, has_encoder: bool = False, vocab_size: int = VOCAB
 ) -> tuple[FakeCuda, EngineCore]:
     cuda, model = FakeCuda(), TinyModel(4, has_encoder=has_encoder, vocab_size=vocab_size)
-    write_draw_graphs(path, vocab_size)
+    write_sampling_graphs(path, vocab_size)
     runner, _ = load_on(cuda, model, path, num_slots=SLOTS)
     return cuda, core_on(runner, model)
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.cuda.lazy_rows import LazyRows
 from engine.requests.request import LogitControls, SamplingParams
-from engine.sampling.draws import BeamDraw, Draw, ScoreDraw
+from engine.sampling.draws import BeamExpansion, Draw, TokensToScore
 from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler, num_top, reads_rows
 from engine.sampling.top_k import step_logits
@@ -68,13 +68,13 @@ def draw(row: int, **params: object) -> Draw:
     return Draw(row, SamplingParams(**params), 7, 0, row, (), list(range(9)), 1)
 
 
-def beams(rows: Sequence[int], **params: object) -> BeamDraw:
+def beams(rows: Sequence[int], **params: object) -> BeamExpansion:
     found = tuple(draw(row, strategy="beam", beam_width=len(rows), **params) for row in rows)
-    return BeamDraw(found, tuple(-float(row) for row in rows), 2 * len(rows))
+    return BeamExpansion(found, tuple(-float(row) for row in rows), 2 * len(rows))
 
 
 CONTROLS = LogitControls(repetition_penalty=3.0)
-READ_NOT: dict[str, Draw | BeamDraw] = {
+READ_NOT: dict[str, Draw | BeamExpansion] = {
     "greedy": draw(1),
     "greedy with log-probabilities": draw(1, logprobs=5),
     "top-k": draw(1, strategy="sampling", top_k=8),
@@ -82,7 +82,7 @@ READ_NOT: dict[str, Draw | BeamDraw] = {
     "nucleus": draw(1, strategy="sampling", top_p=0.8),
     "beams": beams([1, 2]),
 }
-READ: dict[str, Draw | BeamDraw] = {
+READ: dict[str, Draw | BeamExpansion] = {
     "all tokens": draw(1, strategy="sampling"),
     "controls": draw(1, controls=CONTROLS),
     "nucleus at a temperature": draw(1, strategy="sampling", top_p=0.8, temperature=0.7),
@@ -91,8 +91,8 @@ READ: dict[str, Draw | BeamDraw] = {
 }
 
 
-def k_of(*draws: Draw | BeamDraw) -> int:
-    return max(num_top((d.beams[0] if isinstance(d, BeamDraw) else d).params) for d in draws)
+def k_of(*draws: Draw | BeamExpansion) -> int:
+    return max(num_top((d.beams[0] if isinstance(d, BeamExpansion) else d).params) for d in draws)
 
 
 @pytest.mark.parametrize("name", READ_NOT)
@@ -112,7 +112,7 @@ def test_what_reads_whole_rows_fetches_its_own(name: str) -> None:
     found = Sampler().sample(rows.step(k_of(asked)), [asked])
 
     assert found == Sampler().sample(step_logits(rows.logits, k_of(asked)), [asked])
-    assert rows.seen == [[1, 2]] if isinstance(asked, BeamDraw) else [[1]]
+    assert rows.seen == [[1, 2]] if isinstance(asked, BeamExpansion) else [[1]]
     assert reads_rows(asked)
 
 
@@ -129,7 +129,7 @@ def test_beams_that_read_no_rows_say_so_and_all_others_that_they_may() -> None:
     assert said[False] > 50 and said[True] > 50
 
 
-def random_beams(rng: np.random.Generator) -> BeamDraw:
+def random_beams(rng: np.random.Generator) -> BeamExpansion:
     def happens() -> bool:
         return bool(rng.random() < 0.2)
 
@@ -168,7 +168,7 @@ def test_a_draw_that_goes_on_behind_the_likeliest_tokens_fetches_its_row() -> No
 
 
 def test_given_tokens_are_scored_from_rows_that_are_fetched_together() -> None:
-    rows, asked = Fetches(), ScoreDraw(2, (7, 3, 59), 4)
+    rows, asked = Fetches(), TokensToScore(2, (7, 3, 59), 4)
 
     found = Sampler().score(rows.step(4), asked)
 
@@ -176,6 +176,6 @@ def test_given_tokens_are_scored_from_rows_that_are_fetched_together() -> None:
     assert rows.seen == [[2, 3, 4]]
 
 
-def replace_row(asked: Draw | BeamDraw, row: int) -> Draw:
+def replace_row(asked: Draw | BeamExpansion, row: int) -> Draw:
     assert isinstance(asked, Draw)
     return asked._replace(logits_row=row)

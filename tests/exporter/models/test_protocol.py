@@ -50,7 +50,7 @@ def test_a_class_of_ones_own_is_exported() -> None:
 
 
 def test_what_has_no_decoder_writes_nothing() -> None:
-    with pytest.raises(TypeError, match="Linear has no decoder, so that it writes nothing"):
+    with pytest.raises(TypeError, match="Linear has no decoder, so that it generates nothing"):
         generator(nn.Linear(2, 2))
 
 
@@ -95,7 +95,7 @@ class OwnViewer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = OwnConfig.viewer(ImageConfig(size=4, patch_size=2), labels=("a", "b"))
+        self.config = OwnConfig.image_encoder(ImageConfig(size=4, patch_size=2), labels=("a", "b"))
         self.convolution = nn.Conv2d(3, 2, 4)
         self.multiplies = False
 

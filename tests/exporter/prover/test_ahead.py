@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from engine.cuda.draw_calls import DrawCalls
 from engine.cuda.memory import DeviceArray, DeviceMemory
+from engine.cuda.sampling_calls import SamplingCalls
 from engine.errors import CertificateError
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import SamplingInputs
 from engine.slots.calls.graph_call import GraphCall
 from engine.slots.runner import SlotModelRunner
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.draws import NUM_DRAWS, certify_draws
 from tests.engine.cuda.fake_cuda import FakeCuda
-from tests.engine.cuda.fake_device_session import load_on, write_draw_graphs
+from tests.engine.cuda.fake_device_session import load_on, write_sampling_graphs
 from tests.engine.test_model_runner import TinyModel
 
 ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
 
 
 def on_device(directory: Path, *, has_encoder: bool = False) -> tuple[SlotModelRunner, TinyModel]:
-    write_draw_graphs(directory)
+    write_sampling_graphs(directory)
     model = TinyModel(4, has_encoder=has_encoder)
     return load_on(FakeCuda(), model, directory, num_slots=9)[0], model
 
@@ -71,12 +71,12 @@ def test_numbers_that_a_step_under_way_still_reads_are_refused(
 
 def test_numbers_of_other_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, model = on_device(tmp_path)
-    plan = DrawCalls.plan
+    plan = SamplingCalls.plan
 
-    def turned(calls: DrawCalls, draws: GraphDraws, *size: int) -> GraphCall:
+    def turned(calls: SamplingCalls, draws: SamplingInputs, *size: int) -> GraphCall:
         return plan(calls, draws._replace(uniform=draws.uniform[::-1]), *size)
 
-    monkeypatch.setattr(DrawCalls, "plan", turned)
+    monkeypatch.setattr(SamplingCalls, "plan", turned)
 
     with pytest.raises(CertificateError, match="the graph draws .* the sampler"):
         certify_draws(runner, model.contract)

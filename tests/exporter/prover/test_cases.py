@@ -24,7 +24,7 @@ from exporter.prover.eager import num_parameters
 from exporter.prover.generation_cases import affordable_cases, make_cases
 from exporter.prover.item_cases import random_groups
 from exporter.prover.plays import Program, Scope, generation_program
-from exporter.samples import Deck, Tokens
+from exporter.samples import Tokens, TokenSampler
 
 SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)
 
@@ -190,17 +190,17 @@ def test_the_shortest_prompts_and_those_at_edges_come_first_and_samples_are_amon
 
 
 def test_the_ends_of_a_vocabulary_are_tried_first_and_no_token_twice_before_all_were() -> None:
-    deck = Deck(np.random.default_rng(0), 100)
+    sampler = TokenSampler(np.random.default_rng(0), 100)
 
-    dealt = [token for length in (1, 2, 30, 67) for token in deck.deal(length)]
+    dealt = [token for length in (1, 2, 30, 67) for token in sampler.sample(length)]
 
     assert dealt[:2] == [0, 99]
     assert sorted(dealt) == list(range(100))
-    assert sorted(deck.deal(100)) == list(range(100))
+    assert sorted(sampler.sample(100)) == list(range(100))
 
 
 def test_a_vocabulary_of_one_token_is_dealt_again_and_again() -> None:
-    assert Deck(np.random.default_rng(0), 1).deal(3) == (0, 0, 0)
+    assert TokenSampler(np.random.default_rng(0), 1).sample(3) == (0, 0, 0)
 
 
 def test_sources_are_drawn_from_their_own_vocabulary() -> None:

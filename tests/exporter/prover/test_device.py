@@ -21,7 +21,7 @@ from engine.errors import CertificateError, OutOfDeviceMemory
 from engine.package.manifest import DeviceCertificate, PackageFormat, Precision, Weights
 from engine.package.package import Package, load_package
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import GraphDraws
+from engine.sampling.plain import SamplingInputs
 from engine.sampling.top_k import step_logits
 from engine.session import Session
 from engine.slots.batch import ScheduledBatch
@@ -208,7 +208,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Spoil, float], None]:
         run = SlotModelRunner.run
 
         def wrong(
-            runner: SlotModelRunner, batch: ScheduledBatch, draws: GraphDraws | None = None
+            runner: SlotModelRunner, batch: ScheduledBatch, draws: SamplingInputs | None = None
         ) -> StepLogits:
             step = run(runner, batch, draws)
             if draws is not None:  # draws are compared with this very step

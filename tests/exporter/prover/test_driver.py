@@ -31,7 +31,7 @@ class StepsOnly:
     def __init__(self, runner: Runner) -> None:
         self.num_slots = runner.num_slots
         self.buckets = runner.buckets
-        self.has_draws = self.is_on_device = False
+        self.has_sampling_graphs = self.is_on_device = False
         self.run: Callable[[ScheduledBatch], StepLogits] = runner.run
 
 

@@ -11,19 +11,19 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from engine.cuda.draw_calls import draw_calls_of
+from engine.cuda.sampling_calls import sampling_calls_of
 from engine.errors import CertificateError
-from engine.package.graph_io import DRAW_GRAPHS, check_graphs, draw_shapes
+from engine.package.graph_io import SAMPLING_GRAPHS, check_graphs, sampling_shapes
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import PlainDraws, Reach, SampledColumns, Scope
+from engine.sampling.plain import PlainDraws, SampledColumns, SamplingGraph, Scope
 from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
 from engine.session import create_session
 from engine.slots.runner import SlotModelRunner
-from exporter.graphs.draw_graph import BLOCK, draw_graphs
 from exporter.graphs.package_graphs import write_graphs
+from exporter.graphs.sampling_graphs import BLOCK, sampling_graphs
 from exporter.prover import draws
 from exporter.prover.draws import NUM_DRAWS, certify_draws
 from exporter.prover.execution import load_for_cpu
@@ -31,24 +31,24 @@ from tests.engine.test_model_runner import TinyModel
 
 VOCAB = 700  # two blocks, the second of which is not full
 LONG = pytest.mark.long
-REACHES = pytest.mark.parametrize("reach", Reach, ids=lambda reach: reach.name.lower())
+REACHES = pytest.mark.parametrize("kind", SamplingGraph, ids=lambda kind: kind.name.lower())
 
 
 def write(directory: Path, vocab_size: int = VOCAB) -> list[Path]:
-    write_graphs(draw_graphs(vocab_size), directory)
-    return [directory / name for name in DRAW_GRAPHS]
+    write_graphs(sampling_graphs(vocab_size), directory)
+    return [directory / name for name in SAMPLING_GRAPHS]
 
 
 def test_their_inputs_and_outputs_are_those_of_the_contract(tmp_path: Path) -> None:
     paths = write(tmp_path)
 
-    check_graphs(*zip(map(create_session, paths), draw_shapes(VOCAB), strict=True))
+    check_graphs(*zip(map(create_session, paths), sampling_shapes(VOCAB), strict=True))
 
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(DRAW_GRAPHS)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(SAMPLING_GRAPHS)
 
 
 def test_no_number_of_a_graph_is_for_nothing() -> None:
-    for graph in draw_graphs(VOCAB).values():
+    for graph in sampling_graphs(VOCAB).values():
         assert all(value.uses() for value in graph.graph.initializers.values())
 
 
@@ -79,9 +79,11 @@ def drawn(
     return found["drawn_ids"][:, 0], found["drawn_logprobs"][:, 0], plain
 
 
-def random_params(rng: np.random.Generator, reach: Reach, k: int) -> SamplingParams:
-    top_k = int(rng.integers(1, k + 1)) if reach is Reach.COLUMNS or rng.random() < 0.2 else 0
-    has_share = top_k > 0 or (reach is Reach.NUCLEUS and k >= 128)
+def random_params(rng: np.random.Generator, kind: SamplingGraph, k: int) -> SamplingParams:
+    top_k = (
+        int(rng.integers(1, k + 1)) if kind is SamplingGraph.COLUMNS or rng.random() < 0.2 else 0
+    )
+    has_share = top_k > 0 or (kind is SamplingGraph.NUCLEUS and k >= 128)
     return SamplingParams(
         "sampling",
         temperature=float(rng.choice([0.05, 0.3, 1, 1.7, 50])),
@@ -103,18 +105,18 @@ def random_logits(rng: np.random.Generator, count: int, vocab_size: int) -> NDAr
 @pytest.mark.parametrize("k", [1, 23, 128, pytest.param(256, marks=LONG)])
 @REACHES
 def test_they_draw_what_the_sampler_draws(
-    tmp_path: Path, reach: Reach, k: int, vocab_size: int
+    tmp_path: Path, kind: SamplingGraph, k: int, vocab_size: int
 ) -> None:
-    rng = np.random.default_rng(100 * reach + k)
-    count = 1000 if reach is Reach.COLUMNS else 300
-    how = [random_params(rng, reach, k) for _ in range(count)]
+    rng = np.random.default_rng(100 * kind + k)
+    count = 1000 if kind is SamplingGraph.COLUMNS else 300
+    how = [random_params(rng, kind, k) for _ in range(count)]
     step = step_logits(random_logits(rng, count, vocab_size), k)
 
-    ids, logprobs, plain = drawn(write(tmp_path, vocab_size)[reach], step, how)
+    ids, logprobs, plain = drawn(write(tmp_path, vocab_size)[kind], step, how)
 
     expected = Sampler().choose(step, plain)
     places = (step.top_ids == ids[:, None]).any(axis=1)
-    assert not places.all() or reach is Reach.COLUMNS  # other reaches may draw unlikely ones
+    assert not places.all() or kind is SamplingGraph.COLUMNS  # others may draw unlikely ones
     np.testing.assert_array_equal(ids, expected.token_ids)
     np.testing.assert_array_equal(logprobs, expected.logprobs)
 
@@ -130,7 +132,7 @@ def test_a_share_ends_within_equals_where_the_sampler_ends_it(tmp_path: Path) ->
     ]
     step = step_logits(logits, 128)
 
-    ids, _, plain = drawn(write(tmp_path)[Reach.NUCLEUS], step, how)
+    ids, _, plain = drawn(write(tmp_path)[SamplingGraph.NUCLEUS], step, how)
 
     assert ids.max() > 500
     np.testing.assert_array_equal(ids, Sampler().choose(step, plain).token_ids)
@@ -139,7 +141,7 @@ def test_a_share_ends_within_equals_where_the_sampler_ends_it(tmp_path: Path) ->
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @REACHES
 def test_a_row_that_is_not_finite_has_one_of_its_tokens(
-    tmp_path: Path, reach: Reach, value: float
+    tmp_path: Path, kind: SamplingGraph, value: float
 ) -> None:
     logits = np.array([[2, 1, 0], [value] * 3, [value, 1, 0], [1, 0, value]], np.float32)
     asked = {
@@ -151,19 +153,19 @@ def test_a_row_that_is_not_finite_has_one_of_its_tokens(
         "scope": Scope.GO_ON,
     }
     tops = {"top_ids": np.arange(12).reshape(4, 3), "top_logits": logits, "top_logprobs": logits}
-    types = draw_shapes(3)[reach].inputs
-    session = create_session(write(tmp_path, 3)[reach])
+    types = sampling_shapes(3)[kind].inputs
+    session = create_session(write(tmp_path, 3)[kind])
 
     found = session.run(
         {
             **tops,
-            **({"logits": logits} if reach else {}),
+            **({"logits": logits} if kind else {}),
             **{n: np.full((4, 1), x, types[n].dtype) for n, x in asked.items() if n in types},
         }
     )
 
     ids = found["drawn_ids"][:, 0]
-    if reach is Reach.COLUMNS:
+    if kind is SamplingGraph.COLUMNS:
         assert (ids // 3).tolist() == [0, 1, 2, 3]
         assert (ids % 3).max() <= 1
     else:
@@ -250,17 +252,17 @@ OF_NUCLEUS = {
     "a lowest score too high": ignore("low_0", "high_0"),
 }
 MUTATIONS = [
-    pytest.param(reach, mutation, id=f"{reach}-{name}", marks=LONG if reach > first else ())
+    pytest.param(kind, mutation, id=f"{kind}-{name}", marks=LONG if kind > first else ())
     for first, mutations in enumerate((OF_COLUMNS, OF_ALL, OF_NUCLEUS))
     for name, mutation in mutations.items()
-    for reach in range(first, len(Reach))
+    for kind in range(first, len(SamplingGraph))
 ]
 
 
 def runner(directory: Path, *, has_encoder: bool) -> tuple[SlotModelRunner, TinyModel]:
     model = TinyModel(2, has_encoder=has_encoder, vocab_size=VOCAB)
-    graphs = [create_session(directory / name, num_threads=1) for name in DRAW_GRAPHS]
-    draws, paths = draw_calls_of(graphs, VOCAB), model.write(directory)
+    graphs = [create_session(directory / name, num_threads=1) for name in SAMPLING_GRAPHS]
+    draws, paths = sampling_calls_of(graphs, VOCAB), model.write(directory)
     loaded = SlotModelRunner.load(model.contract, *paths, draws, num_slots=9, num_threads=1)
     return loaded, model
 
@@ -270,7 +272,7 @@ def test_a_certificate_draws_tokens_of_a_decode_call(tmp_path: Path, has_encoder
     write(tmp_path)
     loaded, model = runner(tmp_path, has_encoder=has_encoder)
 
-    assert certify_draws(loaded, model.contract) >= NUM_DRAWS * len(Reach)
+    assert certify_draws(loaded, model.contract) >= NUM_DRAWS * len(SamplingGraph)
 
 
 def test_most_draws_of_the_largest_graph_are_of_a_share_of_all_tokens(
@@ -294,17 +296,17 @@ def test_a_package_with_some_of_them_is_verified_as_it_is_served(tmp_path: Path)
     for path in write(tmp_path)[1:]:
         path.unlink()
 
-    assert not load_for_cpu(model.contract, tmp_path, 1, 4).has_draws
+    assert not load_for_cpu(model.contract, tmp_path, 1, 4).has_sampling_graphs
 
 
-@pytest.mark.parametrize(("reach", "mutation"), MUTATIONS)
+@pytest.mark.parametrize(("kind", "mutation"), MUTATIONS)
 def test_a_certificate_refuses_draws_that_are_others(
-    tmp_path: Path, reach: int, mutation: Mutation
+    tmp_path: Path, kind: int, mutation: Mutation
 ) -> None:
-    path = write(tmp_path)[reach]
+    path = write(tmp_path)[kind]
     changed = onnx.load(path)
     made = [("Sub", ["last_column", "last_column"], "zero")]
-    if reach:
+    if kind:
         made += [
             ("Less", ["all_exponentials", "all_scores"], "nothing_likely"),
             ("Not", ["nothing_likely"], "everything"),

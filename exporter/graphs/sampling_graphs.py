@@ -1,4 +1,4 @@
-"""The graphs that draw the next tokens of rows: DRAW_GRAPHS of engine/package/graph_io.py.
+"""The graphs that draw the next tokens of rows: SAMPLING_GRAPHS of engine/package/graph_io.py.
 
 They do what engine/sampling/sampler.py does, in the same types: weights in float32, their sums in
 float64. The first one draws from the likeliest tokens. Columns behind the last one of a row change
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
-from engine.package.graph_io import DRAW_GRAPHS
+from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.sampling.plain import Scope
 from exporter.operators.domain import OPSET
 
@@ -46,8 +46,8 @@ _WEIGHTS = f"""
 """
 
 
-def draw_graphs(vocab_size: int) -> dict[str, ir.Model]:
-    """Return the graphs by name; `draw_shapes` of engine/package/graph_io.py describes them."""
+def sampling_graphs(vocab_size: int) -> dict[str, ir.Model]:
+    """Return the graphs by name; `sampling_shapes` of engine/package/graph_io.py describes them."""
     all_tokens = _AllTokens(vocab_size)
     of_columns = _WEIGHTS + _from_columns("column_total", "drawn_ids", "drawn_logprobs")
     from_columns = _from_columns("column_total", "column_ids", "column_logprobs")
@@ -56,7 +56,7 @@ def draw_graphs(vocab_size: int) -> dict[str, ir.Model]:
     of_nucleus = _WEIGHTS + all_tokens.weights() + all_tokens.nucleus() + from_share
     of_nucleus += all_tokens.draws("may_any_be_drawn")
     models = _model(of_columns), _model(of_all, all_tokens), _model(of_nucleus, all_tokens)
-    return dict(zip(DRAW_GRAPHS, models, strict=True))
+    return dict(zip(SAMPLING_GRAPHS, models, strict=True))
 
 
 def _from_columns(total: str, ids: str, logprobs: str) -> str:
@@ -276,6 +276,10 @@ def _model(body: str, all_tokens: _AllTokens | None = None) -> ir.Model:
         found = all_tokens.constants().items()
         constants |= {name: constant for name, constant in found if name in named}
         further = f"float[rows, {all_tokens.vocab_size}] logits, int64[rows, 1] scope,"
+    declared = ", ".join(
+        f"{kind} {name} = {{{', '.join(map(str, numbers))}}}"
+        for name, (kind, numbers) in constants.items()
+    )
     text = f"""
 <ir_version: 10, opset_import: ["" : {OPSET}]>
 draw (int64[rows, num_top] top_ids, float[rows, num_top] top_logits,
@@ -283,11 +287,7 @@ draw (int64[rows, num_top] top_ids, float[rows, num_top] top_logits,
       int64[rows, 1] last_column, float[rows, 1] temperature, double[rows, 1] top_p,
       float[rows, 1] least_score, double[rows, 1] uniform)
   => (int64[rows, 1] drawn_ids, double[rows, 1] drawn_logprobs)
-<{", ".join(_declared(name, *constant) for name, constant in constants.items())}>
+<{declared}>
 {{ {body} }}
 """
     return ir.from_proto(onnx.parser.parse_model(text))
-
-
-def _declared(name: str, kind: str, numbers: Iterable[float]) -> str:
-    return f"{kind} {name} = {{{', '.join(str(number) for number in numbers)}}}"

@@ -19,36 +19,36 @@ from engine.package.graph_io import (
     TOPS,
     UNIFORM,
     check_graphs,
-    draw_shapes,
+    sampling_shapes,
 )
-from engine.sampling.plain import GraphDraws, Reach
+from engine.sampling.plain import SamplingGraph, SamplingInputs
 from engine.sampling.truncation import SMALLEST_NORMAL
 from engine.session import NOT_CAPTURED, Binding, Session
 from engine.slots.calls.graph_call import GraphCall
-from engine.slots.runner import MakeDrawCalls
+from engine.slots.runner import MakeSamplingCalls
 from engine.slots.step_block import StepBlock
 
 
-def draw_calls_of(graphs: Sequence[Session], vocab_size: int) -> MakeDrawCalls | None:
-    """Return what plans calls of these graphs, by Reach; None: there are none.
+def sampling_calls_of(graphs: Sequence[Session], vocab_size: int) -> MakeSamplingCalls | None:
+    """Return what plans calls of these graphs, by SamplingGraph; None: there are none.
 
     Raises PackageError if they are not graphs for draws from so many tokens.
     """
     if not graphs:
         return None
-    check_graphs(*zip(graphs, draw_shapes(vocab_size), strict=True))
-    return partial(DrawCalls, graphs)
+    check_graphs(*zip(graphs, sampling_shapes(vocab_size), strict=True))
+    return partial(SamplingCalls, graphs)
 
 
 class _Shape(NamedTuple):
     """All that a binding of a call depends on."""
 
-    reach: Reach
+    kind: SamplingGraph
     num_rows: int
     num_top: int
 
 
-class DrawCalls:
+class SamplingCalls:
     """Draws a token for each row of a decode call, the likeliest one where nothing else is said."""
 
     def __init__(
@@ -58,18 +58,18 @@ class DrawCalls:
         num_slots: int,
         graph_ids: Iterator[int] | None,
     ) -> None:
-        """`graphs` are by Reach; `graph_ids` those of captured calls, None: none is captured."""
+        """`graphs` are by SamplingGraph; `graph_ids` those of captured calls, None: none is."""
         self._graphs = graphs
         self._block = block
         self._graph_ids = graph_ids
         names = (LAST_COLUMN, TEMPERATURE, TOP_P, LEAST_SCORE, UNIFORM, SCOPE)
-        self._asked = {name: block.standing(name, (num_slots, 1)) for name in names}
+        self._asked = {name: block.persistent_input(name, (num_slots, 1)) for name in names}
         self._asked[TEMPERATURE].host[:] = 1
         self._asked[TOP_P].host[:] = np.inf
         self._asked[LEAST_SCORE].host[:] = -np.inf
         self._bindings: dict[_Shape, tuple[Binding, int]] = {}
 
-    def plan(self, draws: GraphDraws, num_rows: int, num_top: int) -> GraphCall:
+    def plan(self, draws: SamplingInputs, num_rows: int, num_top: int) -> GraphCall:
         """Return the call behind a decode call of so many rows with their likeliest tokens."""
         how, asked = draws.how, {name: place.host for name, place in self._asked.items()}
         asked[LAST_COLUMN][:] = 0  # rows without a draw here
@@ -80,7 +80,7 @@ class DrawCalls:
         asked[UNIFORM][draws.rows, 0] = draws.uniform
         asked[SCOPE][:] = 0
         asked[SCOPE][draws.rows, 0] = draws.scopes
-        binding, graph_id = self._bound(_Shape(draws.reach, num_rows, num_top))
+        binding, graph_id = self._bound(_Shape(draws.kind, num_rows, num_top))
         return GraphCall(binding, {}, {}, graph_id=graph_id)
 
     def _bound(self, shape: _Shape) -> tuple[Binding, int]:
@@ -90,8 +90,8 @@ class DrawCalls:
         return self._bindings[shape]
 
     def _bind(self, shape: _Shape) -> Binding:
-        reach, M, k = shape
-        graph = self._graphs[reach]
+        kind, M, k = shape
+        graph = self._graphs[kind]
         binding = graph.bind()
         logits, *top = self._block.decode_outputs(M, k)
         given = {name: place.bound[:M] for name, place in self._asked.items()}

@@ -1,4 +1,4 @@
-"""The likeliest tokens of each row of logits, as the standard's operator."""
+"""Operators of the standard that torch exports in no other way."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def emit_top(logits: Tensor, num_top: Tensor) -> tuple[Tensor, Tensor]:
         shapes=(size, size),
     )
     return values, ids
+
+
+def emit_write_row(row: Tensor, update: Tensor) -> Tensor:
+    """Emit a node that writes update [B, H, S, D] into the first positions of row [B, H, L, D].
+
+    If the row's memory is bound to the result too, it is written in place.
+    """
+    return torch.onnx.ops.symbolic(
+        "TensorScatter", (row, update), {"axis": -2}, dtype=row.dtype, shape=row.shape
+    )
