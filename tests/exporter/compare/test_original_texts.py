@@ -192,4 +192,4 @@ def test_a_tokenizer_that_transformers_does_not_load_is_told(
     found = compare_texts(tmp_path / "original", tmp_path / "checkpoint", Languages())
 
     told = "the tokenizer is not compared with its original, for ValueError: no such class"
-    assert found == ((), (told,))
+    assert found == ((), (told,), {})
