@@ -24,6 +24,7 @@ from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NAME, read_config
 from exporter.huggingface.sentence_texts import read_sentence_texts
 from exporter.huggingface.tokenizers import Languages
+from exporter.huggingface.tokenizers.original import load_original
 from exporter.models import TransformerConfig
 from exporter.samples import SEED, Deck, Tokens
 
@@ -97,7 +98,9 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
         return Said()
     config, ours = read_config(checkpoint).model, Tokenizer(checkpoint / TOKENIZER_NAME)
     try:
-        original = _load(directory, languages)
+        original = load_original(directory, config.source_vocab_size or config.vocab_size).tokenizer
+        if languages.source is not None:
+            original.src_lang = languages.source
         asked = _asked(original, languages)
         chats = list(_conversations(checkpoint, original))
         texts = _Texts.of(directory, config, ours, original, chats)
@@ -137,17 +140,6 @@ def around(ours: Sequence[object], theirs: Sequence[object]) -> str:
     start = max(0, next((i for i, (a, b) in enumerate(pairs) if a != b), least) - 2)
     one, other = (shortened(repr(side[start:][:_SHOWN])) for side in (ours, theirs))
     return f"{one}, there {other}" + (f" (from {start + 1} on)" if start else "")
-
-
-def _load(directory: Path, languages: Languages) -> Any:
-    from transformers import AutoTokenizer
-
-    original = AutoTokenizer.from_pretrained(
-        directory, trust_remote_code=False, local_files_only=True
-    )
-    if languages.source is not None:
-        original.src_lang = languages.source
-    return original
 
 
 def _asked(original: Any, languages: Languages) -> dict[str, int]:
