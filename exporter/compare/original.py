@@ -31,7 +31,7 @@ from exporter.compare.original_answers import Answers, Search
 from exporter.compare.original_options import compare_options
 from exporter.compare.original_texts import compare_texts
 from exporter.graphs.contracts import contract_of
-from exporter.huggingface.silence import silent_transformers
+from exporter.huggingface.reading import silent_transformers
 from exporter.huggingface.tokenizers import Languages
 from exporter.models.config import Family, TransformerConfig
 from exporter.prover.cases import first_lengths
@@ -281,7 +281,9 @@ def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iter
         if contract.decoder_start_token_id is not None:
             source = prompt
             target = targets.deal(next(of_target) - 1)
-            prompt = (contract.decoder_start_token_id, *_without(config.pad_token_id, target))
+            other = int(config.pad_token_id == 0)  # M2M-100 counts no place of padding
+            written = (other if token == config.pad_token_id else token for token in target)
+            prompt = (contract.decoder_start_token_id, *written)
         cases.append(Case(source, prompt, 1, num_prompt_logits=min(most, len(prompt))))
     short = [case for case in cases if sum(case.lengths) <= _TOGETHER]
     for group in [*([case] for case in cases), short]:
@@ -294,12 +296,6 @@ def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iter
             [case.length for case in group],
             [case.first_logit for case in group],
         )
-
-
-def _without(pad_token_id: int, target: Tokens) -> Tokens:
-    """Return tokens as they are written; M2M-100 counts no place of padding."""
-    other = int(pad_token_id == 0)
-    return tuple(other if token == pad_token_id else token for token in target)
 
 
 def _their_logits(cases: Sequence[Case], pad_token_id: int) -> Forward:

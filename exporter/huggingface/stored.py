@@ -20,7 +20,6 @@ from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import listed, shortened
 from exporter.huggingface.cut_off import DAMAGE, cut_safetensors, cut_torch_tensors
-from exporter.huggingface.pointers import about_pointers
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -29,6 +28,8 @@ TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 _LAYOUTS = ((WEIGHTS_NAME, INDEX_NAME), (TORCH_NAME, TORCH_INDEX_NAME))
 _OTHERS = (".ckpt", ".pt", ".pth", ".bin")  # endings of trainers' files
 _MAX_INDEX_BYTES = 2**26
+_TENSORS_ALONE = "tensors alone by torch.save"
+_POINTER = b"version https://git-lfs"  # begins the file that stands for another
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 FLOATS = tuple(_FLOATS.values())  # types of weights that need nothing else to be understood
 
@@ -94,9 +95,13 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
             try:
                 file = _open(path, stack)
             except DAMAGE as error:
-                cut = _cut_tensors(path)
+                is_safetensors = path.suffix == ".safetensors"
+                cut = cut_safetensors(path) if is_safetensors else cut_torch_tensors(path)
                 ends = f"; it ends before the end of {listed(cut)}" if cut else ""
-                problems.append(f"{path} is not {_kind(path)}, or damaged: {error}{ends}")
+                kind = (
+                    "safetensors file" if is_safetensors else "file of tensors alone by torch.save"
+                )
+                problems.append(f"{path} is not a {kind}, or damaged: {error}{ends}")
                 continue
             lacking = sorted(set(expected).difference(file.names()))
             if lacking:
@@ -108,6 +113,22 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
                 f"{listed(problems, '; ')}; copy or save the model again{pointers}"
             )
         yield StoredWeights(files)
+
+
+def about_pointers(directory: Path) -> str:
+    """Return what to say behind an error if files of a directory only name what they stand for.
+
+    A repository was cloned then without those that Git LFS keeps apart.
+    """
+    names = []
+    for path in filter(Path.is_file, directory.iterdir()):
+        with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                names.append(path.name)
+    if not names:
+        return ""
+    named = listed(sorted(names))
+    return f"; of {named} there are only pointers of Git LFS: `git lfs pull` brings them"
 
 
 class _Safetensors(NamedTuple):
@@ -168,16 +189,6 @@ def refuse_nested(content: object, path: Path) -> None:
                 f"{path} has its weights under {name}; write them alone, "
                 f"`torch.save({weights}, {TORCH_NAME!r})`, beside config.json and the tokenizer"
             )
-
-
-def _kind(path: Path) -> str:
-    is_safetensors = path.suffix == ".safetensors"
-    return "a safetensors file" if is_safetensors else "a file of tensors alone by torch.save"
-
-
-def _cut_tensors(path: Path) -> list[str]:
-    is_safetensors = path.suffix == ".safetensors"
-    return cut_safetensors(path) if is_safetensors else cut_torch_tensors(path)
 
 
 class _Index(BaseModel):

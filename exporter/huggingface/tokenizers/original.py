@@ -16,7 +16,7 @@ from engine.text.tokenizer_file import MAX_BYTES, MAX_TOKEN_CHARS, parse_tokeniz
 from engine.wording import listed, shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME
 from exporter.files import scratch_directory
-from exporter.huggingface.silence import silent_transformers
+from exporter.huggingface.reading import silent_transformers
 from exporter.huggingface.tokenizers.sentencepiece_model import read_sentencepiece
 
 SETTINGS_NAME = "tokenizer_config.json"
@@ -126,7 +126,8 @@ def _read_file(path: Path, room: int) -> tuple[bytes, list[str]]:
         content = parse_object(raw)
         added = content.get("added_tokens")
         added = added if isinstance(added, list) else []
-        over = [token for token in added if _id_of(token) >= room]
+        ids = [token.get("id") if isinstance(token, dict) else None for token in added]
+        over = [t for i, t in zip(ids, added, strict=True) if isinstance(i, int) and i >= room]
         if over:
             content["added_tokens"] = [token for token in added if token not in over]
             raw = json.dumps(content).encode()
@@ -134,11 +135,6 @@ def _read_file(path: Path, room: int) -> tuple[bytes, list[str]]:
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
     return raw, [str(token.get("content")) for token in over]
-
-
-def _id_of(token: Any) -> int:
-    found = token.get("id") if isinstance(token, dict) else None
-    return found if isinstance(found, int) else -1
 
 
 def _read(path: Path) -> bytes:
