@@ -72,7 +72,7 @@ def _rows(here: GenerationDefaults, contract: GenerationContract, there: Any) ->
     stopping = _EARLY_STOPPING.get(here.beam_end)
     yield _Row("early_stopping", there.early_stopping or False, stopping)
     ends = [end for end in _ids(there.eos_token_id) if end >= 0] or [*contract.eos_token_ids]
-    yield _Row("eos_token_id", sorted({*ends}), sorted(contract.eos_token_ids))
+    yield _Row("eos_token_id", sorted({*ends}), sorted({*contract.eos_token_ids}))
     banned = {*map(tuple, there.bad_words_ids or ())} - {(end,) for end in ends}
     banned |= {(token,) for token in there.suppress_tokens or ()}
     ours_banned = {*here.banned_sequences, *((token,) for token in here.banned_tokens)}

@@ -88,6 +88,7 @@ def test_an_import_that_writes_other_tokens_is_refused(tmp_path: Path) -> None:
     [
         {"eos_token_id": None},  # which config.json says
         {"eos_token_id": []},
+        {"eos_token_id": [28, 5, 28]},
         {"exponential_decay_length_penalty": [1, 9.0], "sequence_bias": [[[5], 30.0]]},
         {"stop_strings": ["w1"]},
         {"prompt_lookup_num_tokens": 3, "low_memory": True},
