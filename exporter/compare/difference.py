@@ -94,7 +94,9 @@ def compare(
     """
     sides = open_side(one), open_side(other)
     contracts = sides[0].contract, sides[1].contract
-    tokenizer, target = _tokenizers(one)
+    tokenizer = target = Tokenizer.from_file(str(one / TOKENIZER_NAME))
+    if (path := one / TARGET_TOKENIZER_NAME).is_file():
+        target = Tokenizer.from_file(str(path))
     problems = [*contracts_agree(*contracts), *other_files(one, other)]
     if problems:
         raise ConfigError(
@@ -114,13 +116,6 @@ def compare(
         if progress is not None:
             progress(done, len(lines))
     return counts.difference()
-
-
-def _tokenizers(path: Path) -> tuple[Tokenizer, Tokenizer]:
-    """Return the tokenizer of sources or prompts, and that of what is written."""
-    source = Tokenizer.from_file(str(path / TOKENIZER_NAME))
-    other = path / TARGET_TOKENIZER_NAME
-    return source, Tokenizer.from_file(str(other)) if other.is_file() else source
 
 
 class _Counts:

@@ -26,6 +26,14 @@ from exporter.compare.shared import Progress, other_files, quantiles
 from exporter.compare.sides import BATCH_SIZE, size_of
 from exporter.graphs.contracts import Contract
 
+_ALIKE = {  # parts of contracts without which two models are not compared answer by answer
+    "task": "what they tell",
+    "labels": "their labels",
+    "label_scores": "how they score labels",
+    "encoding": "the texts that they take",
+    "image": "the pictures that they take",
+}
+
 
 class FirstAnswer(NamedTuple):
     """The first answer that is another."""
@@ -85,8 +93,11 @@ def compare_items(
     lines or pictures that cannot be used.
     """
     sides = open_predictor(one), open_predictor(other)
-    contract = sides[0].contract
-    problems = [*_contracts_agree(contract, sides[1].contract), *other_files(one, other)]
+    contract, its = sides[0].contract, sides[1].contract
+    differ = [
+        what for name, what in _ALIKE.items() if getattr(contract, name) != getattr(its, name)
+    ]
+    problems = [*differ, *other_files(one, other)]
     if problems:
         raise ConfigError(
             f"{one} and {other} differ in {', '.join(problems)}; their answers are not the same, "
@@ -100,19 +111,6 @@ def compare_items(
         if progress is not None:
             progress(done, len(items))
     return _difference(found, items)
-
-
-def _contracts_agree(one: Contract, other: Contract) -> Iterator[str]:
-    """Yield what keeps two models from being compared answer by answer."""
-    for name, what in (
-        ("task", "what they tell"),
-        ("labels", "their labels"),
-        ("label_scores", "how they score labels"),
-        ("encoding", "the texts that they take"),
-        ("image", "the pictures that they take"),
-    ):
-        if getattr(one, name) != getattr(other, name):
-            yield what
 
 
 def _items(path: Path, contract: Contract, text: Path | None, images: Path | None) -> list[Item]:
@@ -150,14 +148,10 @@ class _Answers:
         found = self.side.predict([item.encoded for item in items])
         self.seconds += time.perf_counter() - started
         for item, prediction in zip(items, found, strict=True):
-            finite = self._finite(prediction, item)
-            self._predictions.append(finite)
-            self.predictions[item] = as_served(finite, self.side.contract)
-
-    def _finite(self, prediction: ItemPrediction | None, item: Item) -> ItemPrediction:
-        if prediction is None:
-            raise ConfigError(f"{self.side.path} gives no finite numbers for {item.where}")
-        return prediction
+            if prediction is None:
+                raise ConfigError(f"{self.side.path} gives no finite numbers for {item.where}")
+            self._predictions.append(prediction)
+            self.predictions[item] = as_served(prediction, self.side.contract)
 
     def outputs(self) -> dict[str, NDArray[np.float32]]:
         """Return logits of all positions, and vectors, as far as the model has them."""

@@ -6,9 +6,10 @@ freed, and ours is loaded. No position of ours may lose more than the judge of g
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -25,11 +26,12 @@ from engine.errors import CertificateError, CheckpointError
 from engine.machine import free_memory
 from engine.package.manifest import EncodingContract, GenerationContract, ImageContract
 from engine.wording import shortened, size_of
-from exporter.checkpoint import WEIGHTS_NAME, load_checkpoint, read_config
-from exporter.compare.original_answers import Search
+from exporter.checkpoint import CONFIG_NAME, WEIGHTS_NAME, load_checkpoint, read_config
+from exporter.compare.original_answers import Answers, Search
+from exporter.compare.original_options import compare_options
 from exporter.compare.original_texts import compare_texts
 from exporter.graphs.contracts import contract_of
-from exporter.huggingface.silence import silent_transformers
+from exporter.huggingface.reading import silent_transformers
 from exporter.huggingface.tokenizers import Languages
 from exporter.models.config import Family, TransformerConfig
 from exporter.prover.cases import first_lengths
@@ -84,6 +86,16 @@ class Compared(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class _Seen(NamedTuple):
+    """The numbers of an original for every input of every pass, and its answers."""
+
+    numbers: Sequence[Sequence[Eager]]
+    of_what: str  # the judged numbers are held against
+    generation: Any  # its options of generation, and those that a person's languages ask for
+    answers: Answers | None
+    notes: Sequence[str]
+
+
 def compare_with_original(
     directory: Path,
     checkpoint: Path,
@@ -93,63 +105,93 @@ def compare_with_original(
     """Hold a checkpoint against the model in `directory` that it was imported from.
 
     Returns what was compared, or why transformers does not run the original. Raises
-    CheckpointError where texts are read in another way, where a position of ours loses more than
-    the judge allows, with the first layer that differs, or where other tokens are written.
+    CheckpointError where texts are read in another way, where an option of generation has another
+    default, where a position of ours loses more than the judge allows, with the first layer that
+    differs, or where other tokens are written.
     """
-    with silent_transformers():
-        return _compared(directory, checkpoint, languages, progress)
-
-
-def _compared(
-    directory: Path, checkpoint: Path, languages: Languages, progress: Progress
-) -> Compared:
     described = read_config(checkpoint)
-    config = described.model
-    texts = compare_texts(directory, checkpoint, languages)
-    needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**31  # float32, and room
-    if needed > (free := free_memory()):
-        missing = f"it takes about {size_of(needed)} of memory, and {size_of(free)} are free"
-        return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
-    search = Search.of(described, languages)
-    passes = list(_passes(config))
-    progress(0, len(passes), _WHAT)
-    original = cache(lambda: _load_original(directory, config))
+    original = cache(lambda: _load_original(directory, described.model))
+    with silent_transformers():
+        texts = compare_texts(directory, checkpoint, languages)
+        needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**31  # float32, and room
+        if needed > (free := free_memory()):
+            missing = f"it takes about {size_of(needed)} of memory, and {size_of(free)} are free"
+            return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
+        passes, search = [*_passes(described.model)], Search.of(described, texts.asked)
+        try:
+            seen = _see(original, passes, search, progress)
+            if seen.generation is not None:
+                seen.generation.update(**texts.asked)
+            name = type(original()).__name__
+        except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
+            return Compared(f"{NOT_COMPARED}: {_first_line(error)}", texts.notes)
+        original.cache_clear()  # before ours is loaded
+        gc.collect()
+        model = load_checkpoint(checkpoint).model
+        with _refusing(directory, name, "generation_config.json"):
+            num_options = compare_options(described, seen.generation)
+        with _refusing(directory, name, CONFIG_NAME):
+            said = _judge(model, passes, seen, described.generation.banned_tokens, original)
+        seen = seen._replace(numbers=())  # a large vocabulary's, before others come
+        words = [said, *texts.words, *([f"{num_options} options"] if num_options else [])]
+        with _refusing(directory, name, "generation_config.json"):
+            if search and seen.answers:
+                words += search.compare(model, seen.answers, original)
+        said = f"compared with {name} of transformers {version('transformers')}: "
+        return Compared(said + ", ".join(words), (*texts.notes, *seen.notes))
+
+
+def _see(
+    original: Callable[[], Any],
+    passes: Sequence[Pass],
+    search: Search | None,
+    progress: Progress,
+) -> _Seen:
+    """Return what the original computes and writes; where `generate` fails, a note says why."""
 
     def again(forward: Forward) -> list[Eager]:
         return EagerModel(original(), original()).with_all_orders(forward)
 
-    kept = []
-    try:
-        eager = EagerModel.of(original(), original(), passes[0].theirs)
-        for i, one in enumerate(passes):
-            group = Group(again, one.theirs)  # which holds no model, so that it can be freed
-            kept.append(
-                [
-                    replace(found, origin=found.origin and found.origin._replace(group=group))
-                    for found in eager.run(one.theirs)
-                ]
-            )
-            progress(i + 1, len(passes), _WHAT)
-    except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
-        return Compared(f"{NOT_COMPARED}: {_first_line(error)}", texts.notes)
-    notes, answers = [*texts.notes], None
+    progress(0, len(passes), _WHAT)
+    eager = EagerModel.of(original(), original(), passes[0].theirs)
+    numbers = []
+    for i, one in enumerate(passes):
+        group = Group(again, one.theirs)  # which holds no model, so that it can be freed
+        numbers.append(
+            [
+                replace(found, origin=found.origin and found.origin._replace(group=group))
+                for found in eager.run(one.theirs)
+            ]
+        )
+        progress(i + 1, len(passes), _WHAT)
+    answers, notes = None, []
     try:
         answers = search and search.theirs(original())
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
         why = _first_line(error)
         notes.append(f"its answers are not compared with `generate` of its original, for {why}")
     of_what = "float64" if eager.has_float64 else "the mean of its runs in float32"
-    name = type(original()).__name__
-    del eager
-    original.cache_clear()
-    gc.collect()
-    judge = ExactJudge(banned=described.generation.banned_tokens, needs_equal_bits=False)
-    model, num_inputs = load_checkpoint(checkpoint).model, 0
+    generation = copy.deepcopy(getattr(original(), "generation_config", None))
+    return _Seen(numbers, of_what, generation, answers, notes)
+
+
+def _judge(
+    model: nn.Module,
+    passes: Sequence[Pass],
+    seen: _Seen,
+    banned: Tokens,
+    original: Callable[[], nn.Module],
+) -> str:
+    """Return in words how near ours comes to what was seen of the original.
+
+    Raises CertificateError where the judge refuses a position, with the first layer that differs.
+    """
+    judge, num_inputs = ExactJudge(banned=banned, needs_equal_bits=False), 0
     try:
-        for one, of_pass in zip(passes, kept, strict=True):
+        for one, of_pass in zip(passes, seen.numbers, strict=True):
             with torch.no_grad():
-                seen = one.ours(model)
-            for i, (numbers, found) in enumerate(zip(seen, of_pass, strict=True)):
+                ours = one.ours(model)
+            for i, (numbers, found) in enumerate(zip(ours, of_pass, strict=True)):
                 if numbers.shape != found.exact.shape:
                     raise CertificateError(
                         f"{one.names[i]}: {one.what} are {list(numbers.shape)}, those of the "
@@ -163,24 +205,21 @@ def _compared(
         said = str(error).partition(": the graph computes")[0]
         longest = max(passes, key=lambda one: max(one.lengths))
         layer = _first_difference(model, original(), longest)
-        raise CheckpointError(
-            f"{directory}: the imported model is not {name} of transformers: {said}; {layer}; "
-            "please report it with config.json, or import with --no-comparison"
-        ) from error
-    kept.clear()  # a large vocabulary's numbers, before others come
-    words = list(texts.words)
-    if search and answers:
-        try:
-            words += search.compare(model, answers, original)
-        except CertificateError as error:
-            raise CheckpointError(
-                f"{directory}: the imported model is not {name} of transformers: {error}; please "
-                "report it with generation_config.json, or import with --no-comparison"
-            ) from error
+        raise CertificateError(f"{said}; {layer}") from error
     largest = max(one.exported.largest for one in judge.judged)
-    first = f"{num_inputs} inputs within {largest:.1e} of {of_what}"
-    said = f"compared with {name} of transformers {version('transformers')}: "
-    return Compared(said + ", ".join([first, *words]), tuple(notes))
+    return f"{num_inputs} inputs within {largest:.1e} of {seen.of_what}"
+
+
+@contextmanager
+def _refusing(directory: Path, name: str, told_by: str) -> Iterator[None]:
+    """Turn a difference from the original's class into a CheckpointError; a file may explain it."""
+    try:
+        yield
+    except CertificateError as error:
+        raise CheckpointError(
+            f"{directory}: the imported model is not {name} of transformers: {error}; please "
+            f"report it with {told_by}, or import with --no-comparison"
+        ) from error
 
 
 def _first_line(error: Exception) -> str:
@@ -245,7 +284,9 @@ def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iter
         if contract.decoder_start_token_id is not None:
             source = prompt
             target = targets.sample(next(of_target) - 1)
-            prompt = (contract.decoder_start_token_id, *_without(config.pad_token_id, target))
+            other = int(config.pad_token_id == 0)  # M2M-100 counts no place of padding
+            written = (other if token == config.pad_token_id else token for token in target)
+            prompt = (contract.decoder_start_token_id, *written)
         cases.append(Case(source, prompt, 1, num_prompt_logits=min(most, len(prompt))))
     short = [case for case in cases if sum(case.lengths) <= _TOGETHER]
     for group in [*([case] for case in cases), short]:
@@ -258,12 +299,6 @@ def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iter
             [case.length for case in group],
             [case.first_logit for case in group],
         )
-
-
-def _without(pad_token_id: int, target: Tokens) -> Tokens:
-    """Return tokens as they are written; M2M-100 counts no place of padding."""
-    other = int(pad_token_id == 0)
-    return tuple(other if token == pad_token_id else token for token in target)
 
 
 def _their_logits(cases: Sequence[Case], pad_token_id: int) -> Forward:

@@ -31,7 +31,6 @@ from exporter.compare.quality import until_end
 from exporter.compare.sides import EagerWriter
 from exporter.graphs.contracts import generation_contract
 from exporter.huggingface.generation import NEUTRAL
-from exporter.huggingface.tokenizers import Languages
 from exporter.prover.arithmetic import float64, reordered
 from exporter.prover.eager import NUM_ORDERS, Floats
 from exporter.prover.generation_cases import Case
@@ -49,7 +48,6 @@ class Answers(NamedTuple):
 
     prompts: Sequence[Tokens]
     by_width: Mapping[int, Sequence[Tokens]]  # by number of beams; 1: greedy
-    ends: frozenset[int]  # tokens that end one
 
 
 class Search(NamedTuple):
@@ -57,13 +55,13 @@ class Search(NamedTuple):
 
     described: CheckpointConfig
     contract: GenerationContract
-    languages: Languages
+    asked: Mapping[str, int]  # options of `generate` that a person's languages ask for
 
     @classmethod
-    def of(cls, described: CheckpointConfig, languages: Languages) -> Search | None:
+    def of(cls, described: CheckpointConfig, asked: Mapping[str, int] = {}) -> Search | None:
         """Return it; None: the model does not write, or has no room to."""
         contract = generation_contract(described.model)
-        found = contract and cls(described, contract, languages)
+        found = contract and cls(described, contract, asked)
         return found if found and found.num_tokens > 0 else None
 
     @property
@@ -84,12 +82,7 @@ class Search(NamedTuple):
         sampler = TokenSampler(np.random.default_rng(SEED), self.contract.prompt_vocab_size)
         prompts = [sampler.sample(self.length) for _ in range(NUM_PROMPTS)]
         widths = (1, max(original.generation_config.num_beams or 1, _NUM_BEAMS))
-        by_width = {n: self._generated(original, prompts, n) for n in widths}
-        ends = original.generation_config.eos_token_id
-        if ends is None:
-            return Answers(prompts, by_width, frozenset(self.contract.eos_token_ids))
-        ends = frozenset(ends if isinstance(ends, list) else [ends])
-        return Answers(prompts, by_width, frozenset(end for end in ends if end >= 0))
+        return Answers(prompts, {n: self._generated(original, prompts, n) for n in widths})
 
     def compare(self, model: nn.Module, theirs: Answers, original: Callable[[], Any]) -> list[str]:
         """Return in words what was compared.
@@ -100,9 +93,6 @@ class Search(NamedTuple):
         fewer prompts count than are to.
         """
         words, uncounted = [], self.described.model.uncounted_token_id
-        if theirs.ends != {*self.contract.eos_token_ids}:
-            ends = [*self.contract.eos_token_ids]
-            raise CertificateError(f"its texts end with {ends}, there with {sorted(theirs.ends)}")
         for width, answers in theirs.by_width.items():
             how, count = f"by {width} beams" if width > 1 else "greedy", 0
             ours = self._ours(model, theirs.prompts, answers, width)
@@ -139,13 +129,9 @@ class Search(NamedTuple):
         options = copy.deepcopy(original.generation_config)
         options.update(**NEUTRAL, do_sample=False, max_new_tokens=self.num_tokens)
         options.update(prompt_lookup_num_tokens=None, low_memory=None)  # other ways to the same
-        options.update(num_beams=width, return_dict_in_generate=False)
+        options.update(num_beams=width, return_dict_in_generate=False, **self.asked)
         if not self.contract.cross_cache:
             options.update(forced_bos_token_id=None, min_length=0)
-        elif self.languages.target is not None:
-            forced = next(iter(self.described.generation.forced_begin), None)
-            start = self.contract.decoder_start_token_id
-            options.update(forced_bos_token_id=forced, decoder_start_token_id=start)
         if options.eos_token_id in (None, []):  # imports take that of config.json
             options.eos_token_id = list(self.contract.eos_token_ids) or None
         original = copy.copy(original)  # `generate` takes the model's own options for None

@@ -6,7 +6,7 @@ ours is a conversion, and where it takes special tokens in texts apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NAME, read_config
 from exporter.huggingface.sentence_texts import read_sentence_texts
 from exporter.huggingface.tokenizers import Languages
+from exporter.huggingface.tokenizers.original import load_original
 from exporter.models import TransformerConfig
 from exporter.samples import SEED, Tokens, TokenSampler
 
@@ -69,6 +70,7 @@ class Said(NamedTuple):
 
     words: tuple[str, ...] = ()  # for the line
     notes: tuple[str, ...] = ()
+    asked: Mapping[str, int] = {}  # options of `generate` that a person's languages ask for
 
 
 class _Reading(NamedTuple):
@@ -96,7 +98,10 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
         return Said()
     config, ours = read_config(checkpoint).model, Tokenizer(checkpoint / TOKENIZER_NAME)
     try:
-        original = _load(directory, languages)
+        original = load_original(directory, config.source_vocab_size or config.vocab_size).tokenizer
+        if languages.source is not None:
+            original.src_lang = languages.source
+        asked = _asked(original, languages)
         chats = list(_conversations(checkpoint, original))
         texts = _Texts.of(directory, config, ours, original, chats)
         found = [*texts.read(ours), *texts.read_besides(ours, checkpoint)]
@@ -112,12 +117,12 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     count = f"{len(found) - len(wrong)} of {len(found)}" if wrong else f"{len(found)}"
     words = (f"{count} texts", *([f"{len(chats)} conversations"] if chats else []))
     if not wrong:
-        return Said(words)
+        return Said(words, (), asked)
     differ = f"{len(wrong)} of {len(found)} texts are not read or written as by {whose}"
     if original.is_fast and not original.split_special_tokens:
         raise _refused(directory, f"{differ}: {found[wrong[0]]}")
     why = "exporter/README.md says what differs, and why"
-    return Said(words, (f"{differ}: {found[wrong[0]]}; {why}",))
+    return Said(words, (f"{differ}: {found[wrong[0]]}; {why}",), asked)
 
 
 def _refused(directory: Path, differs: str) -> CheckpointError:
@@ -137,15 +142,14 @@ def around(ours: Sequence[object], theirs: Sequence[object]) -> str:
     return f"{one}, there {other}" + (f" (from {start + 1} on)" if start else "")
 
 
-def _load(directory: Path, languages: Languages) -> Any:
-    from transformers import AutoTokenizer
-
-    original = AutoTokenizer.from_pretrained(
-        directory, trust_remote_code=False, local_files_only=True
-    )
-    if languages.source is not None:
-        original.src_lang = languages.source
-    return original
+def _asked(original: Any, languages: Languages) -> dict[str, int]:
+    """Return how `generate` is told the language to write in."""
+    if languages.target is None:
+        return {}
+    known = getattr(original, "lang_code_to_id", None) or original.get_vocab()
+    is_start = type(original).__name__ == "MBartTokenizer"
+    option = "decoder_start_token_id" if is_start else "forced_bos_token_id"
+    return {option: known[languages.target]}
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ class Prediction:
 
     def compared(self, other: Prediction) -> Compared:
         """Compare with another model's prediction for the item."""
-        cosine = _cosine(self.vector, other.vector)
-        scores = None
+        cosine, scores = None, None
+        if self.vector is not None and other.vector is not None:
+            cosine = 1 - float(vector_losses(self.vector, other.vector))
         if self.scores is not None and other.scores is not None:
             scores = np.abs(self.scores - other.scores).max(axis=-1, initial=0)
         if self.labels:
@@ -103,19 +104,11 @@ def as_served(prediction: ItemPrediction, contract: Contract) -> Prediction:
     if contract.label_scores == "none":
         labels: tuple[Label, ...] = ()
     elif contract.label_scores == "sigmoid":
-        labels = tuple(_above_half(row, names) for row in scores)
+        likeliest = np.argsort(-scores, axis=-1, kind="stable")
+        labels = tuple(
+            tuple(names[i] for i in order if row[i] > 0.5)
+            for row, order in zip(scores, likeliest, strict=True)
+        )
     else:
         labels = tuple((names[best],) for best in scores.argmax(axis=-1))
     return Prediction(labels, scores, vector, prediction.spans)
-
-
-def _above_half(scores: Values, names: tuple[str, ...]) -> Label:
-    """Return the labels that hold, the likeliest first."""
-    order = np.argsort(-scores, kind="stable")
-    return tuple(names[i] for i in order if scores[i] > 0.5)
-
-
-def _cosine(one: Values | None, other: Values | None) -> float | None:
-    if one is None or other is None:
-        return None
-    return 1 - float(vector_losses(one, other))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +16,6 @@ from engine.one_pass.batch import split, stack
 from engine.one_pass.item_encoder import EncodedItem
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.graph_io import INPUT_IDS, PIXEL_VALUES, TOKEN_TYPE_IDS
-from engine.package.manifest import Manifest
 from engine.package.package import MANIFEST_NAME, load_package, read_manifest
 from engine.session import create_session
 from exporter.checkpoint import load_checkpoint, read_config
@@ -64,7 +64,8 @@ class ExportedPredictor:
             package.manifest, package.path, EngineConfig(device="cpu")
         )  # PackageError, if a CPU has no kernels
         self.path = path
-        self.contract = _contract(package.manifest)
+        of_both = (field.name for field in fields(Contract))
+        self.contract = Contract(**{name: getattr(package.manifest, name) for name in of_both})
         self._session = create_session(package.file("model.onnx"))
 
     def predict(self, items: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
@@ -92,15 +93,3 @@ class EagerPredictor:
             output = run_eager(self._model, (given[INPUT_IDS],))
         found = output._asdict().items()
         return split({name: part.numpy() for name, part in found if part is not None}, items)
-
-
-def _contract(manifest: Manifest) -> Contract:
-    return Contract(
-        architecture=manifest.architecture,
-        task=manifest.task,
-        generation=manifest.generation,
-        encoding=manifest.encoding,
-        image=manifest.image,
-        labels=manifest.labels,
-        label_scores=manifest.label_scores,
-    )

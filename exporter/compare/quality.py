@@ -104,7 +104,14 @@ def eager_answers(
         written: dict[int, Tokens] = {i: () for i in range(len(batch))}
         members = list(written)
         while members:
-            asked = [_behind(batch[i], written[i]) for i in members]
+            asked = [
+                replace(
+                    batch[i],
+                    prompt=(*batch[i].prompt, *written[i]),
+                    num_tokens=batch[i].num_tokens - len(written[i]),
+                )
+                for i in members
+            ]
             guessed = _write(guess, asked)
             found = eager.follow(asked, guessed)
             for i, tokens, logits in zip(members, guessed, found, strict=True):
@@ -140,12 +147,6 @@ def _refuse_never(found: NDArray[np.float64], tokens: Sequence[int]) -> None:
 def _write(writer: Writer, cases: Sequence[Case]) -> list[Tokens]:
     found = zip(cases, writer.write(cases), strict=True)
     return [case.likeliest(logits[-case.num_tokens :]) for case, logits in found]
-
-
-def _behind(case: Case, written: Tokens) -> Case:
-    """Return the case that is left when some of its tokens are written."""
-    left = case.num_tokens - len(written)
-    return replace(case, prompt=(*case.prompt, *written), num_tokens=left)
 
 
 def _agreed(guessed: Tokens, likeliest: Tokens) -> Tokens:

@@ -69,7 +69,12 @@ def read_text(path: Path, checkpoint: Checkpoint) -> ScoredText:
     if contract is None or tokenizer is None or target is None:
         raise ConfigError(f"{path}: only a model that generates has a perplexity; leave out --text")
     content = _read(path)
-    parts = [part for part in _parts(contract, tokenizer, target, content) if len(part[1]) > 1]
+    every = (
+        _pairs(contract, tokenizer, target, content)
+        if contract.cross_cache
+        else _plain(contract, tokenizer, content)
+    )
+    parts = [part for part in every if len(part[1]) > 1]
     first = _first(parts)
     pieces = [(Case(s, t[:1], len(t) - 1), t[1:]) for s, t in first]
     lines = _lines(contract, tokenizer, checkpoint.config.generation, content)
@@ -99,14 +104,6 @@ def _read(path: Path) -> str:
         raise ConfigError(
             f"{path} is not UTF-8 at its byte {error.start}; write it in that code"
         ) from error
-
-
-def _parts(
-    contract: GenerationContract, tokenizer: Tokenizer, target: Tokenizer, content: str
-) -> Iterator[tuple[Tokens, Tokens]]:
-    if contract.cross_cache:
-        return _pairs(contract, tokenizer, target, content)
-    return _plain(contract, tokenizer, content)
 
 
 def _plain(

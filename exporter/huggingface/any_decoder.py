@@ -18,7 +18,7 @@ from exporter.checkpoint import CONFIG_NAME, model_weights
 from exporter.huggingface.family import SpecialTokens
 from exporter.huggingface.reading import read_config, reading_by_transformers
 from exporter.huggingface.stored import FLOATS, StoredWeights
-from exporter.huggingface.writing import Progress, naming
+from exporter.huggingface.writing import Progress, finite, naming
 from exporter.models.config import OriginalCode, TransformerConfig
 from exporter.models.transformers_model import (
     TransformersModel,
@@ -28,7 +28,6 @@ from exporter.models.transformers_model import (
 
 TITLE = "any other decoder of transformers, by its own code"
 _OTHERS = "give the weights that were saved with this configuration"
-_AGAIN = "copy or save the model again"
 
 
 class OriginalDecoder:
@@ -100,25 +99,19 @@ class OriginalDecoder:
         )
 
     def weights(self, config: TransformerConfig, progress: Progress) -> Iterator[Tensor]:
-        """Yield the weights of a checkpoint, each made float32 when it is asked for.
-
-        Behind the last one CheckpointError names all that are not finite.
-        """
+        """Yield the weights of a checkpoint, each made float32 when it is asked for."""
         model = TransformersModel(config, self._model)
         with reading_by_transformers(self.path), torch.no_grad():
             model(torch.zeros(1, 2, dtype=torch.long))
-        state = model.state_dict()
-        wanted, wrong = model_weights(config), []
-        for i, weight in enumerate(wanted):
-            tensor = state[weight.name].float()
-            if not tensor.isfinite().all():
-                wrong.append(weight.name.removeprefix("decoder.model.").replace(".body.", "."))
-            yield tensor
-            progress(i + 1, len(wanted))
-        if wrong:
-            raise CheckpointError(
-                f"{self.path.parent}: not finite numbers: {listed(wrong)}; {_AGAIN}"
+        state, wanted = model.state_dict(), model_weights(config)
+        named = (
+            (
+                one.name.removeprefix("decoder.model.").replace(".body.", "."),
+                state[one.name].float(),
             )
+            for one in wanted
+        )
+        return finite(named, len(wanted), progress, self.path.parent)
 
 
 def _widest(stored: StoredWeights) -> torch.dtype:

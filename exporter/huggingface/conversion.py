@@ -6,9 +6,9 @@ layer. It may have more than a model has: the model is asked which weights there
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from exporter.models.config import TransformerConfig
 Shape = tuple[int, ...]
 
 
-class Step(Protocol):
+class Step(ABC):
     """One difference between a tensor of an original and ours."""
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape that it has to be given for a result of `shape`."""
+        """Return the shape that it has to be given for a result of `shape`: the same."""
+        return shape
 
+    @abstractmethod
     def __call__(self, stored: Tensor) -> Tensor:
         """Return the result."""
 
@@ -145,20 +147,18 @@ def packed_gates(stack: str, theirs: str, config: TransformerConfig) -> dict[str
 
 
 @dataclass(frozen=True)
-class Transposed:
+class Transposed(Step):
     """Stored [in, out]; a vector is left as it is."""
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape backwards."""
         return shape[::-1]
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return the matrix [out, in]."""
         return stored.T if stored.ndim == 2 else stored
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Step):
     """Stored with others in one tensor of `total` rows, of which ours are `first` to `last` - 1."""
 
     first: int
@@ -166,73 +166,60 @@ class Rows:
     total: int
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape with all rows."""
         return (self.total, *shape[1:])
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return our rows."""
         return stored[self.first : self.last]
 
 
 @dataclass(frozen=True)
-class SkipRows:
+class SkipRows(Step):
     """Stored behind rows that nothing asks for: positions that count from `num_rows`."""
 
     num_rows: int
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape with the rows before ours."""
         return (shape[0] + self.num_rows, *shape[1:])
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return the rows behind them."""
         return stored[self.num_rows :]
 
 
 @dataclass(frozen=True)
-class MoreRows:
+class MoreRows(Step):
     """Ours has `num_rows` more behind those that are stored, each a copy of `row`."""
 
     row: int
     num_rows: int
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape without the rows behind."""
         return (shape[0] - self.num_rows, *shape[1:])
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return all rows."""
         return torch.cat([stored, stored[self.row].expand(self.num_rows, *stored.shape[1:])])
 
 
 @dataclass(frozen=True)
-class Squeezed:
+class Squeezed(Step):
     """A vector, stored as [1, n]."""
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return [1, n]."""
         return (1, *shape)
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return the vector."""
         return stored[0]
 
 
 @dataclass(frozen=True)
-class PlusOne:
-    """The weight of a norm, stored without the 1 that is its neutral value."""
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        """Return the same shape."""
-        return shape
+class PlusOne(Step):
+    """The weight of a norm, stored without the 1 that is its neutral value; float32 then."""
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return the weight, added in float32."""
         return stored.float() + 1.0
 
 
 @dataclass(frozen=True)
-class HeadParts:
+class HeadParts(Step):
     """Stored head by head, each with its `num_parts`, such as query, key and value; ours is one."""
 
     part: int
@@ -240,28 +227,21 @@ class HeadParts:
     num_heads: int
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape with all parts."""
         return (shape[0] * self.num_parts, *shape[1:])
 
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return our part of every head."""
         heads = stored.view(self.num_heads, self.num_parts, -1, *stored.shape[1:])
         return heads[:, self.part].flatten(0, 1)
 
 
 @dataclass(frozen=True)
-class HeadOrder:
+class HeadOrder(Step):
     """The numbers of every head stand in another order: ours[i] is theirs[order[i]]."""
 
     order: tuple[int, ...]
     num_heads: int
 
-    def stored_shape(self, shape: Shape) -> Shape:
-        """Return the same shape."""
-        return shape
-
     def __call__(self, stored: Tensor) -> Tensor:
-        """Return the heads in our order."""
         heads = stored.view(self.num_heads, len(self.order), *stored.shape[1:])
         return heads[:, torch.tensor(self.order)].flatten(0, 1)
 

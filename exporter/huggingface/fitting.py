@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +62,7 @@ def find_weights(
     """
     search, table = _Search(stored, family), family.weights(config)
     found = [
-        search.find(weight, _first_rows(_entry(table, weight), weight, num_stored))
+        search.find(weight, _entry(table, weight, num_stored.get(weight.name)))
         for weight in model_weights(config)
     ]
     search.note_unexpected(family.ignored)
@@ -158,24 +157,21 @@ def _there(names: Sequence[str], stored: StoredWeights, family: Family) -> list[
     return [name for name in dict.fromkeys(every) if name in stored]
 
 
-def _entry(table: NameTable, weight: ModelWeight) -> StoredWeight:
-    """Return where a weight is; where a model has it under several names, under each of them."""
+def _entry(table: NameTable, weight: ModelWeight, num_rows: int | None) -> StoredWeight:
+    """Return where a weight is; where a model has it under several names, under each of them.
+
+    The original has `num_rows`, of which ours has the first.
+    """
     layer = _LAYER.search(weight.name)
     known = [table[kind] for name in weight.names if (kind := _LAYER.sub("{i}", name)) in table]
     assert known, f"the table of the family has no line for {weight.name}"
     names = tuple(name for entry in known for name in entry.names)
     if layer:
         names = tuple(name.replace("{i}", layer[0]) for name in names)
-    return StoredWeight(names, known[0].steps, known[0].optional)
-
-
-def _first_rows(
-    entry: StoredWeight, weight: ModelWeight, num_stored: Mapping[str, int]
-) -> StoredWeight:
-    """Return where a weight is of which ours has the first rows only."""
-    kept = weight.shape[0] if weight.shape else 0
-    total = num_stored.get(weight.name, kept)
-    return entry if total == kept else replace(entry, steps=(*entry.steps, Rows(0, kept, total)))
+    steps = known[0].steps
+    if num_rows and num_rows != weight.shape[0]:
+        steps = (*steps, Rows(0, weight.shape[0], num_rows))
+    return StoredWeight(names, steps, known[0].optional)
 
 
 class _Search:

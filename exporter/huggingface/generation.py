@@ -107,14 +107,37 @@ class GenerationOptions(BaseModel):
         """
         if not config.num_decoder_layers:
             return GenerationDefaults()
-        has_encoder = config.num_encoder_layers > 0
-        found = {
-            **self._same(),
-            **self._search(config),
-            **self._bans(),
-            "forced_begin": tuple(_ids(self.forced_bos_token_id)) if has_encoder else (),
+        found: dict[str, Any] = {
+            option.name: value
+            for option in OPTIONS
+            if option.generate in GenerationOptions.model_fields
+            and (value := getattr(self, option.generate)) not in (None, option.default)
+        }
+        width = self.num_beams or 1
+        samples = bool(self.do_sample) and width == 1
+        top_k = _LIKELIEST if self.top_k is None and samples else self.top_k
+        words = [tuple(word) for word in self.bad_words_ids or []]
+        single = {word[0] for word in words if len(word) == 1} - {*self.eos_token_ids}
+        most, least, forced = self.max_new_tokens, self.min_new_tokens, list[int]()
+        if config.num_encoder_layers:  # a start token counts in the limits that count all
+            if most is None and self.max_length is not None:
+                most = self.max_length - 1
+            least = max(least or 0, (self.min_length or 0) - 1)
+            forced = _ids(self.forced_bos_token_id)
+        found |= {
+            "strategy": "beam" if width > 1 else "sampling" if samples else None,
+            "temperature": None if self.temperature in (None, 0, 1) else self.temperature,
+            "top_k": min(top_k, config.vocab_size) if top_k else None,
+            "beam": width if width > 1 else None,
+            "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty,
+            "beam_end": _BEAM_ENDS[self.early_stopping or False],
+            "banned_tokens": tuple(sorted(single.union(self.suppress_tokens or []))),
+            "banned_sequences": tuple(word for word in words if len(word) != 1),
+            "begin_banned_tokens": tuple(self.begin_suppress_tokens or ()),
+            "forced_begin": tuple(forced),
             "forced_end": min(_ids(self.forced_eos_token_id), default=None),
-            **self._lengths(has_encoder),
+            "max_new_tokens": most,
+            "min_new_tokens": least or None,
         }
         return GenerationDefaults.model_validate(found)
 
@@ -134,47 +157,6 @@ class GenerationOptions(BaseModel):
         if self.do_sample and (self.num_beams or 1) > 1:
             found.append("do_sample beside num_beams")
         return [f"generation option {option} is not taken over" for option in found]
-
-    def _same(self) -> dict[str, Any]:
-        """Return the options that are the same here, unless their values change nothing."""
-        return {
-            option.name: value
-            for option in OPTIONS
-            if option.generate in GenerationOptions.model_fields
-            and (value := getattr(self, option.generate)) not in (None, option.default)
-        }
-
-    def _search(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the strategy, and what holds where a request asks for another one."""
-        width = self.num_beams or 1
-        is_sampled = bool(self.do_sample) and width == 1
-        top_k = _LIKELIEST if self.top_k is None and is_sampled else self.top_k
-        return {
-            "strategy": "beam" if width > 1 else "sampling" if is_sampled else None,
-            "temperature": None if self.temperature in (None, 0, 1) else self.temperature,
-            "top_k": min(top_k, config.vocab_size) if top_k else None,
-            "beam": width if width > 1 else None,
-            "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty,
-            "beam_end": _BEAM_ENDS[self.early_stopping or False],
-        }
-
-    def _bans(self) -> dict[str, tuple[Any, ...]]:
-        words = [tuple(word) for word in self.bad_words_ids or []]
-        single = {word[0] for word in words if len(word) == 1} - {*self.eos_token_ids}
-        return {
-            "banned_tokens": tuple(sorted(single.union(self.suppress_tokens or []))),
-            "banned_sequences": tuple(word for word in words if len(word) != 1),
-            "begin_banned_tokens": tuple(self.begin_suppress_tokens or ()),
-        }
-
-    def _lengths(self, has_encoder: bool) -> dict[str, int | None]:
-        """Return limits of new tokens; a start token counts in those that count all."""
-        most, least = self.max_new_tokens, self.min_new_tokens
-        if has_encoder:
-            if most is None and self.max_length is not None:
-                most = self.max_length - 1
-            least = max(least or 0, (self.min_length or 0) - 1)
-        return {"max_new_tokens": most, "min_new_tokens": least or None}
 
 
 def read_options(

@@ -18,7 +18,7 @@ from exporter.huggingface.fitting import without_wrappers
 from exporter.huggingface.generation import about_tasks, read_options
 from exporter.huggingface.reading import family_of, read_config, read_json, read_processor
 from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
-from exporter.huggingface.sentences import SentenceModules, read_modules
+from exporter.huggingface.sentences import read_modules
 from exporter.huggingface.stored import open_weights
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.huggingface.understood import understood
@@ -77,13 +77,17 @@ def import_checkpoint(
         whole = _with_ends(family.read_config(original), options.eos_token_ids)
         config = _with_limit(whole, original.texts, max_len)
         family_notes = family.notes(original)
-    text = _read_text(directory, original, config, languages)
-    config = _as_read(config, text)
+    text = ImportedTokenizer()  # none, of one that sees pictures
+    if config.vocab_size:
+        text = read_tokenizer(directory, config, languages)
+        if original.texts is not None and original.texts.lowers:
+            text.lower()
     with naming(generation_path):
-        generation = _in_language(options.defaults(config), text)
+        config, generation = _with_text(config, options.defaults(config), text)
     _check_ids(config, generation, directory)
     model = ReadModel(directory, family, config, whole, text, generation)
-    with open_weights(directory, *_beside(directory, original.modules)) as stored:
+    dense = original.modules and original.modules.dense_path
+    with open_weights(directory, *([directory / dense] if dense else [])) as stored:
         stored, unwrapped = without_wrappers(stored, family.weights(config), family)
         num_parameters = write_model(model, stored, out, progress)
     notes = ["code beside the model (auto_map) is not run"] if said.get("auto_map") else []
@@ -134,42 +138,21 @@ def _with_limit(
     return config if asked is None else with_length(config, asked)
 
 
-def _read_text(
-    directory: Path, original: Original, config: TransformerConfig, languages: Languages
-) -> ImportedTokenizer:
-    """Return the tokenizer of a model; none of one that sees pictures."""
-    if not config.vocab_size:
-        return ImportedTokenizer()
-    text = read_tokenizer(directory, config, languages)
-    if original.texts is not None and original.texts.lowers:
-        text.lower()
-    return text
+def _with_text(
+    config: TransformerConfig, generation: GenerationDefaults, text: ImportedTokenizer
+) -> tuple[TransformerConfig, GenerationDefaults]:
+    """Return both with what the tokenizer tells.
 
-
-def _as_read(config: TransformerConfig, text: ImportedTokenizer) -> TransformerConfig:
-    """Return a model with what its tokenizer tells.
-
-    Its outputs start with the target's language, if they are told it so, and a text that is cut
-    keeps the end that transformers keeps.
+    Answers begin behind the target's language, or with it, if they are told it so, and a text that
+    is cut keeps the end that transformers keeps.
     """
-    found: dict[str, Any] = {}
-    if text.target_language is not None and text.starts_with_language:
-        found["bos_token_id"] = text.target_language
     if config.cut_at is not None:
-        found["cuts_left"] = text.cuts_left
-    return config.model_copy(update=found)
-
-
-def _in_language(defaults: GenerationDefaults, text: ImportedTokenizer) -> GenerationDefaults:
-    """Return defaults by which the first token is the target's language, if they are told it so."""
-    if text.target_language is None or text.starts_with_language:
-        return defaults
-    return defaults.model_copy(update={"forced_begin": (text.target_language,)})
-
-
-def _beside(directory: Path, modules: SentenceModules | None) -> list[Path]:
-    """Return the directories that have weights besides the original itself."""
-    return [directory / modules.dense_path] if modules and modules.dense_path else []
+        config = config.model_copy(update={"cuts_left": text.cuts_left})
+    if text.target_language is None:
+        return config, generation
+    if text.starts_with_language:
+        return config.model_copy(update={"bos_token_id": text.target_language}), generation
+    return config, generation.model_copy(update={"forced_begin": (text.target_language,)})
 
 
 def _with_ends(config: TransformerConfig, ends: Sequence[int]) -> TransformerConfig:

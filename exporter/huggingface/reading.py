@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,7 +18,6 @@ from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.families import FAMILIES, LACKING
 from exporter.huggingface.family import Family
 from exporter.huggingface.pictures import PREPROCESSOR_NAME
-from exporter.huggingface.silence import silent_transformers
 
 _MAX_JSON_BYTES = 2**24
 _NUMBERS = range(-(2**53), 2**53)  # that an option may be
@@ -159,3 +159,22 @@ def reading_by_transformers(path: Path) -> Iterator[Any]:
         reason = error.__cause__ or error
         said = shortened(" ".join(str(reason.args[0] if reason.args else reason).split()))
         raise CheckpointError(f"{path}: transformers does not read it: {said}") from error
+
+
+@contextmanager
+def silent_transformers() -> Iterator[Any]:
+    """Give transformers; its verbosity is restored behind the block."""
+    import transformers
+
+    logging = transformers.utils.logging
+    verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield transformers
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_bars:
+            logging.enable_progress_bar()

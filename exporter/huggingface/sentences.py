@@ -36,6 +36,9 @@ _ACTIVATIONS: dict[str, Literal["tanh", "linear", "relu", "gelu"]] = {
 }
 
 
+_READ = ("Pooling", "Dense")  # modules that have options
+
+
 class Dense(BaseModel):
     """`config.json` of a dense layer."""
 
@@ -102,22 +105,21 @@ def read_modules(directory: Path) -> SentenceModules | None:
                 f"its modules are {listed(kinds)}; supported: Transformer, of vectors with Pooling "
                 "and then Dense, Normalize or both"
             )
-        return _described(directory, {module.kind: module for module in modules})
+        found = {
+            module.kind: _read(directory, module) for module in modules if module.kind in _READ
+        }
+        dense = found.get("Dense")
+        return SentenceModules(
+            pooling=_pooling(found["Pooling"]) if "Pooling" in found else None,
+            dense=None if dense is None else Dense.model_validate(dense),
+            dense_path=next((one.path for one in modules if one.kind == "Dense"), None),
+            normalize="Normalize" in kinds,
+        )
     except ValidationError as error:
         problem = problems_of(error, MODULES_NAME)
         raise CheckpointError(f"{path}: {problem}; save the model again") from error
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path}: {error}; save the model again") from error
-
-
-def _described(directory: Path, modules: dict[str, _Module]) -> SentenceModules:
-    dense, pooling = modules.get("Dense"), modules.get("Pooling")
-    return SentenceModules(
-        pooling=_pooling(_read(directory, pooling)) if pooling else None,
-        dense=Dense.model_validate(_read(directory, dense)) if dense else None,
-        dense_path=dense.path if dense else None,
-        normalize="Normalize" in modules,
-    )
 
 
 def _pooling(config: dict[str, Any]) -> Literal["first", "mean", "max"]:

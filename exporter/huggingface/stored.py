@@ -5,6 +5,8 @@ The latter are pickles. torch reads them with `weights_only`, which makes nothin
 
 from __future__ import annotations
 
+import pickle
+import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,15 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from pydantic import BaseModel
-from safetensors import safe_open
+from pydantic import BaseModel, TypeAdapter
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.json_file import parse_object, read_bounded
 from engine.wording import listed, shortened
-from exporter.huggingface.cut_off import DAMAGE, cut_safetensors, cut_torch_tensors
-from exporter.huggingface.pointers import about_pointers
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -29,8 +29,16 @@ TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 _LAYOUTS = ((WEIGHTS_NAME, INDEX_NAME), (TORCH_NAME, TORCH_INDEX_NAME))
 _OTHERS = (".ckpt", ".pt", ".pth", ".bin")  # endings of trainers' files
 _MAX_INDEX_BYTES = 2**26
+_MAX_HEADER_BYTES = 2**26
+_POINTER = b"version https://git-lfs"  # begins the file that stands for another
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 FLOATS = tuple(_FLOATS.values())  # types of weights that need nothing else to be understood
+
+# The exceptions that libraries raise for a damaged file.
+DAMAGE: tuple[type[Exception], ...] = (
+    *(SafetensorError, OSError, RuntimeError, EOFError, ValueError, struct.error),
+    *(pickle.UnpicklingError, AssertionError, AttributeError, LookupError, TypeError),
+)
 
 
 class _File(Protocol):
@@ -94,9 +102,11 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
             try:
                 file = _open(path, stack)
             except DAMAGE as error:
-                cut = _cut_tensors(path)
-                ends = f"; it ends before the end of {listed(cut)}" if cut else ""
-                problems.append(f"{path} is not {_kind(path)}, or damaged: {error}{ends}")
+                kind, ends = "file of tensors alone by torch.save", ""
+                if path.suffix == ".safetensors":
+                    kind, cut = "safetensors file", _cut_tensors(path)
+                    ends = f"; it ends before the end of {listed(cut)}" if cut else ""
+                problems.append(f"{path} is not a {kind}, or damaged: {error}{ends}")
                 continue
             lacking = sorted(set(expected).difference(file.names()))
             if lacking:
@@ -108,6 +118,22 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
                 f"{listed(problems, '; ')}; copy or save the model again{pointers}"
             )
         yield StoredWeights(files)
+
+
+def about_pointers(directory: Path) -> str:
+    """Return what to say behind an error if files of a directory only name what they stand for.
+
+    A repository was cloned then without those that Git LFS keeps apart.
+    """
+    names = []
+    for path in filter(Path.is_file, directory.iterdir()):
+        with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                names.append(path.name)
+    if not names:
+        return ""
+    named = listed(sorted(names))
+    return f"; of {named} there are only pointers of Git LFS: `git lfs pull` brings them"
 
 
 class _Safetensors(NamedTuple):
@@ -170,14 +196,22 @@ def refuse_nested(content: object, path: Path) -> None:
             )
 
 
-def _kind(path: Path) -> str:
-    is_safetensors = path.suffix == ".safetensors"
-    return "a safetensors file" if is_safetensors else "a file of tensors alone by torch.save"
+class _Place(BaseModel):
+    data_offsets: tuple[int, int]  # behind the header
 
 
 def _cut_tensors(path: Path) -> list[str]:
-    is_safetensors = path.suffix == ".safetensors"
-    return cut_safetensors(path) if is_safetensors else cut_torch_tensors(path)
+    """Return the tensors that a safetensors file has no room for."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = parse_object(file.read(length)) if length < _MAX_HEADER_BYTES else {}
+        header.pop("__metadata__", None)
+        places = TypeAdapter(dict[str, _Place]).validate_python(header)
+    except (ValueError, OSError):
+        return []
+    room = path.stat().st_size - 8 - length
+    return sorted(name for name, place in places.items() if place.data_offsets[1] > room)
 
 
 class _Index(BaseModel):

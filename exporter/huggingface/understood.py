@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tokenizers import Tokenizer
 
 from engine.wording import listed
@@ -23,7 +21,11 @@ def understood(family: str, config: TransformerConfig, text: ImportedTokenizer) 
         found["chat template"] = "yes" if text.files.chat else "none"
     if config.num_decoder_layers:
         writes = text.files.target_tokenizer or text.tokenizer
-        found["ends"] = listed(list(_ends(config, writes))) or "none, answers are as long as asked"
+        ends = [
+            f"{(writes and writes.id_to_token(token_id)) or 'no token'} ({token_id})"
+            for token_id in config.eos_token_ids
+        ]
+        found["ends"] = listed(ends) or "none, answers are as long as asked"
     elif config.labels:
         more = len(config.labels) - _MOST_LABELS
         named = listed(config.labels[:_MOST_LABELS]) + (f" and {more:,} more" if more > 0 else "")
@@ -53,11 +55,6 @@ def _of_tokenizer(tokenizer: Tokenizer) -> str:
     said = f"a text is {' '.join(around)}" if any(is_special) else "nothing stands around a text"
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     return f"{type(tokenizer.model).__name__}, {size:,} tokens; {said}"
-
-
-def _ends(config: TransformerConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
-    for token_id in config.eos_token_ids:
-        yield f"{(tokenizer and tokenizer.id_to_token(token_id)) or 'no token'} ({token_id})"
 
 
 def _of_vectors(config: TransformerConfig) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from pathlib import Path
 
-import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -17,14 +17,11 @@ from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed, shortened
 from exporter.checkpoint import (
     CheckpointConfig,
-    ModelWeight,
     check_layers,
-    model_weights,
     stream_checkpoint,
 )
 from exporter.huggingface.family import Family
 from exporter.huggingface.fitting import (
-    FoundWeight,
     find_weights,
     num_positions,
     rounded_as_stored,
@@ -34,7 +31,7 @@ from exporter.huggingface.stored import StoredWeights
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.models import TransformerConfig
 
-_MOST_CHARS = 100  # shown of a wrong value
+_MOST_CHARS = 100  # shown of a wrong value: what is wrong with it has room behind
 
 Progress = Callable[[int, int], None]  # weights that are written, and all of them
 
@@ -68,12 +65,34 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
     """
     check_layers(len(stored), model.config, model.original)
     config = untied_as_stored(stored, model.family, rounded_as_stored(stored, model.config))
-    wanted = model_weights(config)
     found = find_weights(stored, model.family, config, model.original, num_positions(model.whole))
-    weights = _written(wanted, found, stored, progress, model.original)
+    named = ((one.stored or one.name, one.read(stored)) for one in found)
+    weights = finite(named, len(found), progress, model.original)
     described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)
     stream_checkpoint(out, described, model.text.tokenizer, weights, model.text.files)
-    return sum(prod(weight.shape) for weight in wanted)
+    return sum(prod(weight.shape) for weight in found)
+
+
+def finite(
+    weights: Iterable[tuple[str, Tensor]], total: int, progress: Progress, directory: Path
+) -> Iterator[Tensor]:
+    """Yield weights that come with their names, each made when it is asked for.
+
+    Behind the last one CheckpointError names all that are not finite.
+    """
+    wrong, done = [], count(1)
+    for name, weight in weights:  # enumerate would hold on to a weight while the next one is read
+        # NaN anywhere is in both; nothing is copied of a table that is most of a model.
+        if not all(bound.isfinite() for bound in weight.aminmax()):
+            wrong.append(name)
+        yield weight
+        del weight
+        progress(next(done), total)
+    if wrong:
+        raise CheckpointError(
+            f"{directory} has weights that are not finite numbers: {listed(dict.fromkeys(wrong))}; "
+            "copy or save the model again"
+        )
 
 
 def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
@@ -119,45 +138,13 @@ def naming(path: Path, theirs: Mapping[str, str] = {}) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _written(
-    wanted: Sequence[ModelWeight],
-    found: Sequence[FoundWeight],
-    stored: StoredWeights,
-    progress: Progress,
-    directory: Path,
-) -> Iterator[Tensor]:
-    """Yield the weights that are wanted, each read when it is asked for.
-
-    Behind the last one CheckpointError names all that are not finite.
-    """
-    known = {weight.name: weight for weight in found}
-    wrong = []
-    for i, weight in enumerate(wanted):
-        there = known.get(weight.name)
-        read = torch.zeros(weight.shape) if there is None else there.read(stored)
-        if not _is_finite(read):
-            wrong.append((there and there.stored) or weight.name)
-        yield read
-        del read  # before the next one is read
-        progress(i + 1, len(wanted))
-    if wrong:
-        raise CheckpointError(
-            f"{directory} has weights that are not finite numbers: {listed(dict.fromkeys(wrong))}; "
-            "copy or save the model again"
-        )
-
-
-def _is_finite(weight: Tensor) -> bool:
-    """Say whether all numbers are finite, without a copy of a table that is most of a model."""
-    return all(bound.isfinite() for bound in weight.aminmax())  # NaN anywhere is in both
-
-
 def _problems(error: ValidationError, theirs: Mapping[str, str]) -> str:
     """Say of every option that is wrong what it is and what it may be."""
     problems = []
     for found in error.errors(include_url=False):
         loc = [theirs.get(str(part), str(part)) for part in found["loc"]]
-        name, given = shortened(".".join(loc)), _beginning(found["input"])
+        name, given = shortened(".".join(loc)), shortened(repr(found["input"]))
+        given = given if len(given) <= _MOST_CHARS else f"{given[:_MOST_CHARS]}..."
         if found["type"] == "literal_error":
             problems.append(f"{name} is {given}; supported: {found['ctx']['expected']}")
         elif found["type"] == "none_required":
@@ -169,9 +156,3 @@ def _problems(error: ValidationError, theirs: Mapping[str, str]) -> str:
         else:
             problems.append(f"{name} is {given}: {found['msg']}")
     return listed(problems, "; ")
-
-
-def _beginning(value: object) -> str:
-    """Return so much of a value that what is wrong with it has room behind."""
-    text = shortened(repr(value))
-    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."

@@ -7,7 +7,6 @@ its class is not imported.
 
 from __future__ import annotations
 
-import io
 import pickletools
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
-from exporter.huggingface.cut_off import DAMAGE, cut_torch_tensors
+from exporter.huggingface.stored import DAMAGE
 
 # The packages of objects that are known to stand in such files.
 _KNOWN = (
@@ -77,10 +76,8 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     except CheckpointError:
         raise
     except DAMAGE as error:
-        cut = cut_torch_tensors(path, _load_inert)
-        ends = f"; it ends before the end of {listed(cut)}" if cut else ""
         raise CheckpointError(
-            f"{path} is not a file of torch.save, or damaged: {error}{ends}; copy or save it again"
+            f"{path} is not a file of torch.save, or damaged: {error}; copy or save it again"
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no checkpoint, but a {type(content).__name__}")
@@ -135,12 +132,6 @@ def _inert(names: Iterable[str]) -> AbstractContextManager[None]:
     ]
     found: AbstractContextManager[None] = torch.serialization.safe_globals(kinds)
     return found
-
-
-def _load_inert(archive: io.BytesIO) -> object:
-    with _inert(torch.serialization.get_unsafe_globals_in_checkpoint(archive)):
-        archive.seek(0)
-        return torch.load(archive, weights_only=True)
 
 
 def _known_names(path: Path, *, is_archive: bool) -> list[str]:

@@ -14,7 +14,13 @@ from exporter.models.config import TransformerConfig
 
 def _computed(original: Original) -> Options:
     padding = original.config.pad_token_id or 0
-    length = original.config.max_position_embeddings - padding - 1
+    first = padding + 1  # position
+    length = original.config.max_position_embeddings - first
+    if length < 1:
+        raise ValueError(
+            f"max_position_embeddings is {length + first}; supported: at least {first + 1}, for "
+            f"positions count from {first} on"
+        )
     return {**encoder(original), "max_source_len": length, "uncounted_token_id": padding}
 
 

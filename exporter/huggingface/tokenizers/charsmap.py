@@ -38,7 +38,7 @@ class Charsmap:
         return [
             key
             for key, value in self.several.items()
-            if unicodedata.normalize("NFC", self._one_by_one(key)) != value
+            if unicodedata.normalize("NFC", "".join(self.singles.get(c, c) for c in key)) != value
         ]
 
     @cached_property
@@ -63,9 +63,6 @@ class Charsmap:
                 normalizers.Replace(separator, ""),
             ]
         return steps
-
-    def _one_by_one(self, text: str) -> str:
-        return "".join(self.singles.get(char, char) for char in text)
 
 
 @lru_cache(maxsize=2)  # most have none, or the same one, which takes two seconds

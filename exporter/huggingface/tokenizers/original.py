@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from engine.json_file import parse_object, read_bounded
@@ -16,7 +15,8 @@ from engine.text.chat_format import MAX_TEMPLATE_CHARS
 from engine.text.tokenizer_file import MAX_BYTES, MAX_TOKEN_CHARS, parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME
-from exporter.huggingface.silence import silent_transformers
+from exporter.files import scratch_directory
+from exporter.huggingface.reading import silent_transformers
 from exporter.huggingface.tokenizers.sentencepiece_model import read_sentencepiece
 
 SETTINGS_NAME = "tokenizer_config.json"
@@ -51,12 +51,12 @@ def load_original(directory: Path, room: int) -> Original:
     """
     settings = _read_settings(directory, room)
     named = _read_object(directory / CONFIG_NAME)
-    with TemporaryDirectory() as staged:
-        algorithm, left_out = _copy(directory, Path(staged), room)
-        there = {path.name for path in Path(staged).iterdir()}
+    with scratch_directory("import") as staged:
+        algorithm, left_out = _copy(directory, staged, room)
+        there = {path.name for path in staged.iterdir()}
         told = {name: named[name] for name in _FROM_CONFIG if name in named}
         for name, content in ((SETTINGS_NAME, settings), (CONFIG_NAME, told)):
-            (Path(staged) / name).write_text(json.dumps(content))
+            (staged / name).write_text(json.dumps(content))
         try:
             with silent_transformers() as transformers:
                 tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -65,7 +65,7 @@ def load_original(directory: Path, room: int) -> Original:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises panics, which are not Exception
-            said = str(error).partition("\n")[0].strip(" :").replace(staged, str(directory))
+            said = str(error).partition("\n")[0].strip(" :").replace(str(staged), str(directory))
             said = f"it lacks {said}" if isinstance(error, KeyError) else said
             raise ValueError(f"transformers reads none: {shortened(said)}; {_AGAIN}") from error
     wanted = {TOKENIZER_NAME, _ANY_MODEL, *tokenizer.vocab_files_names.values()}
@@ -126,7 +126,8 @@ def _read_file(path: Path, room: int) -> tuple[bytes, list[str]]:
         content = parse_object(raw)
         added = content.get("added_tokens")
         added = added if isinstance(added, list) else []
-        over = [token for token in added if _id_of(token) >= room]
+        ids = [token.get("id") if isinstance(token, dict) else None for token in added]
+        over = [t for i, t in zip(ids, added, strict=True) if isinstance(i, int) and i >= room]
         if over:
             content["added_tokens"] = [token for token in added if token not in over]
             raw = json.dumps(content).encode()
@@ -134,11 +135,6 @@ def _read_file(path: Path, room: int) -> tuple[bytes, list[str]]:
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
     return raw, [str(token.get("content")) for token in over]
-
-
-def _id_of(token: Any) -> int:
-    found = token.get("id") if isinstance(token, dict) else None
-    return found if isinstance(found, int) else -1
 
 
 def _read(path: Path) -> bytes:

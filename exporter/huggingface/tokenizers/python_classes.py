@@ -111,9 +111,11 @@ def _without_ids(model: SentencePieceModel, ids: Mapping[str, int]) -> list[str]
 
 def _by_bytes(original: Any) -> Made:
     """Return a tokenizer whose ids are bytes, behind the first special tokens."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     added = _added(original)
     ids = {token.content: i for i, token in enumerate(added[: original.offset])}
-    ids |= {char: byte + original.offset for byte, char in enumerate(_chars_of_bytes())}
+    ids |= {char: byte + original.offset for byte, char in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -149,10 +151,3 @@ def _surround(tokenizer: Tokenizer, original: Any) -> None:
         )
     )
     put_around(tokenizer, single, pair)
-
-
-def _chars_of_bytes() -> list[str]:
-    """Return the character that stands for each byte in the library's byte-level tokenizers."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(0x100)]

@@ -16,7 +16,7 @@ from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat
 from engine.text.tokenizer_file import parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import TOKENIZER_NAME, TextFiles
-from exporter.huggingface.pointers import about_pointers
+from exporter.huggingface.stored import about_pointers
 from exporter.huggingface.tokenizers.original import SETTINGS_NAME, Original, load_original
 from exporter.huggingface.tokenizers.python_classes import Made, convert_python
 from exporter.models import TransformerConfig

@@ -172,7 +172,7 @@ def convert(
         split=not any(SPACE in piece.text[1:] for piece in vocabulary),
     )
     strips = model.begins_with_space or model.joins_spaces
-    tokenizer.decoder = _decoder(model, _silent(model, vocabulary), strips=strips)
+    tokenizer.decoder = _decoder(model, vocabulary, strips=strips)
     tokenizer.add_tokens(
         [
             added.get(piece.text) or _added(piece)
@@ -268,13 +268,12 @@ def _spaces(model: SentencePieceModel) -> list[normalizers.Normalizer]:
     ]
 
 
-def _silent(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> list[str]:
-    """Return the tokens that no text becomes, and that become no text, though they are plain."""
+def _decoder(
+    model: SentencePieceModel, vocabulary: Sequence[Piece], *, strips: bool
+) -> decoders.Decoder:
+    """Return what makes a text of tokens; those that no text becomes become none, plain or not."""
     controls = {piece.text for piece in model.pieces if piece.kind == _CONTROL}
-    return [p.text for p in vocabulary if p.kind == _UNUSED and p.text in controls]
-
-
-def _decoder(model: SentencePieceModel, silent: Sequence[str], *, strips: bool) -> decoders.Decoder:
+    silent = [p.text for p in vocabulary if p.kind == _UNUSED and p.text in controls]
     nothing = [decoders.Replace(Regex(rf"\A{literal(text)}\z"), "") for text in silent]
     steps: list[decoders.Decoder] = [*nothing, decoders.Replace(SPACE, " ")]
     if model.has_bytes:

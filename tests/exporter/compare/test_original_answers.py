@@ -16,7 +16,6 @@ from exporter.checkpoint import load_checkpoint, read_config
 from exporter.compare.original import compare_with_original
 from exporter.compare.original_answers import NUM_PROMPTS, Answers, Search
 from exporter.huggingface import import_checkpoint
-from exporter.huggingface.tokenizers import Languages
 from tests.exporter.huggingface import translation_sources
 from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_marian
 
@@ -62,7 +61,7 @@ def test_an_option_of_generation_that_is_lost_is_found(name: str, tmp_path: Path
     original = kind.from_pretrained(tmp_path / "original").eval()
     model = load_checkpoint(tmp_path / "checkpoint").model
 
-    right, wrong = (Search.of(one, Languages()) for one in (described, lost))
+    right, wrong = (Search.of(one) for one in (described, lost))
     assert right is not None and wrong is not None
     theirs = right.theirs(original)
 
@@ -89,6 +88,7 @@ def test_an_import_that_writes_other_tokens_is_refused(tmp_path: Path) -> None:
     [
         {"eos_token_id": None},  # which config.json says
         {"eos_token_id": []},
+        {"eos_token_id": [28, 5, 28]},
         {"exponential_decay_length_penalty": [1, 9.0], "sequence_bias": [[[5], 30.0]]},
         {"stop_strings": ["w1"]},
         {"prompt_lookup_num_tokens": 3, "low_memory": True},
@@ -111,7 +111,7 @@ def test_a_model_with_no_room_to_write_is_compared_without_its_writing(tmp_path:
 
     said = compare_with_original(tmp_path / "original", tmp_path / "checkpoint").said
 
-    assert "4 inputs within" in said and said.endswith("texts")
+    assert "4 inputs within" in said and said.endswith("92 texts, 20 options")
 
 
 def test_where_generate_fails_logits_are_compared_all_the_same(
@@ -139,7 +139,7 @@ def test_other_ends_of_texts_are_found_where_no_text_has_them(tmp_path: Path) ->
         model={**described["model"], "other_eos_token_ids": [5]},
     )
 
-    with pytest.raises(CheckpointError, match=r"its texts end with \[28, 5\], there with \[28\]"):
+    with pytest.raises(CheckpointError, match=r"eos_token_id is \[5, 28\], there \[28\]"):
         compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
 
 
@@ -148,7 +148,7 @@ def test_a_prompt_does_not_count_whose_tokens_the_original_itself_turns(
 ) -> None:
     save_gpt2(tmp_path / "original")
     import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
-    search = Search.of(read_config(tmp_path / "checkpoint"), Languages())
+    search = Search.of(read_config(tmp_path / "checkpoint"))
     model = load_checkpoint(tmp_path / "checkpoint").model
     assert search is not None
     prompts = [(i, 5, 9, 2) for i in range(NUM_PROMPTS)]
@@ -160,7 +160,7 @@ def test_a_prompt_does_not_count_whose_tokens_the_original_itself_turns(
         theirs = [(0, 0)] * num_others + right[num_others:]
         return search.compare(
             model,
-            Answers(prompts, {1: theirs}, frozenset(search.contract.eos_token_ids)),
+            Answers(prompts, {1: theirs}),
             lambda: None,
         )
 

@@ -263,6 +263,13 @@ def test_vocabulary_of_positions_counts_from_behind_the_padding(tmp_path: Path) 
     table = stored["roberta.embeddings.position_embeddings.weight"].numpy()
     np.testing.assert_array_equal(model.embeddings.positions.weight.detach(), table[1:])
 
+    for length in (1, 2):  # all of them before the first token's
+        edit_json(tmp_path / "source" / "config.json", max_position_embeddings=length)
+        with pytest.raises(
+            CheckpointError, match=f"max_position_embeddings is {length}; supported: at least 3"
+        ):
+            imported(tmp_path / "source")
+
 
 @pytest.mark.parametrize(
     ("name", "head"),

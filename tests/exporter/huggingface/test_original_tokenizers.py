@@ -17,11 +17,13 @@ from transformers.models.m2m_100.tokenization_m2m_100 import M2M100Tokenizer
 from transformers.models.marian.tokenization_marian import MarianTokenizer
 
 from engine.config import EngineConfig
+from engine.errors import CheckpointError
 from engine.factory import load_engine
 from engine.package.package import load_package
 from engine.requests.events import TextDelta
 from engine.requests.request import GenerationRequest, SamplingParams
 from exporter.checkpoint import load_checkpoint, read_config
+from exporter.compare.original import compare_with_original
 from exporter.export import copied_files, export_package
 from exporter.huggingface import import_checkpoint
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
@@ -157,11 +159,14 @@ def test_a_checkpoint_has_a_tokenizer_for_what_is_written_until_it_is_another_on
 
 
 @pytest.mark.parametrize(
-    ("kind", "language", "place", "is_forced"),
-    [("NllbTokenizer", "zho_Hant", 2, True), ("MBartTokenizer", "de_DE", 2, False)],
+    ("kind", "language", "place", "is_forced", "other"),
+    [
+        ("NllbTokenizer", "zho_Hant", 2, True, "deu_Latn"),
+        ("MBartTokenizer", "de_DE", 2, False, "fr_XX"),
+    ],
 )
 def test_the_language_of_the_target_is_kept_in_the_checkpoint(
-    kind: str, language: str, place: int, is_forced: bool, tmp_path: Path
+    kind: str, language: str, place: int, is_forced: bool, other: str, tmp_path: Path
 ) -> None:
     source, out = tmp_path / "source", tmp_path / "checkpoint"
     save_translation("mbart", source, vocab_size=232, decoder_start_token_id=2, eos_token_id=2)
@@ -181,6 +186,10 @@ def test_the_language_of_the_target_is_kept_in_the_checkpoint(
     token = len(pieces) + 1 + place
     assert config.generation.forced_begin == ((token,) if is_forced else ())
     assert config.model.bos_token_id == (2 if is_forced else token)
+    assert "21 options" in compare_with_original(source, out, Languages(target=language)).said
+    told = "forced_bos" if is_forced else "decoder_start"
+    with pytest.raises(CheckpointError, match=rf"{told}_token_id is .*{token}\b.*, there"):
+        compare_with_original(source, out, Languages(target=other))
 
 
 @pytest.mark.long

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,17 @@ from tests.exporter.huggingface.test_original_tokenizers import read, train_spm,
 PIECES = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "vocab_size": 10}
 
 
+@pytest.fixture(autouse=True)
+def scratch(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """Give the system's temporary directory, in which nothing is left at the end."""
+    path = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr("tempfile.tempdir", str(path))
+    yield path
+    assert not os.listdir(path)
+
+
 def lay_out(path: Path, kind: str, **settings: Any) -> None:
     """Write the older files of a class."""
     write_json(path / "tokenizer_config.json", {"tokenizer_class": kind, **settings})
@@ -27,6 +40,14 @@ def lay_out(path: Path, kind: str, **settings: Any) -> None:
         (path / "merges.txt").write_text("#version: 0.2\na b\n")
     else:
         train_spm(path / "spiece.model", ["a b c"] * 9, **PIECES)
+
+
+def test_copies_that_a_killed_import_has_left_are_removed(scratch: Path, tmp_path: Path) -> None:
+    (scratch / "tokenweir-import-killed00").mkdir()
+    (scratch / "tokenweir-import-killed00" / "vocab.json").write_text("{}")
+    lay_out(tmp_path, "T5Tokenizer")
+
+    assert read(tmp_path).tokenizer is not None
 
 
 def refusal(path: Path) -> str:
