@@ -38,16 +38,16 @@ def explain(checkpoint: Checkpoint, text: str, out: Path, *, target: str | None 
     be written.
     """
     config = checkpoint.config.model
-    if target is not None and config.family != "encoder-decoder":
-        raise _invalid("target", f"a {config.family} has no target; leave it out")
+    if target is not None and config.architecture != "encoder-decoder":
+        raise _invalid("target", f"the architecture {config.architecture} has none; leave it out")
     if config.code is not None:
         raise _invalid("checkpoint", "transformers computes it, and tells no attention")
     with torch.no_grad():
-        if config.family == "vit":
+        if config.architecture == "vision-encoder":
             caption, blocks = Path(text).name, _explain_image(checkpoint.model, config, Path(text))
         else:
             caption, blocks = _explain_text(checkpoint, text, target)
-    picture = draw(f"{checkpoint.config.task} ({config.family}): {caption}", blocks)
+    picture = draw(f"{checkpoint.config.task} ({config.architecture}): {caption}", blocks)
     with writing_to(out):
         replace_file(out, picture)
 
@@ -59,14 +59,14 @@ def _explain_text(
     ids = tokenizer.encode(text).ids
     _check_length("text", ids, config.max_source_len or config.max_target_len)
     tokens = _labels(tokenizer, ids)
-    if config.family == "encoder-decoder":
+    if config.architecture == "encoder-decoder":
         model = cast(EncoderDecoder, checkpoint.model)
         output = _output_ids(checkpoint, ids, target)
         blocks = _explain_translation(model, ids, output, (tokenizer, writer))
         return f"{text} → {writer.decode(output, skip_special_tokens=True)}", blocks
     with record_probabilities(checkpoint.model) as recorded:
         checkpoint.model(torch.tensor([ids]))
-    kind = "causal self-attention" if config.family == "gpt" else "self-attention"
+    kind = "causal self-attention" if config.architecture == "decoder" else "self-attention"
     title = f"{kind}: from each token (row) to each token (column)"
     return text, [TextBlock(title, tokens, tokens, _heads(recorded, "self_attention"))]
 

@@ -52,7 +52,7 @@ def _without_int8_kernel(target: Target, config: TransformerConfig) -> Iterator[
     width, widths = config.cache_head_dim, target.int8_cache_widths
     if widths is not None and width not in widths:
         yield f"{kernel} heads are {', '.join(map(str, widths))} wide, here {width}"
-    if target.int8_cache_unbounded and config.attention_softcap is not None:
+    if target.int8_cache_unbounded and config.attention.softcap is not None:
         yield f"{kernel} scores have no bound (attention_softcap)"
 
 

@@ -28,7 +28,7 @@ from loadtest.studies.kernels import (
 from tests.stand_in_certificate import export_with_stand_in
 
 CONFIG = TransformerConfig(
-    family="encoder-decoder",
+    architecture="encoder-decoder",
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_source_len=16,

@@ -17,20 +17,20 @@ Randomize = Callable[[nn.Module], nn.Module]
 
 MASK = torch.arange(7) < torch.tensor([7, 3, 1])[:, None]
 OPTIONS: dict[str, Any] = {
-    "family": "bert",
+    "architecture": "encoder",
     "d_model": 16,
     "num_heads": 2,
     "d_ff": 24,
     "num_encoder_layers": 2,
     "vocab_size": 29,
     "max_source_len": 8,
-    "positions": "learned",
+    "positions.kind": "learned",
     "labels": ("a", "b"),
 }
 
 
 def make_encoder(randomize: Randomize, **options: Any) -> Any:
-    model: Any = build_model(TransformerConfig.model_validate({**OPTIONS, **options}))
+    model: Any = build_model(TransformerConfig.of({**OPTIONS, **options}))
     return randomize(model).encoder
 
 
@@ -60,7 +60,7 @@ def attend(attention: Any, hidden: Tensor, mask: Tensor, base: float | None = No
 
 @torch.no_grad()
 def test_queries_and_keys_of_an_encoder_are_turned(randomize: Randomize) -> None:
-    encoder = make_encoder(randomize, positions="rotary", rotary_base=20.0)
+    encoder = make_encoder(randomize, **{"positions.kind": "rotary", "positions.rotary_base": 20.0})
     hidden = torch.randn(3, 7, 16)
 
     found = encoder.layers[0].self_attention(hidden, hidden, hidden, mask=MASK[:, None, None])
@@ -71,8 +71,14 @@ def test_queries_and_keys_of_an_encoder_are_turned(randomize: Randomize) -> None
 
 @torch.no_grad()
 def test_query_sees_keys_on_either_side_in_its_window(randomize: Randomize) -> None:
-    options = {"window": 3, "windowed_layers": (1,), "local_rotary_base": 5.0}
-    encoder = make_encoder(randomize, positions="rotary", rotary_base=20.0, **options)
+    options = {
+        "attention.window": 3,
+        "attention.windowed_layers": (1,),
+        "positions.local_rotary_base": 5.0,
+    }
+    encoder = make_encoder(
+        randomize, **{"positions.kind": "rotary", "positions.rotary_base": 20.0}, **options
+    )
     hidden = torch.randn(3, 7, 16)
 
     found = encoder(hidden, MASK)
@@ -103,7 +109,11 @@ def test_norms_may_have_no_bias(randomize: Randomize) -> None:
 
 @torch.no_grad()
 def test_gate_of_an_encoder_goes_through_gelu(randomize: Randomize) -> None:
-    options = {"gated_feed_forward": True, "feed_forward_bias": False, "activation": "gelu"}
+    options = {
+        "feed_forward.gated": True,
+        "feed_forward.bias": False,
+        "feed_forward.activation": "gelu",
+    }
     layer = make_encoder(randomize, **options).layers[0].feed_forward
     hidden = torch.randn(2, 5, 16)
 
@@ -116,12 +126,18 @@ def test_gate_of_an_encoder_goes_through_gelu(randomize: Randomize) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"window": 2, "family": "encoder-decoder"}, "window is for gpt, bert and labeller"),
-        ({"positions": "rotary", "family": "encoder-decoder"}, "rotary positions are for gpt"),
+        (
+            {"attention.window": 2, "architecture": "encoder-decoder"},
+            "attention.window is for decoder and encoder",
+        ),
+        (
+            {"positions.kind": "rotary", "architecture": "encoder-decoder"},
+            "rotary positions are for decoder and encoder",
+        ),
     ],
 )
 def test_option_that_an_encoder_lacks_is_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        TransformerConfig.model_validate({**OPTIONS, **options})
+        TransformerConfig.of({**OPTIONS, **options})
 
     assert problem in refused.value.errors()[0]["msg"]
