@@ -1,4 +1,4 @@
-"""The layers that every family is built of, and their stacks."""
+"""The layers that every architecture is built of, and their stacks."""
 
 from __future__ import annotations
 

@@ -63,11 +63,8 @@ _T5 = {
     "scale_embeddings": False,
 }
 _READER = {**_VOCABULARY, **_SMALL, "num_encoder_layers": 2, "max_source_len": 48}
-_SENTENCES = {
-    **_READER,
-    "architecture": "encoder",
-    "head.pooler": "none",
-}  # for each of them a vector
+# For each of them a vector
+_SENTENCES = {**_READER, "architecture": "encoder", "head.pooler": "none"}
 MODELS: dict[str, dict[str, Any]] = {
     "dates": {
         **_TRANSLATION,

@@ -21,6 +21,7 @@ from exporter.models.config import HeadConfig, ImageConfig, TransformerConfig
 
 SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 TEXT = {**SIZES, "vocab_size": 11, "max_source_len": 12}
+ENCODER = {"architecture": "encoder", "num_encoder_layers": 1, **TEXT}
 CONFIGS = {
     "encoder-decoder": TransformerConfig(
         architecture="encoder-decoder",
@@ -33,16 +34,8 @@ CONFIGS = {
     "gpt": TransformerConfig(
         architecture="decoder", num_decoder_layers=1, max_target_len=12, **TEXT
     ),
-    "bert": TransformerConfig(
-        architecture="encoder", num_encoder_layers=1, labels=("no", "oui à"), **TEXT
-    ),
-    "labeller": TransformerConfig(
-        architecture="encoder",
-        head=HeadConfig(each_token=True),
-        num_encoder_layers=1,
-        labels=("x",),
-        **TEXT,
-    ),
+    "bert": TransformerConfig(**ENCODER, labels=("no", "oui à")),
+    "labeller": TransformerConfig(**ENCODER, head=HeadConfig(each_token=True), labels=("x",)),
     "vit": TransformerConfig(
         architecture="vision-encoder",
         num_encoder_layers=1,

@@ -33,12 +33,8 @@ MODELS = {
         "bos_token_id": 1,
     },
 }
-MODELS["gemma2"] = {
-    **MODELS["gpt"],
-    "attention.window": 4,
-    "attention.windowed_layers": (0,),
-    "attention.softcap": 5.0,
-}
+GEMMA = {"window": 4, "windowed_layers": (0,), "softcap": 5.0}
+MODELS["gemma2"] = {**MODELS["gpt"], "attention": GEMMA}
 MODELS["t5"] = {**MODELS["encoder-decoder"], "positions.kind": "relative"}
 NOTHING = ScheduledBatch()
 

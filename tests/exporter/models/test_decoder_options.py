@@ -100,9 +100,8 @@ def test_queries_and_keys_have_norms_of_their_own(randomize):
 
 @torch.no_grad()
 def test_attention_and_feed_forward_read_the_same_input_side_by_side(randomize):
-    layer = randomize(
-        DecoderLayer(config_of(parallel_residual=True, **{"positions.kind": "learned"}))
-    )
+    config = config_of(parallel_residual=True, positions={"kind": "learned"})
+    layer = randomize(DecoderLayer(config))
     hidden = torch.randn(B, T, 24)
 
     output = layer(hidden)
@@ -115,9 +114,8 @@ def test_attention_and_feed_forward_read_the_same_input_side_by_side(randomize):
 
 @torch.no_grad()
 def test_norms_on_both_sides_leave_the_sum_alone(randomize):
-    layer = randomize(
-        DecoderLayer(config_of(norm_position="both", **{"positions.kind": "learned"}))
-    )
+    config = config_of(norm_position="both", positions={"kind": "learned"})
+    layer = randomize(DecoderLayer(config))
     hidden = torch.randn(B, T, 24)
 
     output = layer(hidden)
@@ -211,31 +209,21 @@ def test_new_positions_behind_a_cache_are_those_of_the_whole_text(options, rando
             "positions.local_rotary_base needs attention.window",
         ),
         ({"positions.rotary_dim": 5}, r"rotary_dim \(5\) must be even and at most key_dim \(16\)"),
-        (
-            {"positions.kind": "learned", "positions.rotary_dim": 4},
-            "rotary_dim needs rotary positions",
-        ),
+        ({"positions": {"rotary_dim": 4}}, "rotary_dim needs rotary positions"),
         (
             {"parallel_residual": True, "norm_position": "last"},
             "parallel_residual needs norm_position first, got last",
         ),
         (
             {
-                "positions.rotary_scaling": {
-                    "kind": "long",
-                    "factors": [1, 2],
-                    "attention_factor": 1,
-                }
+                "positions.rotary_scaling": LongScaling(
+                    kind="long", factors=(1, 2), attention_factor=1
+                )
             },
             "a factor for each of 8 waves, got 2",
         ),
         (
-            {
-                "positions.kind": "learned",
-                "key_dim": 12,
-                "value_dim": 12,
-                "attention.qk_norm": True,
-            },
+            {"key_dim": 12, "value_dim": 12, "attention.qk_norm": True},
             "qk_norm needs a key_dim that is a multiple of 8, got 12",
         ),
         ({"attention.softcap": 0}, "attention.softcap"),

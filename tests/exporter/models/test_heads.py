@@ -49,7 +49,7 @@ def last_layer(model: Any) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["tanh", "relu", "gelu", "silu"])
 def test_pooler_is_a_dense_layer_and_its_activation(name: str, randomize: Randomize) -> None:
-    model = make(randomize, **{"head.pooler": name})
+    model = make(randomize, head={"pooler": name})
     ids, hidden = last_layer(model)
 
     logits, vector = model(ids, MASK)
@@ -62,11 +62,8 @@ def test_pooler_is_a_dense_layer_and_its_activation(name: str, randomize: Random
 
 @torch.no_grad()
 def test_pooler_may_have_a_norm_and_no_bias(randomize: Randomize) -> None:
-    model = make(
-        randomize,
-        **{"head.pooler": "gelu", "head.pooler_norm": True, "head.pooler_bias": False},
-        norm_eps=1e-2,
-    )
+    head = {"pooler": "gelu", "pooler_norm": True, "pooler_bias": False}
+    model = make(randomize, head=head, norm_eps=1e-2)
     ids, hidden = last_layer(model)
 
     vector = model(ids, MASK).embedding
@@ -81,7 +78,7 @@ def test_pooler_may_have_a_norm_and_no_bias(randomize: Randomize) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_mean_and_maximum_are_of_real_tokens_only(pooling: str, randomize: Randomize) -> None:
-    model = make(randomize, **{"head.pooling": pooling, "head.pooler": "none"})
+    model = make(randomize, head={"pooling": pooling, "pooler": "none"})
     ids, hidden = last_layer(model)
 
     vector = model(ids, MASK).embedding
@@ -96,13 +93,8 @@ def test_mean_and_maximum_are_of_real_tokens_only(pooling: str, randomize: Rando
 
 @torch.no_grad()
 def test_model_without_labels_gives_vectors_of_length_one(randomize: Randomize) -> None:
-    options = {
-        "labels": (),
-        "head.pooler": "linear",
-        "head.embedding_dim": 5,
-        "head.normalize": True,
-    }
-    model = make(randomize, **options)
+    head = {"pooler": "linear", "embedding_dim": 5, "normalize": True}
+    model = make(randomize, labels=(), head=head)
     ids, hidden = last_layer(model)
 
     logits, vector = model(ids, MASK)
@@ -115,8 +107,7 @@ def test_model_without_labels_gives_vectors_of_length_one(randomize: Randomize) 
 
 @torch.no_grad()
 def test_pooler_of_a_labeller_is_on_every_token(randomize: Randomize) -> None:
-    options = {"head.each_token": True, "head.pooler": "gelu", "head.pooler_norm": True}
-    model = make(randomize, **options)
+    model = make(randomize, head={"each_token": True, "pooler": "gelu", "pooler_norm": True})
     ids, hidden = last_layer(model)
 
     logits, vector = model(ids, MASK)
@@ -168,10 +159,7 @@ def test_distillation_token_stands_behind_the_class_token(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (
-            {"head.embedding_dim": 5, "head.pooler": "none"},
-            "embedding_dim (5) other than d_model (16)",
-        ),
+        ({"head": {"embedding_dim": 5, "pooler": "none"}}, "(5) other than d_model (16)"),
         ({"head.each_token": True, "labels": ()}, "head.each_token needs labels"),
         (
             {"head.each_token": True, "head.pooler": "tanh", "head.embedding_dim": 5},

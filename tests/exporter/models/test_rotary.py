@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from exporter.models import ImageConfig, RotaryScaling, TransformerConfig, build_model
+from exporter.models import RotaryScaling, TransformerConfig, build_model
 from exporter.models.cache import LayerCache
 from exporter.models.rotary import RotaryPositions, rotary_frequencies
 
@@ -181,12 +181,8 @@ def test_impossible_options_are_refused_with_their_values(options, message):
     ("options", "message"),
     [
         (
-            {
-                "architecture": "vision-encoder",
-                "positions.kind": "rotary",
-                "image": ImageConfig(size=4, patch_size=2),
-            },
-            "rotary positions are for decoder and encoder, got vision-encoder",
+            {"architecture": "encoder-decoder", "positions.kind": "rotary"},
+            "rotary positions are for decoder and encoder, got encoder-decoder",
         ),
         (
             {"num_kv_heads": 1},
