@@ -95,7 +95,7 @@ class Checkpoint:
     path: Path
     config: CheckpointConfig
     model: nn.Module
-    tokenizer: Tokenizer | None  # None: vit
+    tokenizer: Tokenizer | None  # None: vision-encoder
     samples: tuple[str, ...] = ()  # sentences to try it with
     text: TextFiles = TextFiles()
 
@@ -276,12 +276,18 @@ def read_config(directory: Path) -> CheckpointConfig:
 
 
 def _check_release(directory: Path, content: Mapping[str, object]) -> None:
-    """Refuse what is of a newer release."""
+    """Refuse what is of a newer release, or from before the first."""
     version = content.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise CheckpointError(
             f"{directory}: checkpoint format {shortened(version)} is newer than "
             f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
+        )
+    model = content.get("model")
+    if isinstance(model, dict) and "family" in model:
+        raise CheckpointError(
+            f"{directory}: the options of its model are in no groups, as before the first "
+            "release; train it again, or import it again"
         )
 
 
@@ -369,9 +375,13 @@ def _checked_config(task: str, model: nn.Module, tokenizer: Tokenizer | None) ->
             f"{name} does not have the weights that its config describes; save a model of "
             "exporter.models"
         )
-    if not (config.family == "vit" if tokenizer is None else isinstance(tokenizer, Tokenizer)):
+    if not (
+        config.architecture == "vision-encoder"
+        if tokenizer is None
+        else isinstance(tokenizer, Tokenizer)
+    ):
         raise CheckpointError(
-            f"tokenizer is a {type(tokenizer).__name__}, and {config.family} needs a "
+            f"tokenizer is a {type(tokenizer).__name__}, and {config.architecture} needs a "
             "tokenizers.Tokenizer; give the one that the model was trained with"
         )
     if not isinstance(task, str):
@@ -435,10 +445,12 @@ def reading_weights(path: Path) -> Iterator[None]:
 
 def _read_tokenizer(directory: Path, config: TransformerConfig) -> Tokenizer | None:
     path = directory / TOKENIZER_NAME
-    if config.family == "vit":
+    if config.architecture == "vision-encoder":
         return None
     if not path.is_file():
-        raise CheckpointError(f"{directory} has no {TOKENIZER_NAME}, which {config.family} needs")
+        raise CheckpointError(
+            f"{directory} has no {TOKENIZER_NAME}, which {config.architecture} needs"
+        )
     return _read_tokenizer_of(path, config.source_vocab_size or config.vocab_size)
 
 

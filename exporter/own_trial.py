@@ -101,7 +101,7 @@ def _try_one_pass(model: nn.Module, config: OwnConfig, name: str) -> None:
         given = (ids, torch.ones_like(ids, dtype=torch.bool))
     with _failing(f"{name} on {what}"):
         logits, vector = wrap(model, config)(*given)
-    each = (length,) if config.family == "labeller" else ()
+    each = (length,) if config.head.each_token else ()
     of_labels = (1, *each, len(config.labels)) if config.labels else None
     of_vector = (1, config.vector_width) if config.vector_width else None
     _check_shape(f"{name}.forward", "logits", logits, of_labels)

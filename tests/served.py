@@ -21,7 +21,7 @@ from exporter.models import TransformerConfig, build_model
 from loadtest.chaos.server import free_port
 
 _MODEL = TransformerConfig(
-    family="gpt",
+    architecture="decoder",
     num_decoder_layers=1,
     max_target_len=16,
     d_model=16,

@@ -49,9 +49,11 @@ VOCAB_SIZE = 128
 SHAPE = {"d_model": 32, "num_heads": 4, "d_ff": 64, "vocab_size": VOCAB_SIZE, "eos_token_id": 2}
 CONTINUE, TRANSLATE = "continue", "translate"
 CONFIGS = {
-    CONTINUE: TransformerConfig(family="gpt", num_decoder_layers=2, max_target_len=192, **SHAPE),
+    CONTINUE: TransformerConfig(
+        architecture="decoder", num_decoder_layers=2, max_target_len=192, **SHAPE
+    ),
     TRANSLATE: TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         num_encoder_layers=1,
         num_decoder_layers=2,
         max_source_len=12,
@@ -485,7 +487,9 @@ async def test_packages_for_cuda_are_served_on_a_cpu(
 ) -> None:
     torch.manual_seed(0)
     gentle = tmp_path / "gentle"  # its logits differ by more than float16 rounds
-    small = TransformerConfig(family="gpt", num_decoder_layers=2, max_target_len=16, **SHAPE)
+    small = TransformerConfig(
+        architecture="decoder", num_decoder_layers=2, max_target_len=16, **SHAPE
+    )
     _save_random(gentle, small, noise=0.05)
     export_package(checkpoints[TRANSLATE], tmp_path / "fp32", target="cuda")
     export_package(gentle, tmp_path / "fp16", target="cuda", precision="fp16")

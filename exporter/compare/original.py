@@ -24,7 +24,12 @@ from torch import Tensor, nn
 
 from engine.errors import CertificateError, CheckpointError
 from engine.machine import free_memory
-from engine.package.manifest import EncodingContract, GenerationContract, ImageContract
+from engine.package.manifest import (
+    Architecture,
+    EncodingContract,
+    GenerationContract,
+    ImageContract,
+)
 from engine.wording import shortened, size_of
 from exporter.checkpoint import CONFIG_NAME, WEIGHTS_NAME, load_checkpoint, read_config
 from exporter.compare.original_answers import Answers, Search
@@ -33,7 +38,7 @@ from exporter.compare.original_texts import compare_texts
 from exporter.graphs.contracts import contract_of
 from exporter.huggingface.reading import silent_transformers
 from exporter.huggingface.tokenizers import Languages
-from exporter.models.config import Family, TransformerConfig
+from exporter.models.config import TransformerConfig
 from exporter.prover.cases import first_lengths
 from exporter.prover.eager import (
     Eager,
@@ -59,12 +64,11 @@ _MOST_NUMBERS = 2**24  # that are kept of the original
 _NUM_IMAGES = 8
 _TOGETHER = 32  # tokens of a prompt and its source, up to which it also stands padded among others
 _PARTED = 1e-4  # share of a layer's largest number: hidden states that differ by more are others
-_CLASSES: Mapping[Family, str] = {
-    "gpt": "AutoModelForCausalLM",
+_CLASSES: Mapping[Architecture, str] = {
+    "decoder": "AutoModelForCausalLM",
     "encoder-decoder": "AutoModelForSeq2SeqLM",
-    "labeller": "AutoModelForTokenClassification",
-    "bert": "AutoModelForSequenceClassification",
-    "vit": "AutoModelForImageClassification",
+    "encoder": "AutoModelForSequenceClassification",
+    "vision-encoder": "AutoModelForImageClassification",
 }
 
 
@@ -231,7 +235,10 @@ def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     import transformers
 
     has_head = config.num_decoder_layers or config.labels
-    kind = getattr(transformers, _CLASSES[config.family] if has_head else "AutoModel")
+    named = _CLASSES[config.architecture] if has_head else "AutoModel"
+    if config.head.each_token:
+        named = "AutoModelForTokenClassification"
+    kind = getattr(transformers, named)
     model, about = kind.from_pretrained(
         directory,
         dtype=torch.float32,
@@ -261,8 +268,8 @@ def _passes(config: TransformerConfig) -> Iterator[Pass]:
 
 def _lengths(config: TransformerConfig, limit: int) -> list[int]:
     """Return lengths at the edges of what a model has: its limit, windows, rope's first length."""
-    before = getattr(config.rotary_scaling, "original_max_len", None)
-    edges = [edge for edge in (config.window, before) if edge]
+    before = getattr(config.positions.rotary_scaling, "original_max_len", None)
+    edges = [edge for edge in (config.attention.window, before) if edge]
     found = {*first_lengths(limit), *edges, *(edge + 1 for edge in edges)}
     return sorted(length for length in found if length <= limit)
 

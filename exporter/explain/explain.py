@@ -38,19 +38,19 @@ def explain(checkpoint: Checkpoint, text: str, out: Path, *, target: str | None 
     be written.
     """
     config = checkpoint.config.model
-    if target is not None and config.family != "encoder-decoder":
-        raise _invalid("target", f"a {config.family} has no target; leave it out")
+    if target is not None and config.architecture != "encoder-decoder":
+        raise _invalid("target", f"the architecture {config.architecture} has none; leave it out")
     if config.code is not None:
         raise _invalid("checkpoint", "transformers computes it, and tells no attention")
     with torch.no_grad():
-        if config.family == "vit":
+        if config.architecture == "vision-encoder":
             path = Path(text)
             caption, blocks = path.name, _explain_image(checkpoint.model, config, path)
-        elif config.family == "encoder-decoder":
+        elif config.architecture == "encoder-decoder":
             caption, blocks = _explain_translation(checkpoint, text, target)
         else:
             caption, blocks = text, _explain_tokens(checkpoint, text)
-    picture = draw(f"{checkpoint.config.task} ({config.family}): {caption}", blocks)
+    picture = draw(f"{checkpoint.config.task} ({config.architecture}): {caption}", blocks)
     with writing_to(out):
         replace_file(out, picture)
 
@@ -59,7 +59,8 @@ def _explain_tokens(checkpoint: Checkpoint, text: str) -> list[TextBlock | Image
     tokenizer, ids = _encoded(checkpoint, text)
     with record_probabilities(checkpoint.model) as recorded:
         checkpoint.model(torch.tensor([ids]))
-    kind = "causal self-attention" if checkpoint.config.model.family == "gpt" else "self-attention"
+    is_causal = checkpoint.config.model.architecture == "decoder"
+    kind = "causal self-attention" if is_causal else "self-attention"
     title = f"{kind}: from each token (row) to each token (column)"
     tokens = _labels(tokenizer, ids)
     return [TextBlock(title, tokens, tokens, _heads(recorded, "self_attention"))]

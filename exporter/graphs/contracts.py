@@ -15,24 +15,9 @@ from engine.package.manifest import (
     PackageFormat,
     Task,
 )
-from exporter.models.config import Family, TransformerConfig
+from exporter.models.config import TransformerConfig
 
 _PLAIN = PackageFormat()
-
-ARCHITECTURES: dict[Family, Architecture] = {
-    "encoder-decoder": "encoder-decoder",
-    "gpt": "decoder",
-    "bert": "encoder",
-    "labeller": "encoder",
-    "vit": "vision-encoder",
-}
-TASKS: dict[Family, Task] = {
-    "encoder-decoder": "generate",
-    "gpt": "generate",
-    "bert": "classify",
-    "labeller": "label",
-    "vit": "classify",
-}
 
 
 @dataclass(frozen=True)
@@ -58,14 +43,22 @@ class Contract:
 def contract_of(config: TransformerConfig, form: PackageFormat = _PLAIN) -> Contract:
     """Return the contract of a model with the numbers of a format."""
     return Contract(
-        architecture=ARCHITECTURES[config.family],
-        task=TASKS[config.family] if config.num_decoder_layers or config.labels else "embed",
+        architecture=config.architecture,
+        task=_task(config),
         generation=generation_contract(config, form),
         encoding=encoding_contract(config),
         image=image_contract(config),
         labels=config.labels,
-        label_scores=config.label_scores,
+        label_scores=config.head.label_scores,
     )
+
+
+def _task(config: TransformerConfig) -> Task:
+    if config.num_decoder_layers:
+        return "generate"
+    if config.head.each_token:
+        return "label"
+    return "classify" if config.labels else "embed"
 
 
 def generation_contract(
@@ -92,10 +85,10 @@ def generation_contract(
 
 def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
     """Return the contract of a one-pass text model, None for others."""
-    if config.num_decoder_layers or config.family == "vit":
+    if config.num_decoder_layers or config.architecture == "vision-encoder":
         return None
     num_token_types = config.num_token_types if config.num_token_types > 1 else 0
-    if config.family == "labeller":
+    if config.head.each_token:
         num_token_types = 1  # it takes one text
     return EncodingContract(
         vocab_size=config.vocab_size,

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from engine.errors import ConfigError
 from engine.package.graph_io import GraphShape, decoder_shape, encoder_shape, one_pass_shape
-from engine.package.manifest import PackageFormat, Precision
+from engine.package.manifest import Architecture, PackageFormat, Precision
 from engine.wording import shortened
 from exporter.graphs.arguments import arguments_of
 from exporter.graphs.contracts import Contract, contract_of
@@ -33,7 +33,7 @@ from exporter.graphs.shapes import replace_shapes
 from exporter.graphs.sums import replace_sums
 from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
-from exporter.models.config import Family, TransformerConfig
+from exporter.models.config import TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS, EncoderOutput
 from exporter.models.protocol import CachedDecoder, Generator, generator, image_encoder
 from exporter.operators.bodies import attach_bodies
@@ -69,7 +69,7 @@ def build_graphs(
     `functions` compute the operators; without them, those of the target for this precision do.
     """
     config: TransformerConfig = model.config  # type: ignore[assignment]
-    trace = _TRACES[config.family]
+    trace = _TRACES[config.architecture]
     contract = contract_of(config, PackageFormat.of(target.name, precision))
     graphs = trace(copy_in(DTYPES[precision], model), contract, target)
     for graph in graphs.values():
@@ -113,7 +113,7 @@ def copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     config: TransformerConfig = model.config  # type: ignore[assignment]
     copied = copy.deepcopy(model).to(dtype)
     for name, weight in model.named_parameters():
-        in_float32 = config.float32_feed_forward_output and dtype == torch.float16
+        in_float32 = config.feed_forward.float32_output and dtype == torch.float16
         if name == OUTPUT_BIAS or (in_float32 and ".down_proj." in name):
             kept = nn.Parameter(weight.detach().float().clone(), requires_grad=False)
             owner, _, attribute = name.rpartition(".")
@@ -350,12 +350,11 @@ def _trace_vision(model: nn.Module, contract: Contract, target: Target) -> Graph
     return {"model.onnx": _export(_VisionGraph(model), one_pass_shape(contract))}
 
 
-_TRACES: Mapping[Family, Callable[[nn.Module, Contract, Target], Graphs]] = {
+_TRACES: Mapping[Architecture, Callable[[nn.Module, Contract, Target], Graphs]] = {
     "encoder-decoder": _trace_encoder_decoder,
-    "gpt": _trace_decoder,
-    "bert": _trace_text_encoder,
-    "labeller": _trace_text_encoder,
-    "vit": _trace_vision,
+    "decoder": _trace_decoder,
+    "encoder": _trace_text_encoder,
+    "vision-encoder": _trace_vision,
 }
 
 

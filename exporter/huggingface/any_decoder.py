@@ -87,15 +87,17 @@ class OriginalDecoder:
         most = getattr(self._model.config, "max_position_embeddings", None) or max_len
         if most is None:
             raise CheckpointError(f"{self.path} says no longest text; give --max-len")
-        return TransformerConfig(
-            family="gpt",
-            d_ff=1,
-            vocab_size=self._model.config.vocab_size,
-            max_target_len=min(most, max_len or most),
-            positions="learned",
-            eos_token_id=tokens.eos,
-            code=self._code,
-            **self._attention,
+        return TransformerConfig.of(
+            {
+                "architecture": "decoder",
+                "d_ff": 1,
+                "vocab_size": self._model.config.vocab_size,
+                "max_target_len": min(most, max_len or most),
+                "positions.kind": "learned",
+                "eos_token_id": tokens.eos,
+                "code": self._code,
+                **self._attention,
+            }
         )
 
     def weights(self, config: TransformerConfig, progress: Progress) -> Iterator[Tensor]:

@@ -13,9 +13,9 @@ DECODER = {
     "tie_output": "tie_word_embeddings",
 }
 FIXED = {
-    "family": "gpt",
+    "architecture": "decoder",
     "norm_position": "first",
-    "positions": "learned",
+    "positions.kind": "learned",
     "scale_embeddings": False,
     "dropout": 0.0,
 }

@@ -12,10 +12,10 @@ LAYERS = {
     "num_heads": "num_attention_heads",
     "d_ff": "intermediate_size",
     "num_encoder_layers": "num_hidden_layers",
-    "activation": "hidden_act",
+    "feed_forward.activation": "hidden_act",
     "norm_eps": "layer_norm_eps",
     "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
+    "attention.dropout": "attention_probs_dropout_prob",
 }
 ENCODER = {
     **LAYERS,
@@ -25,8 +25,9 @@ ENCODER = {
 
 
 FIXED = {
+    "architecture": "encoder",
     "norm_position": "last",
-    "positions": "learned",
+    "positions.kind": "learned",
     "scale_embeddings": False,
     "embedding_norm": True,
 }

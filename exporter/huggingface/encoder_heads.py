@@ -69,26 +69,26 @@ def contradicting_labels(original: Original) -> list[str]:
     return [said] if others else []
 
 
-def head_options(original: Original, **options: Any) -> Options:
-    """Return the options of the head; `options` are the family's own of one with labels."""
+def head_options(original: Original, **of_labels: Any) -> Options:
+    """Return the options of the head; `of_labels` are the family's own of one with labels."""
     head = head_of(original)
+    own = {f"head.{name}": value for name, value in of_labels.items()}
     if head == "classify":
         scores = _label_scores(original)
-        labels = {"labels": labels_of(original), "label_scores": scores}
-        return {"family": "bert", **labels, **options}
+        return {"labels": labels_of(original), "head.label_scores": scores, **own}
     if head == "label":
-        return {"family": "labeller", "labels": labels_of(original), **options}
+        return {"labels": labels_of(original), "head.each_token": True, **own}
     found = original.modules or SentenceModules()  # as sentence-transformers does without any
     if found.pooling is None:
         raise ValueError(f"{MODULES_NAME} has no Pooling, which makes the vector of a text")
-    vectors = {"family": "bert", "pooling": found.pooling, "normalize": found.normalize}
+    vectors = {"head.pooling": found.pooling, "head.normalize": found.normalize}
     if found.dense is None:
-        return {**vectors, "pooler": "none"}
+        return {**vectors, "head.pooler": "none"}
     return {
         **vectors,
-        "pooler": found.dense.activation,
-        "pooler_bias": found.dense.bias,
-        "embedding_dim": found.dense.out_features,
+        "head.pooler": found.dense.activation,
+        "head.pooler_bias": found.dense.bias,
+        "head.embedding_dim": found.dense.out_features,
     }
 
 

@@ -19,6 +19,7 @@ Options = Mapping[str, Any]
 WRITES: tuple[Ability, ...] = ("generate", "beam", "score")
 READS: tuple[Ability, ...] = ("classify", "label", "embed")
 
+_ACTIVATION = "feed_forward.activation"
 # Names of Hugging Face, and ours.
 ACTIVATIONS: Mapping[str, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {
     "relu": "relu",
@@ -77,7 +78,8 @@ class Family:
     model_types: tuple[str, ...]  # names in config.json
     weights: Callable[[TransformerConfig], NameTable]
     abilities: tuple[Ability, ...]
-    fixed: Options = field(default_factory=dict)  # ours that all models of the family share
+    # Ours, by their paths in a TransformerConfig, that all models of the family share
+    fixed: Options = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)  # ours, and theirs that say the same
     computed: Callable[[Original], Options] = no_options  # the others; they count before
     # Values that an option of theirs may have, where it changes what is computed.
@@ -94,8 +96,8 @@ class Family:
         ValueError names those that we do not have; pydantic's has our names of options.
         """
         supported = dict(self.supported)
-        if "activation" in self.options:
-            supported[self.options["activation"]] = tuple(ACTIVATIONS)
+        if _ACTIVATION in self.options:
+            supported[self.options[_ACTIVATION]] = tuple(ACTIVATIONS)
         wrong = [
             refused(name, value, values)
             for name, values in supported.items()
@@ -104,11 +106,11 @@ class Family:
         if wrong:
             raise ValueError("; ".join(wrong))
         found = {ours: getattr(original.config, theirs) for ours, theirs in self.options.items()}
-        if "activation" in found:
-            found["activation"] = ACTIVATIONS[found["activation"]]
+        if _ACTIVATION in found:
+            found[_ACTIVATION] = ACTIVATIONS[found[_ACTIVATION]]
         try:
             found = {**self.fixed, **found, **self.computed(original)}
-            return TransformerConfig.model_validate(found)
+            return TransformerConfig.of(found)
         except ArithmeticError as error:
             raise ValueError(f"its numbers cannot be: {error}") from error
 

@@ -139,9 +139,9 @@ def rounded_as_stored(stored: StoredWeights, config: TransformerConfig) -> Trans
     transformers reads the table that Marian and Pegasus have in their files.
     """
     kinds = {stored.dtype(name) for name in stored if name.endswith(_COMPUTED)}
-    if config.positions != "sinusoidal_halves" or not kinds <= {"float16", "bfloat16"}:
+    if config.positions.kind != "sinusoidal_halves" or not kinds <= {"float16", "bfloat16"}:
         return config
-    return config.model_copy(update={"position_dtype": min(kinds, default="float32")})
+    return config.changed({"positions.dtype": min(kinds, default="float32")})
 
 
 def _differ(stored: StoredWeights, one: Sequence[str], other: Sequence[str]) -> bool:

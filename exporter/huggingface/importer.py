@@ -132,9 +132,9 @@ def _with_limit(
     config: TransformerConfig, texts: SentenceTexts | None, asked: int | None
 ) -> TransformerConfig:
     """Return a model of texts as long as was asked for; sentence-transformers cuts longer ones."""
-    if texts is not None and config.family == "bert":
+    if texts is not None and config.architecture == "encoder" and not config.head.each_token:
         limit = min(asked or texts.limit or config.max_source_len, config.max_source_len)
-        return TransformerConfig.model_validate({**config.model_dump(), "cut_at": limit})
+        return config.changed({"cut_at": limit})
     return config if asked is None else with_length(config, asked)
 
 
@@ -159,8 +159,7 @@ def _with_ends(config: TransformerConfig, ends: Sequence[int]) -> TransformerCon
     """Return the configuration with all tokens that end a sequence; ValidationError as of it."""
     if len(ends) < 2 or not config.num_decoder_layers:
         return config
-    changed = {**config.model_dump(), "other_eos_token_ids": tuple(dict.fromkeys(ends[1:]))}
-    return TransformerConfig.model_validate(changed)
+    return config.changed({"other_eos_token_ids": tuple(dict.fromkeys(ends[1:]))})
 
 
 def _check_ids(config: TransformerConfig, defaults: GenerationDefaults, directory: Path) -> None:

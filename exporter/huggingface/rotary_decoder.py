@@ -16,17 +16,17 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 ROTARY = {
     **DECODER,
     "d_ff": "intermediate_size",
-    "activation": "hidden_act",
+    "feed_forward.activation": "hidden_act",
     "norm_eps": "rms_norm_eps",
-    "attention_dropout": "attention_dropout",
+    "attention.dropout": "attention_dropout",
 }
 ROTARY_FIXED = {
     **FIXED,
-    "attention_bias": False,
-    "gated_feed_forward": True,
-    "feed_forward_bias": False,
+    "attention.bias": False,
+    "feed_forward.gated": True,
+    "feed_forward.bias": False,
     "norm": "rms",
-    "positions": "rotary",
+    "positions.kind": "rotary",
 }
 
 
@@ -51,9 +51,9 @@ def rotary(original: Original, rope: Rope | None = None, *, turns_parts: bool = 
         "key_dim": head_dim,
         "value_dim": head_dim,
         "max_target_len": longest if is_long else first_len,
-        "rotary_base": rope.rope_theta,
-        "rotary_scaling": rope.scaling(longest, is_long=is_long),
-        "rotary_dim": None if turned == width else turned,
+        "positions.rotary_base": rope.rope_theta,
+        "positions.rotary_scaling": rope.scaling(longest, is_long=is_long),
+        "positions.rotary_dim": None if turned == width else turned,
     }
 
 
@@ -66,10 +66,10 @@ def windowed(original: Original, *, turns_parts: bool = False) -> Options:
     window, types = original.config.sliding_window, getattr(original.config, "layer_types", None)
     if window is None or window >= found["max_target_len"]:
         return found
-    if types is None:
-        return {**found, "window": window}
-    layers = sliding(types)
-    return {**found, "window": window, "windowed_layers": layers} if layers else found
+    layers = None if types is None else sliding(types)
+    if layers == ():
+        return found
+    return {**found, "attention.window": window, "attention.windowed_layers": layers}
 
 
 def _unless_filled(original: Original, name: str) -> int | None:
@@ -128,8 +128,8 @@ def local_options(original: Original, window: int) -> tuple[Rope, Options]:
         name = "rope_parameters.sliding_attention.rope_type"
         raise ValueError(refused(name, local.rope_type, ("default",)))
     layers = sliding(original.config.layer_types)
-    options = {"window": window, "windowed_layers": layers, "local_rotary_base": local.rope_theta}
-    return whole, options if layers else {}
+    windows = {"attention.window": window, "attention.windowed_layers": layers}
+    return whole, {**windows, "positions.local_rotary_base": local.rope_theta} if layers else {}
 
 
 def sliding(layer_types: Sequence[str]) -> tuple[int, ...]:

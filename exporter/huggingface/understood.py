@@ -17,7 +17,7 @@ def understood(family: str, config: TransformerConfig, text: ImportedTokenizer) 
     found = {"family": family, "longest input": _longest(config)}
     if text.tokenizer is not None:
         found["tokenizer"] = _of_tokenizer(text.tokenizer)
-    if config.family == "gpt":
+    if config.architecture == "decoder":
         found["chat template"] = "yes" if text.files.chat else "none"
     if config.num_decoder_layers:
         writes = text.files.target_tokenizer or text.tokenizer
@@ -29,7 +29,8 @@ def understood(family: str, config: TransformerConfig, text: ImportedTokenizer) 
     elif config.labels:
         more = len(config.labels) - _MOST_LABELS
         named = listed(config.labels[:_MOST_LABELS]) + (f" and {more:,} more" if more > 0 else "")
-        kind = "of every token" if config.family == "labeller" else f"by {config.label_scores}"
+        head = config.head
+        kind = "of every token" if head.each_token else f"by {head.label_scores}"
         found["labels"] = f"{named}; {kind}"
     else:
         found["vectors"] = _of_vectors(config)
@@ -39,9 +40,9 @@ def understood(family: str, config: TransformerConfig, text: ImportedTokenizer) 
 def _longest(config: TransformerConfig) -> str:
     if config.image is not None:
         return f"a picture, made {config.image.size} x {config.image.size} pixels"
-    if config.family == "gpt":
+    if config.architecture == "decoder":
         return f"{config.max_target_len:,} tokens with the answer"
-    if config.family == "encoder-decoder":
+    if config.architecture == "encoder-decoder":
         return f"{config.max_source_len:,} tokens; an answer has {config.max_target_len:,}"
     if config.cut_at is None:
         return f"{config.max_source_len:,} tokens"
@@ -58,7 +59,7 @@ def _of_tokenizer(tokenizer: Tokenizer) -> str:
 
 
 def _of_vectors(config: TransformerConfig) -> str:
-    pooled = _POOLINGS["first" if config.image else config.pooling]
+    pooled = _POOLINGS["first" if config.image else config.head.pooling]
     dense = "" if config.pooler_kind == "none" else f", dense layer ({config.pooler_kind})"
-    length = "normalized" if config.normalize else "not normalized"
+    length = "normalized" if config.head.normalize else "not normalized"
     return f"{pooled}{dense}, {config.vector_dim:,} numbers, {length}"

@@ -104,12 +104,12 @@ def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
         raise CheckpointError(
             f"max_len is {max_len}, and this model sees pictures, not texts; leave it out"
         )
-    is_free = config.positions == "relative"
+    is_free = config.positions.kind == "relative"
     lengths = {
         name: max_len if is_free else min(getattr(config, name), max_len)
         for name in ("max_source_len", "max_target_len")
     }
-    return TransformerConfig.model_validate({**config.model_dump(), **lengths})
+    return config.changed(lengths)
 
 
 def length_notes(config: TransformerConfig, asked: int | None) -> list[str]:

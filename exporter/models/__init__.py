@@ -1,4 +1,4 @@
-"""The eager models: five families on one set of blocks, and decoders by their own code."""
+"""The eager models: four architectures on one set of blocks, and decoders by their own code."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ __all__ = [
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
-    """Return a model of the family that `config` names, with freshly drawn weights."""
-    match config.family:
+    """Return a model of the architecture that `config` names, with freshly drawn weights."""
+    match config.architecture:
         case "encoder-decoder":
             return EncoderDecoder(config)
-        case "gpt":
+        case "decoder":
             return GPT(config) if config.code is None else TransformersModel(config)
-        case "bert":
-            return Bert(config)
-        case "labeller":
-            return Labeller(config)
-        case "vit":
+        case "encoder":
+            return Labeller(config) if config.head.each_token else Bert(config)
+        case "vision-encoder":
             return ViT(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from exporter.operators.attention import emit_attention
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import cross_attention_over_row
 from exporter.operators.heads import merge_heads, pad_heads, split_heads, unpad_heads
-
-Score = Literal["dot", "additive"]
-Normalizer = Literal["softmax", "relu"]
 
 
 class AttentionOutput(NamedTuple):
@@ -111,101 +108,52 @@ class MultiHeadAttention(nn.Module):
     """Section 3.2.2 of Vaswani et al. 2017, with key and value widths of their own.
 
     W_Q, W_K: [d_model, h * d_k]; W_V: [d_model, h * d_v]; W_O: [h * d_v, d_model].
-    With `num_kv_heads` below `num_heads` (Ainslie et al. 2023) W_K and W_V have only so many heads,
-    each for as many neighbouring query heads. With `rotary` queries and keys are turned, with
-    `relative` scores are biased.
-    Without `output` there is no W_O: the heads' values, d_model of them, are the output.
-    `scale` of q . k is 1 / sqrt(d_k) if it is not given. `softcap` bounds scores smoothly. Causal
-    queries see no more than `window` keys. With `qk_norm_eps` queries and keys are divided by their
-    root mean square before they are turned. `output_bias` is `bias` if it is not given.
-    `score="additive"` scores by w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
+    With fewer heads of keys and values (Ainslie et al. 2023) each is for as many neighbouring query
+    heads. With `rotary` queries and keys are turned, with `relative` scores are biased. Without W_O
+    the heads' values, d_model of them, are the output. Causal queries see no more than `window`
+    keys. Additive scores are w^T tanh(W_q q + W_k k), with a w [d_k] for each head.
     """
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-        bias: bool = True,
-        output: bool = True,
-        output_bias: bool | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: int | None = None,
-        qk_norm_eps: float | None = None,
-        rotary: RotaryPositions | None = None,
-        relative: RelativePositions | None = None,
-        score: Score = "dot",
-        normalizer: Normalizer = "softmax",
-        attention_dropout: float = 0.0,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads or num_heads
-        self.rotary = rotary
-        self.relative = relative
-        self.key_dim = key_dim or d_model // num_heads
-        self.value_dim = value_dim or d_model // num_heads
-        self.score: Score = score
-        self.normalizer: Normalizer = normalizer
-        self.scale = self.key_dim**-0.5 if scale is None else scale
-        self.softcap = softcap
-        self.window = window
-        self._make_norms(qk_norm_eps)
-        self._make_weights(d_model, bias, output, bias if output_bias is None else output_bias)
-        self.attention_dropout = nn.Dropout(attention_dropout)
-        self.dropout = nn.Dropout(dropout)
-        self.reset_parameters()
-
-    def _make_norms(self, eps: float | None) -> None:
-        self.q_norm, self.k_norm = (
-            None if eps is None else nn.RMSNorm(self.key_dim, eps=eps) for _ in range(2)
-        )
-
-    def _make_weights(self, d_model: int, bias: bool, output: bool, output_bias: bool) -> None:
-        keys, values = self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim
-        self.q_proj = nn.Linear(d_model, self.num_heads * self.key_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, keys, bias=bias)
-        self.v_proj = nn.Linear(d_model, values, bias=bias)
-        last = self.num_heads * self.value_dim, d_model
-        self.out_proj = nn.Linear(*last, bias=output_bias) if output else None
-        weight = torch.empty(self.num_heads, self.key_dim) if self.score == "additive" else None
-        self.score_weight = None if weight is None else nn.Parameter(weight)
-
-    @classmethod
-    def from_config(
-        cls,
         config: TransformerConfig,
         rotary: RotaryPositions | None = None,
         relative: RelativePositions | None = None,
         *,
         window: int | None = None,
-    ) -> MultiHeadAttention:
-        """Build the attention that the options of a model describe."""
-        return cls(
-            config.d_model,
-            config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            rotary=rotary,
-            relative=relative,
-            key_dim=config.key_dim,
-            value_dim=config.value_dim,
-            bias=config.attention_bias,
-            output=config.attention_output,
-            output_bias=config.attention_output_bias,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap,
-            window=window,
-            qk_norm_eps=config.norm_eps if config.qk_norm else None,
-            score=config.attention_score,
-            normalizer=config.attention_normalizer,
-            attention_dropout=config.attention_dropout,
-            dropout=config.dropout,
+    ) -> None:
+        super().__init__()
+        options = config.attention
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.kv_heads
+        self.rotary = rotary
+        self.relative = relative
+        self.key_dim = config.head_key_dim
+        self.value_dim = config.head_value_dim
+        self.score = options.score
+        self.normalizer = options.normalizer
+        self.scale = self.key_dim**-0.5 if options.scale is None else options.scale
+        self.softcap = options.softcap
+        self.window = window
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(self.key_dim, eps=config.norm_eps) if options.qk_norm else None
+            for _ in range(2)
         )
+        keys, values = self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim
+        self.q_proj = nn.Linear(config.d_model, self.num_heads * self.key_dim, bias=options.bias)
+        self.k_proj = nn.Linear(config.d_model, keys, bias=options.bias)
+        self.v_proj = nn.Linear(config.d_model, values, bias=options.bias)
+        self.out_proj: nn.Linear | None = None
+        if options.output:
+            has_bias = options.bias if options.output_bias is None else options.output_bias
+            self.out_proj = nn.Linear(
+                self.num_heads * self.value_dim, config.d_model, bias=has_bias
+            )
+        weight = torch.empty(self.num_heads, self.key_dim) if self.score == "additive" else None
+        self.score_weight = None if weight is None else nn.Parameter(weight)
+        self.attention_dropout = nn.Dropout(options.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new weights: Xavier for the projections, zero biases."""

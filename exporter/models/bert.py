@@ -36,6 +36,8 @@ class Bert(nn.Module):
         input_ids, token_type_ids int64 (B, S); mask bool (B, S), True = real token.
         """
         hidden = self.encoder(self.embeddings(input_ids, token_type_ids=token_type_ids), mask)
-        pooled: Tensor = self.pooler(pool(hidden, mask, self.config.pooling))
+        pooled: Tensor = self.pooler(pool(hidden, mask, self.config.head.pooling))
         logits = None if self.classifier is None else self.classifier(self.dropout(pooled))
-        return EncoderOutput(logits, to_unit_length(pooled) if self.config.normalize else pooled)
+        return EncoderOutput(
+            logits, to_unit_length(pooled) if self.config.head.normalize else pooled
+        )

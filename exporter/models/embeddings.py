@@ -130,16 +130,16 @@ def make_positions(
 
     `one_before`: with the place before the first, which is of no position where they are computed.
     """
-    if config.positions == "rotary" or config.positions == "relative":
+    if config.positions.kind == "rotary" or config.positions.kind == "relative":
         return None
-    if config.positions == "learned":
+    if config.positions.kind == "learned":
         return LearnedPositions(max_len + one_before, config.d_model)
     return SinusoidalPositions(
         max_len + one_before,
         config.d_model,
-        layout=config.positions,
-        offset=config.position_offset - one_before,
-        kept_in=getattr(torch, config.position_dtype),
+        layout=config.positions.kind,
+        offset=config.positions.offset - one_before,
+        kept_in=getattr(torch, config.positions.dtype),
         first_is_zeros=one_before,
     )
 
@@ -158,7 +158,7 @@ def make_token_embedding(config: TransformerConfig, vocab_size: int) -> nn.Embed
 def make_norm(config: TransformerConfig) -> nn.Module:
     """Return a norm over the width of the model: of mean and variance, or of the mean square."""
     if config.norm == "rms":
-        kind = NarrowingRMSNorm if config.float32_feed_forward_output else nn.RMSNorm
+        kind = NarrowingRMSNorm if config.feed_forward.float32_output else nn.RMSNorm
         return kind(config.d_model, eps=config.norm_eps)
     return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.norm_bias)
 

@@ -22,13 +22,13 @@ class Pooler(nn.Linear):
     """A dense layer on vectors (..., d_model), its activation and, where there is one, a norm."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config.d_model, config.head_dim, bias=config.pooler_bias)
+        super().__init__(config.d_model, config.head_dim, bias=config.head.pooler_bias)
         nn.init.xavier_uniform_(self.weight)
-        if config.pooler_bias:
+        if config.head.pooler_bias:
             nn.init.zeros_(self.bias)
         self.activation = _ACTIVATIONS[config.pooler_kind]()
         self.norm: nn.Module = nn.Identity()
-        if config.pooler_norm:
+        if config.head.pooler_norm:
             self.norm = nn.LayerNorm(config.head_dim, config.norm_eps, bias=config.norm_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:

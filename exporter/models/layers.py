@@ -1,4 +1,4 @@
-"""The layers that every family is built of, and their stacks."""
+"""The layers that every architecture is built of, and their stacks."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class PositionwiseFeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        bias = config.feed_forward_bias
+        bias = config.feed_forward.bias
         self.gate_proj: nn.Linear | None = None
-        if config.gated_feed_forward:
+        if config.feed_forward.gated:
             self.gate_proj = make_linear(config.d_model, config.d_ff, bias=bias)
         self.up_proj = make_linear(config.d_model, config.d_ff, bias=bias)
-        self.activation = ACTIVATIONS[config.activation]()
+        self.activation = ACTIVATIONS[config.feed_forward.activation]()
         self.down_proj = make_linear(config.d_ff, config.d_model, bias=bias)
-        self.inner_dropout = nn.Dropout(config.feed_forward_dropout)
+        self.inner_dropout = nn.Dropout(config.feed_forward.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class EncoderLayer(nn.Module):
     ) -> None:
         """`number` is the place of the layer, the first is 0."""
         super().__init__()
-        self.self_attention = MultiHeadAttention.from_config(config, rotary, relative)
+        self.self_attention = MultiHeadAttention(config, rotary, relative)
         has_norm = config.first_norm or number > 0
         self.self_attention_residual = Residual(config, has_norm=has_norm)
         self.feed_forward = PositionwiseFeedForward(config)
@@ -140,14 +140,14 @@ class Encoder(nn.Module):
         self.relative = make_relative(config, config.max_source_len, causal=False)
         rotary = make_rotary(config, config.max_source_len)
         local = make_local_rotary(config, config.max_source_len) or rotary
-        self._windows = [config.layer_window(i) for i in range(config.num_encoder_layers)]
+        self._windows = [config.attention.layer_window(i) for i in range(config.num_encoder_layers)]
         self.layers = nn.ModuleList(
             EncoderLayer(config, i, rotary if window is None else local, self.relative)
             for i, window in enumerate(self._windows)
         )
         self.final_norm = make_final_norm(config)
         self.places: Tensor  # (max_source_len,)
-        num_places = config.max_source_len if config.window else 0
+        num_places = config.max_source_len if config.attention.window else 0
         self.register_buffer("places", torch.arange(num_places), persistent=False)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -175,13 +175,11 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.parallel = config.parallel_residual
-        self.self_attention = MultiHeadAttention.from_config(
-            config, rotary, relative, window=window
-        )
+        self.self_attention = MultiHeadAttention(config, rotary, relative, window=window)
         self.self_attention_residual = Residual(config)
         self.cross_attention: MultiHeadAttention | None = None
         if config.num_encoder_layers:
-            self.cross_attention = MultiHeadAttention.from_config(config)
+            self.cross_attention = MultiHeadAttention(config)
             self.cross_attention_residual = Residual(config)
         self.feed_forward = PositionwiseFeedForward(config)
         self.feed_forward_residual = Residual(config)
@@ -243,7 +241,7 @@ class Decoder(nn.Module):
         rotary = make_rotary(config, config.max_target_len)  # one table for all layers
         local = make_local_rotary(config, config.max_target_len) or rotary
         self.relative = make_relative(config, config.max_target_len, causal=True)  # likewise
-        windows = [config.layer_window(i) for i in range(config.num_decoder_layers)]
+        windows = [config.attention.layer_window(i) for i in range(config.num_decoder_layers)]
         self.layers = nn.ModuleList(
             DecoderLayer(config, rotary if window is None else local, self.relative, window=window)
             for window in windows

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from exporter.models.attention import MultiHeadAttention, padding_mask
 from exporter.models.cache import LayerCache
-from exporter.models.config import ImageConfig, TransformerConfig
+from exporter.models.config import HeadConfig, ImageConfig, PositionConfig, TransformerConfig
 from exporter.models.layers import EncoderOutput
 from exporter.operators.cross_attention import cross_attention_over_row
 from exporter.operators.heads import merge_heads, pad_heads, split_heads, unpad_heads
@@ -50,7 +50,7 @@ class OwnConfig(TransformerConfig):
     ) -> Self:
         """Describe a `GenerativeModel`: its decoder, and how long sources are if it has some."""
         return cls(
-            family="encoder-decoder" if max_source_len else "gpt",
+            architecture="encoder-decoder" if max_source_len else "decoder",
             vocab_size=vocab_size,
             max_target_len=max_len,
             max_source_len=max_source_len,
@@ -62,7 +62,7 @@ class OwnConfig(TransformerConfig):
             value_dim=head_dim,
             d_model=num_heads * head_dim,
             d_ff=1,
-            positions="learned",
+            positions=PositionConfig(kind="learned"),
             bos_token_id=start_token_id,
             eos_token_id=eos_token_id,
         )
@@ -79,7 +79,8 @@ class OwnConfig(TransformerConfig):
     ) -> Self:
         """Describe a model of one pass over a text: classes of it, or of each token, or vectors."""
         return cls(
-            family="labeller" if each_token else "bert",
+            architecture="encoder",
+            head=HeadConfig(each_token=each_token),
             vocab_size=vocab_size,
             max_source_len=max_len,
             labels=labels,
@@ -92,7 +93,13 @@ class OwnConfig(TransformerConfig):
         cls, image: ImageConfig, *, labels: tuple[str, ...] = (), vector_dim: int | None = None
     ) -> Self:
         """Describe a model of one pass over an image."""
-        return cls(family="vit", image=image, labels=labels, vector_width=vector_dim, **_ONE_PASS)
+        return cls(
+            architecture="vision-encoder",
+            image=image,
+            labels=labels,
+            vector_width=vector_dim,
+            **_ONE_PASS,
+        )
 
 
 _ONE_PASS = {"d_model": 1, "num_heads": 1, "d_ff": 1, "num_encoder_layers": 1}
@@ -338,5 +345,5 @@ class _Viewer(_OnePass):
 
 def wrap(model: nn.Module, config: OwnConfig) -> nn.Module:
     """Return a model of a person's own class as one that is exported."""
-    kinds: dict[str, type[nn.Module]] = {"vit": _Viewer, "bert": _Reader, "labeller": _Reader}
-    return kinds.get(config.family, _Writer)(model, config).eval()
+    kinds: dict[str, type[nn.Module]] = {"vision-encoder": _Viewer, "encoder": _Reader}
+    return kinds.get(config.architecture, _Writer)(model, config).eval()

@@ -21,13 +21,13 @@ class RelativePositions(nn.Module):
         super().__init__()
         self.max_len = max_len
         self.causal = causal
-        num_buckets = config.relative_buckets
+        num_buckets = config.positions.relative_buckets
         self.weight = nn.Parameter(torch.empty(num_buckets, config.num_heads))
         nn.init.normal_(self.weight, std=config.d_model**-0.5)
         places = torch.arange(0 if causal else 1 - max_len, max_len)  # a query's, behind its key
         self.buckets: Tensor  # int64 (max_len,), with both sides (2 * max_len - 1,)
         buckets = relative_buckets(
-            places, num_buckets, config.relative_max_distance, both_sides=not causal
+            places, num_buckets, config.positions.relative_max_distance, both_sides=not causal
         )
         self.register_buffer("buckets", buckets, persistent=False)
         # Sliced, for a Range of open length is computed on the CPU beside a device.
@@ -55,7 +55,7 @@ def make_relative(
     config: TransformerConfig, max_len: int, *, causal: bool
 ) -> RelativePositions | None:
     """Return the relative positions of a stack, None if the model has others."""
-    if config.positions != "relative":
+    if config.positions.kind != "relative":
         return None
     return RelativePositions(config, max_len, causal=causal)
 

@@ -62,17 +62,17 @@ class RotaryPositions(nn.Module):
 
 def make_rotary(config: TransformerConfig, max_len: int) -> RotaryPositions | None:
     """Return the rotary positions of a model, None if it has others."""
-    if config.positions != "rotary":
+    if config.positions.kind != "rotary":
         return None
-    base, scaling = config.rotary_base, config.rotary_scaling
+    base, scaling = config.positions.rotary_base, config.positions.rotary_scaling
     return _positions(config, max_len, base, scaling)
 
 
 def make_local_rotary(config: TransformerConfig, max_len: int) -> RotaryPositions | None:
     """Return the rotary positions of layers with a window, None if they are those of all."""
-    if config.local_rotary_base is None:
+    if config.positions.local_rotary_base is None:
         return None
-    return _positions(config, max_len, config.local_rotary_base, None)
+    return _positions(config, max_len, config.positions.local_rotary_base, None)
 
 
 def _positions(

@@ -147,16 +147,17 @@ def attention_options(model: Any) -> dict[str, Any]:
     layers = [options for _, options in sorted(seen.layers.items())]
     if [*sorted(seen.layers)] != [*range(model.config.num_hidden_layers)]:
         raise ValueError(f"{len(layers)} of {model.config.num_hidden_layers} layers attend")
-    alike = [{**one, "window": None} for one in layers]
+    alike = [{**one, "attention.window": None} for one in layers]
     if any(one != alike[0] for one in alike):
         raise ValueError("its layers have heads of different numbers, widths or scores")
-    windowed = {i: one["window"] for i, one in enumerate(layers) if one["window"]}
+    windows = [one["attention.window"] for one in layers]
+    windowed = tuple(i for i, window in enumerate(windows) if window)
     return {
         **alike[0],
         "num_decoder_layers": len(layers),
         "d_model": alike[0]["num_heads"] * alike[0]["key_dim"],
-        "window": min(windowed.values(), default=None),
-        "windowed_layers": tuple(windowed) if windowed else None,
+        "attention.window": min(filter(None, windows), default=None),
+        "attention.windowed_layers": windowed or None,
     }
 
 
@@ -181,9 +182,9 @@ class _Seen:
             "num_kv_heads": num_kv_heads,
             "key_dim": query.shape[-1] // num_heads,
             "value_dim": options["value_dim"],
-            "attention_scale": options["scale"],
-            "attention_softcap": options["softcap"],
-            "window": options["window"],
+            "attention.scale": options["scale"],
+            "attention.softcap": options["softcap"],
+            "attention.window": options["window"],
         }
         return query.new_zeros(*query.shape[:2], num_heads * options["value_dim"])
 

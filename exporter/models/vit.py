@@ -101,5 +101,5 @@ class ViT(nn.Module):
         logits = None if self.classifier is None else self.classifier(class_token)
         if self.distillation_classifier is not None and logits is not None:
             logits = (logits + self.distillation_classifier(hidden[:, 1])) / 2
-        vector = to_unit_length(class_token) if self.config.normalize else class_token
+        vector = to_unit_length(class_token) if self.config.head.normalize else class_token
         return EncoderOutput(logits, vector)

@@ -8,19 +8,20 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.package.manifest import Architecture
 from exporter.checkpoint import Checkpoint, unique_weights
-from exporter.models.config import Family, TransformerConfig
+from exporter.models.config import TransformerConfig
 
 FINE_TUNING = 0.1  # share of the learning rate from fresh weights
 _HEADS = ("classifier.", "distillation_classifier.")  # how the names of weights begin
 
 
-def of_family(start: Checkpoint | None, *families: Family) -> Checkpoint | None:
-    """Return the checkpoint to go on from; ConfigError if it is of none of the families."""
-    if start is not None and start.config.model.family not in families:
+def of_architecture(start: Checkpoint | None, architecture: Architecture) -> Checkpoint | None:
+    """Return the checkpoint to go on from; ConfigError if it is of another architecture."""
+    if start is not None and (found := start.config.model.architecture) != architecture:
         raise ConfigError(
-            f"{start.path} holds a model of the family {start.config.model.family}, this task "
-            f"starts from {' or '.join(families)}; give a checkpoint of such a family"
+            f"{start.path} holds a model of the architecture {found}, this task starts from "
+            f"{architecture}; give a checkpoint of that architecture"
         )
     return start
 
@@ -28,7 +29,7 @@ def of_family(start: Checkpoint | None, *families: Family) -> Checkpoint | None:
 def kept_weights(start: Checkpoint, config: TransformerConfig) -> dict[str, Tensor]:
     """Return the weights to start from: a head that tells other labels is none of them."""
     weights, before = unique_weights(start.model), start.config.model
-    if (config.family, config.labels) == (before.family, before.labels):
+    if (config.head.each_token, config.labels) == (before.head.each_token, before.labels):
         return weights
     return {name: one for name, one in weights.items() if not name.startswith(_HEADS)}
 

@@ -18,9 +18,9 @@ from engine.errors import ConfigError
 from engine.lines import read_text
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint, TextFiles
-from exporter.models.config import TransformerConfig
+from exporter.models.config import FeedForwardConfig, TransformerConfig
 from exporter.tasks.ngram import AddOneTrigram
-from exporter.tasks.start import FINE_TUNING, digest_of, kept_weights, of_family
+from exporter.tasks.start import FINE_TUNING, digest_of, kept_weights, of_architecture
 from exporter.training.data import Example
 from exporter.training.evaluation import Evaluation
 from exporter.training.task import Outcome, Recipe, Task
@@ -50,7 +50,7 @@ def text_task(seed: int, files: Sequence[Path], start: Checkpoint | None = None)
     """
     text = read_files(files)
     parts = split(passages(text))
-    tokenizer, config = _learner(of_family(start, "gpt"), parts["training"])
+    tokenizer, config = _learner(of_architecture(start, "decoder"), parts["training"])
     kept = {} if start is None else kept_weights(start, config)
     rate = RECIPE.peak_learning_rate * (1 if start is None else FINE_TUNING)
     ids = {part: encode_passages(tokenizer, config, found) for part, found in parts.items()}
@@ -86,12 +86,12 @@ def _learner(start: Checkpoint | None, texts: Sequence[str]) -> tuple[Tokenizer,
     tokenizer = make_tokenizer(texts)
     end = tokenizer.get_vocab()[END_OF_TEXT]
     return tokenizer, TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         d_model=128,
         num_heads=4,
         d_ff=512,
         num_decoder_layers=4,
-        activation="gelu",
+        feed_forward=FeedForwardConfig(activation="gelu"),
         norm_position="first",
         dropout=0.1,
         vocab_size=tokenizer.get_vocab_size(),

@@ -126,7 +126,7 @@ def _with_more_words(
     if not cut.num_more:
         return config, found.family
     size = len(found.source_words) + cut.num_more
-    changed = {**config.model_dump(), "source_vocab_size": size, "share_embeddings": False}
+    changed = config.changed({"source_vocab_size": size, "share_embeddings": False})
     unknown = found.source_words.ids[found.source_words.unknown]
     name, more = "source_embeddings.token.weight", MoreRows(unknown, cut.num_more)
 
@@ -135,4 +135,4 @@ def _with_more_words(
         entry = table[name]
         return {**table, name: replace(entry, steps=(*entry.steps, more))}
 
-    return TransformerConfig.model_validate(changed), replace(found.family, weights=weights)
+    return changed, replace(found.family, weights=weights)

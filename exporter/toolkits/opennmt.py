@@ -116,20 +116,20 @@ def _computed(original: Original) -> Options:
     is_other = given.source_size != given.target_size
     each = given.layers if given.layers > 0 else None
     return {
-        "family": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "d_model": given.width,
         "num_heads": given.heads,
         "d_ff": given.transformer_ff,
         "num_encoder_layers": each or given.enc_layers,
         "num_decoder_layers": each or given.dec_layers,
-        "activation": _ACTIVATIONS[given.pos_ffn_activation_fn],
-        "gated_feed_forward": given.pos_ffn_activation_fn in _GATED,
-        "feed_forward_bias": given.add_ffnbias,
-        "attention_bias": given.add_qkvbias,
+        "feed_forward.activation": _ACTIVATIONS[given.pos_ffn_activation_fn],
+        "feed_forward.gated": given.pos_ffn_activation_fn in _GATED,
+        "feed_forward.bias": given.add_ffnbias,
+        "attention.bias": given.add_qkvbias,
         "norm": "layer" if given.layer_norm == "standard" else "rms",
         "norm_position": "first",
         "norm_eps": given.norm_eps,
-        "positions": _POSITIONS[given.position_encoding_type],
+        "positions.kind": _POSITIONS[given.position_encoding_type],
         "vocab_size": given.target_size,
         "source_vocab_size": given.source_size if is_other else None,
         "max_source_len": _MAX_LEN,
@@ -182,7 +182,7 @@ def _attention(ours: str, theirs: str) -> NameTable:
 
 def _feed_forward(ours: str, theirs: str, config: TransformerConfig) -> NameTable:
     names = {"up_proj": "w_1", "down_proj": "w_2"}
-    if config.gated_feed_forward:
+    if config.feed_forward.gated:
         names = {"gate_proj": "w_1", "up_proj": "w_3", "down_proj": "w_2"}
     renamed = {
         f"{ours}.feed_forward.{one}": f"{theirs}.feed_forward.{other}"

@@ -1,1 +1,1 @@
-"""Training: the recipe of "Attention Is All You Need" (section 5) for every family of model."""
+"""Training: the recipe of "Attention Is All You Need" (section 5) for every architecture."""

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from exporter.models.config import Family, TransformerConfig
+from engine.package.manifest import Architecture
+from exporter.models.config import TransformerConfig
 
 _STRIP = 3  # target lengths that `pack` takes as alike
 IGNORED = -100  # the label of a position that does not count; the default of cross_entropy
@@ -18,15 +19,15 @@ IGNORED = -100  # the label of a position that does not count; the default of cr
 
 @dataclass(frozen=True)
 class Example:
-    """One training example of any family.
+    """One training example of any architecture.
 
-    | family          | source                                | target                          |
-    |-----------------|---------------------------------------|---------------------------------|
+    | architecture    | source                                | target                           |
+    |-----------------|---------------------------------------|----------------------------------|
     | encoder-decoder | token ids [S]                         | token ids [T], with the last EOS |
-    | gpt             | token ids [T]                         | the ids that follow them [T]    |
-    | labeller        | token ids [S]                         | labels [S], IGNORED allowed     |
-    | bert            | token ids [S]                         | one label [1]                   |
-    | vit             | float32 pixel values [ch, size, size] | one label [1]                   |
+    | decoder         | token ids [T]                         | the ids that follow them [T]     |
+    | encoder         | token ids [S]                         | one label [1], or those of each  |
+    |                 |                                       | token [S], IGNORED allowed       |
+    | vision-encoder  | float32 pixel values [ch, size, size] | one label [1]                    |
     """
 
     source: NDArray[np.int64] | NDArray[np.float32]
@@ -92,12 +93,14 @@ class BatchStream:
         rng = random.Random(f"batches/{self._seed}/{number}")
         examples = list(self._chunks(number))
         rng.shuffle(examples)
-        batches = pack(examples, self._config.family, self._batch_tokens)
+        batches = pack(examples, self._config.architecture, self._batch_tokens)
         rng.shuffle(batches)
         return batches
 
 
-def pack(examples: Sequence[Example], family: Family, batch_tokens: int) -> list[list[Example]]:
+def pack(
+    examples: Sequence[Example], architecture: Architecture, batch_tokens: int
+) -> list[list[Example]]:
     """Group examples of like length; no batch, padding included, is above `batch_tokens`.
 
     An example that alone is longer becomes a batch of its own. The order of examples of equal
@@ -106,7 +109,7 @@ def pack(examples: Sequence[Example], family: Family, batch_tokens: int) -> list
     batches: list[list[Example]] = []
     current: list[Example] = []
     longest_source = longest_target = 0
-    by_length = [(_lengths(example, family), example) for example in examples]
+    by_length = [(_lengths(example, architecture), example) for example in examples]
     by_length.sort(key=lambda pair: _place(*pair[0]))
     for (source, target), example in by_length:
         longest_source, longest_target = max(longest_source, source), max(longest_target, target)
@@ -132,16 +135,16 @@ def _place(source: int, target: int) -> tuple[int, int, int]:
 def collate(examples: Sequence[Example], config: TransformerConfig) -> Batch:
     """Pad examples to one batch."""
     labels, num_labels = _pad([e.target for e in examples], IGNORED)
-    if _one_label(config.family):
+    if not config.num_decoder_layers and not config.head.each_token:  # one label an example
         labels, num_labels = labels[:, 0], 0
-    if config.family == "vit":
+    if config.architecture == "vision-encoder":
         pixels = torch.from_numpy(np.stack([e.source for e in examples]))
         return Batch(pixels, None, None, labels, num_tokens=len(examples) * _num_patches(config))
     num_sources = sum(len(e.source) for e in examples)
     source, mask = padded_rows([e.source for e in examples], config.pad_token_id)
-    if config.family == "gpt":  # causal: what follows on the right is never seen
+    if config.architecture == "decoder":  # causal: what follows on the right is never seen
         return Batch(source, None, None, labels, num_tokens=num_sources)
-    if config.family != "encoder-decoder":
+    if config.architecture != "encoder-decoder":
         return Batch(source, mask, None, labels, num_tokens=num_sources)
     decoder_input = _shift_right(labels, config)
     return Batch(source, mask, decoder_input, labels, num_tokens=num_sources + num_labels)
@@ -157,21 +160,17 @@ def padded_rows(
     return _pad(rows, filler)[0], _padding_mask([len(row) for row in rows])
 
 
-def _one_label(family: Family) -> bool:
-    return family in {"bert", "vit"}
-
-
 def _num_patches(config: TransformerConfig) -> int:
     assert config.image is not None  # checked by the configuration
     side: int = config.image.size // config.image.patch_size
     return side * side
 
 
-def _lengths(example: Example, family: Family) -> tuple[int, int]:
+def _lengths(example: Example, architecture: Architecture) -> tuple[int, int]:
     """Return how many positions an example needs in the encoder and in the decoder."""
-    if family == "vit":
+    if architecture == "vision-encoder":
         return 1, 0
-    if family == "encoder-decoder":
+    if architecture == "encoder-decoder":
         return len(example.source), len(example.target)
     return len(example.source), 0
 

@@ -69,7 +69,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     nats, num_labels, labels_right, examples_right = 0.0, 0, 0, 0
-    for group in pack(examples, config.family, EVALUATION_BATCH_TOKENS):
+    for group in pack(examples, config.architecture, EVALUATION_BATCH_TOKENS):
         batch = collate(group, config)
         logits = batch_logits(model, batch)
         counted = batch.labels != IGNORED

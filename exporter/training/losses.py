@@ -1,4 +1,4 @@
-"""The label-smoothed cross-entropy of a batch, for every family of model."""
+"""The label-smoothed cross-entropy of a batch, for every architecture."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ _NUM_WORDS = 200  # in a tokenizer that nobody reads
 _TEXT_WORDS = 8_000  # for the task that learns from a file
 
 _GPT2: dict[str, Any] = {
-    "family": "gpt",
+    "architecture": "decoder",
     "d_model": 768,
     "num_heads": 12,
     "d_ff": 3072,
     "num_decoder_layers": 2,
     "vocab_size": 50_257,
     "max_target_len": 256,
-    "positions": "learned",
-    "activation": "gelu_tanh",
+    "positions.kind": "learned",
+    "feed_forward.activation": "gelu_tanh",
     "norm_position": "first",
     "scale_embeddings": False,
     "eos_token_id": 0,
@@ -43,17 +43,17 @@ _LLAMA: dict[str, Any] = {
     "num_kv_heads": 2,
     "d_ff": 3584,
     "vocab_size": 8192,
-    "positions": "rotary",
-    "rotary_base": 500_000.0,
-    "activation": "silu",
-    "gated_feed_forward": True,
+    "positions.kind": "rotary",
+    "positions.rotary_base": 500_000.0,
+    "feed_forward.activation": "silu",
+    "feed_forward.gated": True,
     "norm": "rms",
-    "attention_bias": False,
-    "feed_forward_bias": False,
+    "attention.bias": False,
+    "feed_forward.bias": False,
     "tie_output": False,
 }
 _MARIAN: dict[str, Any] = {
-    "family": "encoder-decoder",
+    "architecture": "encoder-decoder",
     "d_model": 512,
     "num_heads": 8,
     "d_ff": 2048,
@@ -62,8 +62,8 @@ _MARIAN: dict[str, Any] = {
     "vocab_size": 8192,
     "max_source_len": 128,
     "max_target_len": 128,
-    "positions": "sinusoidal_halves",
-    "activation": "silu",
+    "positions.kind": "sinusoidal_halves",
+    "feed_forward.activation": "silu",
     "output_bias": True,
     "bos_token_id": 1,
     "eos_token_id": 0,
@@ -93,7 +93,7 @@ def make_checkpoint(name: str, directory: Path, *, quick: bool) -> Path:
             config = _SHAPES[name]
             if quick:
                 config = _shallow({**config, **_QUICK, **_QUICK_HEADS[name]})
-            model = build_model(TransformerConfig.model_validate(config))
+            model = build_model(TransformerConfig.of(config))
             save_checkpoint(path, name, model, _numbers())
     return path
 
@@ -110,7 +110,7 @@ def _make_of_task(name: str, path: Path, quick: bool) -> None:
     if quick:
         limits = [name for name in ("max_source_len", "max_target_len") if config[name]]
         config = _shallow(config | dict.fromkeys(limits, _QUICK_LENGTH))
-    model = build_model(TransformerConfig.model_validate(config))
+    model = build_model(TransformerConfig.of(config))
     save_checkpoint(path, name, model, task.tokenizer)
 
 

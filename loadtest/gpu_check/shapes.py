@@ -48,7 +48,7 @@ class Shape:
 
 def _decoder(d_model: int, heads: int, layers: int, d_ff: int, vocab: int) -> dict[str, Any]:
     return {
-        "family": "gpt",
+        "architecture": "decoder",
         "d_model": d_model,
         "num_heads": heads,
         "num_decoder_layers": layers,
@@ -65,13 +65,13 @@ def _llama(d_model: int, heads: int, layers: int, d_ff: int, *, tied: bool) -> d
     return {
         **_decoder(d_model, heads, layers, d_ff, 128_256),
         "num_kv_heads": 8,
-        "positions": "rotary",
-        "rotary_base": 500_000.0,
-        "activation": "silu",
-        "gated_feed_forward": True,
+        "positions.kind": "rotary",
+        "positions.rotary_base": 500_000.0,
+        "feed_forward.activation": "silu",
+        "feed_forward.gated": True,
         "norm": "rms",
-        "attention_bias": False,
-        "feed_forward_bias": False,
+        "attention.bias": False,
+        "feed_forward.bias": False,
         "tie_output": tied,
     }
 
@@ -93,7 +93,7 @@ def _their_llama(d_model: int, heads: int, layers: int, d_ff: int, *, tied: bool
 def _seq2seq(d_model: int, heads: int, layers: int, d_ff: int, vocab: int) -> dict[str, Any]:
     return {
         **_decoder(d_model, heads, layers, d_ff, vocab),
-        "family": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "num_encoder_layers": layers,
         "norm_position": "last",
         "bos_token_id": 0,
@@ -119,7 +119,7 @@ SHAPES: Mapping[str, Shape] = {
     "gpt2-124m": Shape(
         precision="fp16",
         ours=_decoder(768, 12, 12, 3072, 50_257)
-        | {"positions": "learned", "activation": "gelu_tanh"},
+        | {"positions.kind": "learned", "feed_forward.activation": "gelu_tanh"},
         family="GPT2",
         theirs={},
         quick=_QUICK_DECODER,
@@ -127,7 +127,11 @@ SHAPES: Mapping[str, Shape] = {
     "marian-base": Shape(
         precision="fp16",
         ours=_seq2seq(512, 8, 6, 2048, 58_101)
-        | {"positions": "sinusoidal_halves", "activation": "silu", "output_bias": True}
+        | {
+            "positions.kind": "sinusoidal_halves",
+            "feed_forward.activation": "silu",
+            "output_bias": True,
+        }
         | {"scale_embeddings": True, "max_source_len": 512, "max_target_len": 512},
         family="Marian",
         theirs=_their_seq2seq(512, 8, 6, 2048, 58_101, 512)
@@ -139,7 +143,7 @@ SHAPES: Mapping[str, Shape] = {
     "bart-large": Shape(
         precision="fp16",
         ours=_seq2seq(1024, 16, 12, 4096, 50_265)
-        | {"positions": "learned", "activation": "gelu", "embedding_norm": True}
+        | {"positions.kind": "learned", "feed_forward.activation": "gelu", "embedding_norm": True}
         | {"max_source_len": 1024},
         family="Bart",
         theirs=_their_seq2seq(1024, 16, 12, 4096, 50_265, 1024),
@@ -176,7 +180,7 @@ def build(
     kind = f"{form.precision}-{form.weights}"
     path = directory / f"{name}{'-quick' if quick else ''}" / kind
     if not path.is_dir():
-        config = TransformerConfig.model_validate({**shape.ours, **(shape.quick if quick else {})})
+        config = TransformerConfig.of({**shape.ours, **(shape.quick if quick else {})})
         unfinished = path.with_name(f"{kind}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)

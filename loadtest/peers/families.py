@@ -151,10 +151,10 @@ def _compare_logits(model: Any, twin: TwinOutputs) -> Line:
 
 def _logits(model: Any, given: Tensor) -> Tensor:
     """Return (tokens, words) of a writer, (1, classes) of what reads texts or sees pictures."""
-    match model.config.family:
+    match model.config.architecture:
         case "encoder-decoder":
             output = model(given, given)
-        case "bert":
+        case "encoder":
             output = model(given, torch.ones_like(given).bool())
         case _:
             output = model(given)

@@ -116,7 +116,7 @@ def export(device: Path, tmp_path_factory: pytest.TempPathFactory) -> Export:
     @functools.cache
     def write(name: str, precision: Precision, **options: Any) -> list[str]:
         torch.manual_seed(0)
-        model = build_model(TransformerConfig.model_validate({**MODELS[name], **options})).eval()
+        model = build_model(TransformerConfig.of({**MODELS[name], **options})).eval()
         directory = tmp_path_factory.mktemp(name)
         graphs = build_graphs(model, target=CUDA, precision=precision)
         write_graphs(graphs, directory)

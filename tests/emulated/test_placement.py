@@ -154,7 +154,7 @@ def test_an_int8_cache_is_read_as_it_is_where_four_query_heads_share_a_key_head(
     on_device: RunScript, tmp_path: Path
 ) -> None:
     """It is made float16 before if there are six, or a bound: such packages are refused."""
-    kinds = {"four": {}, "six": {"num_heads": 12}, "bound": {"attention_softcap": 50.0}}
+    kinds = {"four": {}, "six": {"num_heads": 12}, "bound": {"attention.softcap": 50.0}}
     paths = {
         (kind, cache): write_with_cache(tmp_path / f"{kind}-{cache}", cache, **options)
         for kind, options in kinds.items()
@@ -170,7 +170,7 @@ def test_an_int8_cache_is_read_as_it_is_where_four_query_heads_share_a_key_head(
 
 def write_with_cache(directory: Path, cache: CacheDtype, **options: Any) -> str:
     """Write a decoder of the shape of Llama in float16; return the path of its graph."""
-    config = TransformerConfig.model_validate({**MODELS["llama"], "vocab_size": 256, **options})
+    config = TransformerConfig.of({**MODELS["llama"], "vocab_size": 256, **options})
     save_checkpoint(directory / "checkpoint", "tiny", build_model(config).eval(), _numbers())
     checkpoint = load_checkpoint(directory / "checkpoint")
     form = PackageFormat.of("cuda", "fp16", None, cache)

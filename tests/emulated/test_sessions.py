@@ -43,7 +43,7 @@ def foreign(path: Path) -> str:
 
 def export_for_cpu(name: str, directory: Path) -> str:
     directory.mkdir()
-    model = build_model(TransformerConfig.model_validate(MODELS[name])).eval()
+    model = build_model(TransformerConfig.of(MODELS[name])).eval()
     write_graphs(build_graphs(model), directory)
     return str(directory / "decoder.onnx")
 

@@ -42,7 +42,7 @@ def steps(
     name, _, precision = request.param.partition("-")
     paths = export(name, precision)
     form = PackageFormat.of("cuda", precision)
-    contract = generation_contract(TransformerConfig.model_validate(MODELS[name]), form)
+    contract = generation_contract(TransformerConfig.of(MODELS[name]), form)
     assert contract is not None
     draws = json.dumps(draw_paths(contract.vocab_size))
     return on_device("run_steps.py", contract.model_dump_json(), draws, *sorted(paths))

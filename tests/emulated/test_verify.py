@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.emulated, pytest.mark.long, pytest.mark.timeout(600)]
 
 SHORT = {"vocab_size": 258, "max_source_len": 6, "max_target_len": 6}
 CASES: dict[str, tuple[TransformerConfig, Precision]] = {
-    "dates": (TransformerConfig.model_validate({**MODELS["dates"], **SHORT}), "fp16"),
-    "gpt2": (TransformerConfig.model_validate({**MODELS["gpt2"], **SHORT}), "bf16"),
+    "dates": (TransformerConfig.of({**MODELS["dates"], **SHORT}), "fp16"),
+    "gpt2": (TransformerConfig.of({**MODELS["gpt2"], **SHORT}), "bf16"),
 }
 
 

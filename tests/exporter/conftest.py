@@ -28,6 +28,7 @@ VOCAB_SIZE = 31
 TEXT = {"d_model": 16, "num_heads": 2, "d_ff": 24, "vocab_size": VOCAB_SIZE, "norm_eps": 1e-2}
 OPTIONS: dict[str, dict[str, Any]] = {
     "encoder-decoder": {
+        "architecture": "encoder-decoder",
         **TEXT,
         "num_encoder_layers": 2,
         "num_decoder_layers": 2,
@@ -37,45 +38,50 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "max_target_len": 7,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "activation": "gelu",
+        "feed_forward.activation": "gelu",
         "norm_position": "first",
         "output_bias": True,
     },
     "gpt": {
+        "architecture": "decoder",
         **TEXT,
         "num_decoder_layers": 2,
         "max_target_len": 12,
-        "positions": "learned",
+        "positions.kind": "learned",
         "eos_token_id": 2,
-        "activation": "gelu_tanh",
+        "feed_forward.activation": "gelu_tanh",
         "norm_position": "first",
         "scale_embeddings": False,
     },
     "bert": {
+        "architecture": "encoder",
         **TEXT,
         "num_encoder_layers": 2,
         "max_source_len": 9,
-        "positions": "learned",
-        "activation": "gelu",
+        "positions.kind": "learned",
+        "feed_forward.activation": "gelu",
         "embedding_norm": True,
         "num_token_types": 2,
         "labels": ("bad", "fair", "good"),
     },
     "labeller": {
+        "architecture": "encoder",
+        "head.each_token": True,
         **TEXT,
         "num_encoder_layers": 2,
         "max_source_len": 9,
-        "attention_score": "additive",
-        "attention_normalizer": "relu",
+        "attention.score": "additive",
+        "attention.normalizer": "relu",
         "labels": ("NOUN", "VERB"),
     },
     "vit": {
+        "architecture": "vision-encoder",
         "d_model": 16,
         "num_heads": 2,
         "d_ff": 24,
         "num_encoder_layers": 2,
         "norm_position": "first",
-        "positions": "learned",
+        "positions.kind": "learned",
         "image": ImageConfig(size=4, patch_size=2, channels=1, mean=(0.5,), std=(0.5,)),
         "labels": ("0", "1", "2"),
     },
@@ -115,7 +121,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
     """Write the tiny checkpoint of a family, with options of its configuration changed."""
 
     def make(family: str, **options: Any) -> Path:
-        config = TransformerConfig.model_validate({"family": family, **OPTIONS[family], **options})
+        config = TransformerConfig.of({**OPTIONS[family], **options})
         model = build_model(config)
         torch.manual_seed(0)
         with torch.no_grad():

@@ -17,7 +17,7 @@ from exporter.checkpoint import TextFiles, load_checkpoint, save_checkpoint
 from exporter.models import GPT, TransformerConfig
 
 CONFIG = TransformerConfig(
-    family="gpt",
+    architecture="decoder",
     d_model=16,
     num_heads=2,
     d_ff=32,

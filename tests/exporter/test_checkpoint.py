@@ -17,24 +17,27 @@ from tokenizers import Tokenizer, models
 from engine.errors import CheckpointError
 from exporter.checkpoint import load_checkpoint, save_checkpoint, unique_weights
 from exporter.models import build_model
-from exporter.models.config import ImageConfig, TransformerConfig
+from exporter.models.config import HeadConfig, ImageConfig, TransformerConfig
 
 SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 16}
 TEXT = {**SIZES, "vocab_size": 11, "max_source_len": 12}
+ENCODER = {"architecture": "encoder", "num_encoder_layers": 1, **TEXT}
 CONFIGS = {
     "encoder-decoder": TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         num_encoder_layers=1,
         num_decoder_layers=1,
         max_target_len=12,
         bos_token_id=1,
         **TEXT,
     ),
-    "gpt": TransformerConfig(family="gpt", num_decoder_layers=1, max_target_len=12, **TEXT),
-    "bert": TransformerConfig(family="bert", num_encoder_layers=1, labels=("no", "oui à"), **TEXT),
-    "labeller": TransformerConfig(family="labeller", num_encoder_layers=1, labels=("x",), **TEXT),
+    "gpt": TransformerConfig(
+        architecture="decoder", num_decoder_layers=1, max_target_len=12, **TEXT
+    ),
+    "bert": TransformerConfig(**ENCODER, labels=("no", "oui à")),
+    "labeller": TransformerConfig(**ENCODER, head=HeadConfig(each_token=True), labels=("x",)),
     "vit": TransformerConfig(
-        family="vit",
+        architecture="vision-encoder",
         num_encoder_layers=1,
         labels=("a", "b", "c"),
         image=ImageConfig(size=4, patch_size=2),
@@ -85,7 +88,7 @@ def test_a_configuration_says_what_differs_from_the_defaults(saved: Path) -> Non
     assert json.loads((saved / "config.json").read_text()) == {
         "format_version": 1,
         "task": "mine",
-        "model": {"family": "encoder-decoder", **SIZES, **layers, **sizes},
+        "model": {"architecture": "encoder-decoder", **SIZES, **layers, **sizes},
     }
 
 
@@ -170,6 +173,18 @@ def test_a_newer_format_is_refused_with_advice(saved: Path) -> None:
 
     with pytest.raises(CheckpointError, match="format 2 is newer than 1.*upgrade tokenweir"):
         load_checkpoint(saved)
+
+
+def test_options_in_no_groups_are_refused_in_one_sentence(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    del config["model"]["architecture"]
+    config["model"] |= {"family": "encoder-decoder", "positions": "learned"}
+    (saved / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(CheckpointError, match="are in no groups, as before the first rel") as told:
+        load_checkpoint(saved)
+
+    assert "train it again, or import it again" in str(told.value)
 
 
 def test_an_impossible_configuration_is_refused_by_field(saved: Path) -> None:

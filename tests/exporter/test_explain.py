@@ -56,7 +56,7 @@ def byte_tokenizer() -> Tokenizer:
 
 def make_checkpoint(tokenizer: Tokenizer | None, **options: object) -> Checkpoint:
     torch.manual_seed(0)
-    config = TransformerConfig.model_validate(options)
+    config = TransformerConfig.of(options)
     return Checkpoint(
         path=Path("unused"),
         config=CheckpointConfig(task="tests", model=config),
@@ -67,21 +67,21 @@ def make_checkpoint(tokenizer: Tokenizer | None, **options: object) -> Checkpoin
 
 @pytest.fixture
 def bert() -> Checkpoint:
-    options = TEXT | {"family": "bert", "num_encoder_layers": 2, "labels": ("a", "b")}
+    options = TEXT | {"architecture": "encoder", "num_encoder_layers": 2, "labels": ("a", "b")}
     return make_checkpoint(word_tokenizer(), **options)
 
 
 @pytest.fixture
 def translator() -> Checkpoint:
     layers = {"num_encoder_layers": 2, "num_decoder_layers": 3}
-    return make_checkpoint(word_tokenizer(), family="encoder-decoder", **layers, **TEXT)
+    return make_checkpoint(word_tokenizer(), architecture="encoder-decoder", **layers, **TEXT)
 
 
 @pytest.fixture
 def vit() -> Checkpoint:
     return make_checkpoint(
         None,
-        family="vit",
+        architecture="vision-encoder",
         d_model=8,
         num_heads=2,
         d_ff=8,
@@ -121,11 +121,12 @@ def test_encoder_shows_its_self_attention_over_all_tokens(bert, drawn, tmp_path)
 
 def test_labeller_with_relu_weights_is_shown_too(drawn, tmp_path):
     options = TEXT | {
-        "family": "labeller",
+        "architecture": "encoder",
+        "head.each_token": True,
         "num_encoder_layers": 1,
         "labels": ("NOUN", "VERB"),
-        "attention_score": "additive",
-        "attention_normalizer": "relu",
+        "attention.score": "additive",
+        "attention.normalizer": "relu",
     }
 
     explain(make_checkpoint(word_tokenizer(), **options), "I saw", tmp_path / "heads.png")
@@ -134,7 +135,7 @@ def test_labeller_with_relu_weights_is_shown_too(drawn, tmp_path):
 
 
 def test_gpt_shows_causal_attention_with_spaces_and_parts_of_characters_named(drawn, tmp_path):
-    options = TEXT | {"family": "gpt", "num_decoder_layers": 2, "vocab_size": 256}
+    options = TEXT | {"architecture": "decoder", "num_decoder_layers": 2, "vocab_size": 256}
 
     explain(make_checkpoint(byte_tokenizer(), **options), "a é\n", tmp_path / "heads.png")
 
@@ -265,14 +266,14 @@ def test_text_that_is_too_long_is_refused(translator, text, target, complaint, t
 
 
 def test_empty_prompt_of_a_gpt_is_refused(tmp_path):
-    options = TEXT | {"family": "gpt", "num_decoder_layers": 2, "vocab_size": 256}
+    options = TEXT | {"architecture": "decoder", "num_decoder_layers": 2, "vocab_size": 256}
 
     with pytest.raises(InvalidRequest, match="text: it has no tokens"):
         explain(make_checkpoint(byte_tokenizer(), **options), "", tmp_path / "heads.png")
 
 
 def test_target_of_an_encoder_is_refused(bert, tmp_path):
-    with pytest.raises(InvalidRequest, match="target: a bert has no target"):
+    with pytest.raises(InvalidRequest, match="target: the architecture encoder has none"):
         explain(bert, "I", tmp_path / "heads.png", target="a")
 
 

@@ -39,24 +39,24 @@ LLAMA: dict[str, Any] = {
     "num_kv_heads": 1,
     "key_dim": 16,
     "value_dim": 16,
-    "attention_bias": False,
-    "activation": "silu",
-    "gated_feed_forward": True,
-    "feed_forward_bias": False,
+    "attention.bias": False,
+    "feed_forward.activation": "silu",
+    "feed_forward.gated": True,
+    "feed_forward.bias": False,
     "norm": "rms",
-    "positions": "rotary",
+    "positions.kind": "rotary",
 }
 T5: dict[str, Any] = {
     "key_dim": 12,  # more than d_model / num_heads
     "value_dim": 12,
-    "attention_bias": False,
-    "attention_scale": 1.0,
-    "positions": "relative",
-    "relative_buckets": 8,
-    "relative_max_distance": 6,
-    "activation": "gelu_tanh",
-    "gated_feed_forward": True,
-    "feed_forward_bias": False,
+    "attention.bias": False,
+    "attention.scale": 1.0,
+    "positions.kind": "relative",
+    "positions.relative_buckets": 8,
+    "positions.relative_max_distance": 6,
+    "feed_forward.activation": "gelu_tanh",
+    "feed_forward.gated": True,
+    "feed_forward.bias": False,
     "norm": "rms",
     "scale_embeddings": False,
     "output_bias": False,
@@ -70,15 +70,15 @@ OTHER_OPTIONS: list[Any] = [  # than the tiny models have
             "key_dim": None,
             "value_dim": None,
             "norm_position": "last",
-            "positions": "sinusoidal_tensor2tensor",
-            "position_offset": 2,
+            "positions.kind": "sinusoidal_tensor2tensor",
+            "positions.offset": 2,
             "embedding_norm": True,
             "source_vocab_size": 40,
             "share_embeddings": False,
             "tie_output": False,
             "output_bias": False,
-            "attention_bias": False,
-            "activation": "relu",
+            "attention.bias": False,
+            "feed_forward.activation": "relu",
         },
     ),
     pytest.param(
@@ -86,21 +86,21 @@ OTHER_OPTIONS: list[Any] = [  # than the tiny models have
         {
             "num_decoder_layers": 1,
             "norm_position": "last",
-            "positions": "sinusoidal",
+            "positions.kind": "sinusoidal",
             "scale_embeddings": True,
         },
         marks=pytest.mark.long,
     ),
     # One head as wide as the model, and as no cache is: 20 is not a multiple of 8.
-    ("gpt", {"d_model": 20, "num_heads": 1, "attention_output": False}),
+    ("gpt", {"d_model": 20, "num_heads": 1, "attention.output": False}),
     pytest.param(
         "encoder-decoder",
         {
             "d_model": 20,
             "num_heads": 1,
             "value_dim": None,
-            "attention_output": False,
-            "feed_forward_dropout": 0.1,
+            "attention.output": False,
+            "feed_forward.dropout": 0.1,
         },
         marks=pytest.mark.long,
     ),
@@ -108,9 +108,9 @@ OTHER_OPTIONS: list[Any] = [  # than the tiny models have
         "labeller",
         {
             "num_heads": 1,
-            "attention_score": "dot",
-            "attention_normalizer": "softmax",
-            "attention_output": False,
+            "attention.score": "dot",
+            "attention.normalizer": "softmax",
+            "attention.output": False,
         },
     ),
     # And additive scores.
@@ -119,7 +119,7 @@ OTHER_OPTIONS: list[Any] = [  # than the tiny models have
     ("gpt", LLAMA),
     pytest.param(
         "gpt",
-        {**LLAMA, "num_kv_heads": 2, "activation": "gelu", "attention_bias": True},
+        {**LLAMA, "num_kv_heads": 2, "feed_forward.activation": "gelu", "attention.bias": True},
         marks=pytest.mark.long,
     ),
     (
@@ -127,8 +127,8 @@ OTHER_OPTIONS: list[Any] = [  # than the tiny models have
         {
             "max_source_len": 2,  # words, as few as a graph is traced with
             "num_encoder_layers": 1,
-            "attention_score": "dot",
-            "attention_normalizer": "softmax",
+            "attention.score": "dot",
+            "attention.normalizer": "softmax",
         },
     ),
 ]
@@ -228,7 +228,7 @@ def test_many_small_numbers_beside_a_likely_token_are_summed_exactly(
     vocab_size: int, tmp_path: Path
 ) -> None:
     config = TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         vocab_size=vocab_size,
         d_model=8,
         num_heads=1,

@@ -34,17 +34,22 @@ from tests.exporter.test_nodes_for_cuda import WANTS_CUDNN
 pytestmark = pytest.mark.usefixtures("few_cases")
 
 LLAMA = {
-    "positions": "rotary",
+    "positions.kind": "rotary",
     "num_kv_heads": 1,
     "key_dim": 16,
     "value_dim": 16,
     "norm": "rms",
     "norm_position": "first",
-    "activation": "silu",
-    "gated_feed_forward": True,
+    "feed_forward.activation": "silu",
+    "feed_forward.gated": True,
 }
-T5 = {"positions": "relative", "norm": "rms", "attention_bias": False, "attention_scale": 1.0}
-GEMMA = {**LLAMA, "window": 4, "windowed_layers": (0,), "attention_softcap": 2.0}
+T5 = {"positions.kind": "relative", "norm": "rms", "attention.bias": False, "attention.scale": 1.0}
+GEMMA = {
+    **LLAMA,
+    "attention.window": 4,
+    "attention.windowed_layers": (0,),
+    "attention.softcap": 2.0,
+}
 ANY_LOSS = LossLimits(1.0, 100.0, 100.0, 1.0)
 IR_DTYPES: dict[Precision, ir.DataType] = {
     "fp32": ir.DataType.FLOAT,
@@ -62,13 +67,13 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
         pytest.param("encoder-decoder", "bf16", T5, marks=pytest.mark.long),
         ("gpt", "fp32", LLAMA),
         pytest.param("gpt", "fp32", GEMMA, marks=pytest.mark.long),
-        pytest.param("gpt", "fp32", {"window": 4}, marks=pytest.mark.long),
+        pytest.param("gpt", "fp32", {"attention.window": 4}, marks=pytest.mark.long),
         ("gpt", "bf16", LLAMA),
         ("bert", "fp16", {}),
         pytest.param(
             "bert",
             "fp16",
-            {"pooling": "max", "pooler": "none", "normalize": True},
+            {"head.pooling": "max", "head.pooler": "none", "head.normalize": True},
             marks=pytest.mark.long,
         ),
         pytest.param("vit", "fp16", {}, marks=pytest.mark.long),
@@ -187,7 +192,7 @@ def test_a_format_that_does_not_go_together_is_refused(
 SHAPES: dict[str, tuple[str, dict[str, object]]] = {
     "gpt": ("gpt", {}),
     "llama": ("gpt", {**LLAMA, "num_heads": 4, "key_dim": 64, "value_dim": 64}),
-    "marian": ("encoder-decoder", {"activation": "silu", "norm_position": "last"}),
+    "marian": ("encoder-decoder", {"feed_forward.activation": "silu", "norm_position": "last"}),
 }
 ROUNDED = [
     (name, precision, weights, kv_cache)
@@ -359,7 +364,7 @@ def test_an_int8_cache_without_a_fast_kernel_for_scores_with_a_bound_is_refused(
     make_checkpoint: MakeCheckpoint,
 ) -> None:
     heads = {"num_heads": 4, "num_kv_heads": 1, "key_dim": 64, "value_dim": 64}
-    checkpoint = load_checkpoint(make_checkpoint("gpt", **heads, attention_softcap=50.0))
+    checkpoint = load_checkpoint(make_checkpoint("gpt", **heads, **{"attention.softcap": 50.0}))
 
     with pytest.raises(ConfigError, match="where scores have no bound"):
         check_format(PackageFormat.of("cuda", "fp16", None, "int8"), checkpoint)
@@ -368,7 +373,7 @@ def test_an_int8_cache_without_a_fast_kernel_for_scores_with_a_bound_is_refused(
 
 def test_rows_of_a_long_vocabulary_are_summed_from_the_same_place_on(tmp_path: Path) -> None:
     config = TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         vocab_size=1027,  # a softmax of a block, whose rows begin nowhere in particular
         d_model=16,
         num_heads=1,

@@ -87,7 +87,7 @@ def exported(request: pytest.FixtureRequest, traced: Trace) -> Exported:
     given = MODELS[name]
     fewer = {option: 1 for option in LAYERS if option in given}
     torch.manual_seed(0)
-    model = build_model(TransformerConfig.model_validate({**given, **fewer})).eval()
+    model = build_model(TransformerConfig.of({**given, **fewer})).eval()
     return Exported(name, precision, model, traced(model, target=CUDA, precision=precision))
 
 

@@ -64,8 +64,8 @@ def eager(checkpoint: Checkpoint, ids: Sequence[int], types: Sequence[int] | Non
 def test_model_that_only_embeds_is_certified_and_served(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    head = {"labels": (), "pooling": "mean", "pooler": "linear", "embedding_dim": 6}
-    path = make_checkpoint("bert", **SHORT, **head, normalize=True)
+    head = {"labels": (), "head.pooling": "mean", "head.pooler": "linear", "head.embedding_dim": 6}
+    path = make_checkpoint("bert", **SHORT, **head, **{"head.normalize": True})
 
     manifest = export_package(path, tmp_path / "p")
 
@@ -89,7 +89,9 @@ def test_model_that_only_embeds_is_certified_and_served(
 def test_vectors_alone_are_certified_in_every_kind_of_format(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, form: dict[str, Any]
 ) -> None:
-    path = make_checkpoint("bert", **SHORT, labels=(), pooling="max", pooler="none")
+    path = make_checkpoint(
+        "bert", **SHORT, labels=(), **{"head.pooling": "max", "head.pooler": "none"}
+    )
 
     manifest = export_package(path, tmp_path / "p", **form)
 

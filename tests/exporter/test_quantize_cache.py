@@ -36,12 +36,12 @@ MakeCheckpoint = Callable[..., Path]
 ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
 LITTLE_LOSS = LossLimits(max_token_loss=1, max_logit_loss=0.5, max_perplexity_loss=1)
 LLAMA = {
-    "positions": "rotary",
+    "positions.kind": "rotary",
     "norm": "rms",
     "num_heads": 4,
     "num_kv_heads": 2,
     "d_model": 64,
-    "attention_bias": False,
+    "attention.bias": False,
 }
 
 
@@ -158,7 +158,7 @@ def test_weights_that_are_rounded_alone_where_the_cache_would_lose_too_much(
     ("family", "options"),
     [
         ("gpt", LLAMA),
-        pytest.param("encoder-decoder", {"positions": "relative"}, marks=pytest.mark.long),
+        pytest.param("encoder-decoder", {"positions.kind": "relative"}, marks=pytest.mark.long),
     ],
 )
 def test_positions_that_attention_knows_and_shared_heads_are_kept_in_8_bits(

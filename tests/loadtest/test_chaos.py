@@ -332,7 +332,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>"])
     config = TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         num_decoder_layers=2,
         max_target_len=256,
         d_model=64,

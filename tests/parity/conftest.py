@@ -21,6 +21,7 @@ from engine.package.manifest import PackageFormat
 from engine.package.package import Package, load_package
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
+from exporter.models.config import FeedForwardConfig, HeadConfig, PositionConfig
 from tests import fake_gpu
 from tests.stand_in_certificate import export_with_stand_in
 from tests.traces import traced  # noqa: F401 - a fixture
@@ -36,25 +37,24 @@ SHAPE = {
 }
 CONFIGS = {
     "gpt": TransformerConfig(
-        family="gpt", num_decoder_layers=1, max_target_len=40, eos_token_id=EOS, **SHAPE
+        architecture="decoder", num_decoder_layers=1, max_target_len=40, eos_token_id=EOS, **SHAPE
     ),
     "llama": TransformerConfig(  # four query heads share one of keys
-        family="gpt",
+        architecture="decoder",
         num_decoder_layers=1,
         max_target_len=40,
         eos_token_id=EOS,
-        positions="rotary",
+        positions=PositionConfig(kind="rotary"),
         num_kv_heads=1,
         key_dim=16,
         value_dim=16,
         norm="rms",
         norm_position="first",
-        activation="silu",
-        gated_feed_forward=True,
+        feed_forward=FeedForwardConfig(activation="silu", gated=True),
         **{**SHAPE, "num_heads": 4},
     ),
     "encoder-decoder": TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         num_encoder_layers=1,
         num_decoder_layers=1,
         max_source_len=20,
@@ -64,7 +64,8 @@ CONFIGS = {
         **SHAPE,
     ),
     "labeller": TransformerConfig(
-        family="labeller",
+        architecture="encoder",
+        head=HeadConfig(each_token=True),
         num_encoder_layers=1,
         max_source_len=20,
         labels=("NOUN", "VERB", "DET"),

@@ -26,7 +26,7 @@ class Eager:
         config = model.config
         assert isinstance(config, TransformerConfig)
         self.config = config
-        self.has_source = config.family == "encoder-decoder"
+        self.has_source = config.architecture == "encoder-decoder"
         self._model = copy.deepcopy(model).double()
         self._half = copy.deepcopy(model).half() if precision == "fp16" else None
 

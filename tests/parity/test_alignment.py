@@ -37,7 +37,7 @@ from tests.parity.near import MAX_RATIO
 
 VOCAB_SIZE, START, EOS = 61, 1, 2
 CONFIG = TransformerConfig(
-    family="encoder-decoder",
+    architecture="encoder-decoder",
     d_model=24,
     num_heads=3,
     d_ff=32,

@@ -18,6 +18,7 @@ from engine.sampling.logits import StepLogits
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.models import TransformerConfig
+from exporter.models.config import FeedForwardConfig, PositionConfig
 from tests.parity.bare import Bare, write_bare
 
 VOCAB_SIZE, CHUNK, STEPS = 97, 128, 2
@@ -26,19 +27,19 @@ LENGTHS = (1, 63, 64, 65, 127, 128, 129, 300, 511, 512, 513, 700, 1023, 1024, 10
 SOURCE_LENGTHS = (1, 7, 8, 25, 63, 64, 65, 120)
 WIDTHS = {
     "gpt2": TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         d_model=768,
         num_heads=12,
         d_ff=3072,
         num_decoder_layers=1,
         vocab_size=VOCAB_SIZE,
         max_target_len=1100,
-        positions="learned",
-        activation="gelu_tanh",
+        positions=PositionConfig(kind="learned"),
+        feed_forward=FeedForwardConfig(activation="gelu_tanh"),
         norm_position="first",
     ),
     "marian": TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         d_model=512,
         num_heads=8,
         d_ff=2048,

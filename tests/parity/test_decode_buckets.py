@@ -19,17 +19,23 @@ from tests.parity.conftest import random_model
 NUM_ROWS = 6
 SMALL = {"d_model": 64, "num_heads": 4, "d_ff": 128, "vocab_size": 97, "max_target_len": 48}
 MODELS = {
-    "gpt": {"family": "gpt", "num_decoder_layers": 2, "num_kv_heads": 2, "positions": "rotary"},
+    "gpt": {
+        "architecture": "decoder",
+        "num_decoder_layers": 2,
+        "num_kv_heads": 2,
+        "positions.kind": "rotary",
+    },
     "encoder-decoder": {
-        "family": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "num_encoder_layers": 1,
         "num_decoder_layers": 2,
         "max_source_len": 24,
         "bos_token_id": 1,
     },
 }
-MODELS["gemma2"] = {**MODELS["gpt"], "window": 4, "windowed_layers": (0,), "attention_softcap": 5.0}
-MODELS["t5"] = {**MODELS["encoder-decoder"], "positions": "relative"}
+GEMMA = {"window": 4, "windowed_layers": (0,), "softcap": 5.0}
+MODELS["gemma2"] = {**MODELS["gpt"], "attention": GEMMA}
+MODELS["t5"] = {**MODELS["encoder-decoder"], "positions.kind": "relative"}
 NOTHING = ScheduledBatch()
 
 Bits = tuple[bytes, ...]
@@ -71,7 +77,7 @@ def test_a_row_has_the_same_bits_however_many_sequences_a_source_has(
 
 
 def _load(settings: dict[str, object], path: Path) -> SlotModelRunner:
-    config = TransformerConfig.model_validate(settings)
+    config = TransformerConfig.of(settings)
     graphs = build_graphs(random_model(config), target=CUDA)
     write_graphs(graphs, path)
     contract = generation_contract(config)

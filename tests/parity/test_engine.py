@@ -45,7 +45,7 @@ def eager_greedy(model: nn.Module, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """Choose token after token, each by a pass over all before it."""
     config = model.config
     assert isinstance(config, TransformerConfig)
-    has_source = config.family == "encoder-decoder"
+    has_source = config.architecture == "encoder-decoder"
     source = torch.tensor([prompt])
     tokens = torch.tensor([[config.bos_token_id]]) if has_source else source
     start = tokens.shape[1]

@@ -23,6 +23,7 @@ from engine.package.manifest import PackageFormat
 from engine.package.package import load_package
 from engine.text.tokenizer import Tokenizer
 from exporter.models import ImageConfig, TransformerConfig
+from exporter.models.config import FeedForwardConfig, PositionConfig
 from exporter.prover import eager as prover
 from exporter.prover.judge import At, ExactJudge
 from tests.parity.conftest import CONFIGS, SHAPE, VOCAB_SIZE
@@ -30,11 +31,11 @@ from tests.parity.uncertified import write_uncertified
 
 MODELS = {
     "bert": TransformerConfig(
-        family="bert",
+        architecture="encoder",
         num_encoder_layers=2,
         max_source_len=20,
-        positions="learned",
-        activation="gelu",
+        positions=PositionConfig(kind="learned"),
+        feed_forward=FeedForwardConfig(activation="gelu"),
         embedding_norm=True,
         num_token_types=2,
         labels=("bad", "fair", "good"),
@@ -42,13 +43,13 @@ MODELS = {
     ),
     "labeller": CONFIGS["labeller"],
     "vit": TransformerConfig(
-        family="vit",
+        architecture="vision-encoder",
         d_model=24,
         num_heads=3,
         d_ff=32,
         num_encoder_layers=2,
         norm_position="first",
-        positions="learned",
+        positions=PositionConfig(kind="learned"),
         image=ImageConfig(size=8, patch_size=4, channels=1, mean=(0.5,), std=(0.5,)),
         labels=("0", "1", "2"),
     ),

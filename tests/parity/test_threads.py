@@ -17,7 +17,7 @@ from tests.parity.bare import Bare, write_bare
 NUM_THREADS = 16
 # Wide heads: the kernel divides a row among threads above 2 MiB of L2 / (32 * 256) = 256 positions.
 CONFIG = TransformerConfig(
-    family="gpt",
+    architecture="decoder",
     d_model=32,
     num_heads=2,
     key_dim=256,
@@ -78,7 +78,7 @@ def test_the_proof_at_start_up_sees_that_more_than_16_sequences_of_a_source_take
     tmp_path: Path,
 ) -> None:
     config = TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         d_model=64,
         num_heads=4,
         d_ff=64,

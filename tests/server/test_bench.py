@@ -31,7 +31,7 @@ from tests.stand_in_certificate import export_with_stand_in, shown_on_device
 from tests.traces import traced  # noqa: F401 - a fixture
 
 CONFIG = TransformerConfig(
-    family="gpt",
+    architecture="decoder",
     d_model=8,
     num_heads=2,
     d_ff=16,

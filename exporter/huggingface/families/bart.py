@@ -24,10 +24,10 @@ BART = Family(
     title="BART",
     model_types=("bart",),
     fixed={
-        "family": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "norm_position": "last",
         "embedding_norm": True,
-        "positions": "learned",
+        "positions.kind": "learned",
         "output_bias": True,
     },
     options=BART_LIKE,

@@ -19,13 +19,13 @@ from exporter.models.config import TransformerConfig
 
 def _computed_of_2(original: Original) -> Options:
     scale = original.config.query_pre_attn_scalar**-0.5
-    return {**windowed(original), "attention_scale": scale}
+    return {**windowed(original), "attention.scale": scale}
 
 
 def _computed_of_3(original: Original) -> Options:
     rope, windows = local_options(original, original.config.sliding_window)
     scale = original.config.query_pre_attn_scalar**-0.5
-    return {**rotary(original, rope), **windows, "attention_scale": scale}
+    return {**rotary(original, rope), **windows, "attention.scale": scale}
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -52,9 +52,9 @@ GEMMA2 = Family(
     fixed={**ROTARY_FIXED, "norm_position": "both", "scale_embeddings": True},
     options={
         **ROTARY,
-        "attention_bias": "attention_bias",
-        "activation": "hidden_activation",
-        "attention_softcap": "attn_logit_softcapping",
+        "attention.bias": "attention_bias",
+        "feed_forward.activation": "hidden_activation",
+        "attention.softcap": "attn_logit_softcapping",
         "logit_softcap": "final_logit_softcapping",
     },
     computed=_computed_of_2,
@@ -67,7 +67,7 @@ GEMMA3 = replace(
     GEMMA2,
     title="Gemma 3, text",
     model_types=("gemma3_text",),
-    fixed={**GEMMA2.fixed, "qk_norm": True},
+    fixed={**GEMMA2.fixed, "attention.qk_norm": True},
     computed=_computed_of_3,
     # Transformers does not apply the first.
     supported={"attn_logit_softcapping": (None,), **GEMMA2.supported},

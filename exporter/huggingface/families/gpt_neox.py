@@ -44,13 +44,13 @@ GPT_NEOX = Family(
     model_types=("gpt_neox",),
     fixed={
         **ROTARY_FIXED,
-        "gated_feed_forward": False,
-        "feed_forward_bias": True,
+        "feed_forward.gated": False,
+        "feed_forward.bias": True,
         "norm": "layer",
     },
     options={
         **ROTARY,
-        "attention_bias": "attention_bias",
+        "attention.bias": "attention_bias",
         "dropout": "hidden_dropout",
         "norm_eps": "layer_norm_eps",
         "parallel_residual": "use_parallel_residual",

@@ -15,7 +15,7 @@ from exporter.huggingface.family import WRITES, Family, Options, Original
 def _computed(original: Original) -> Options:
     padding = original.config.pad_token_id or 0
     # fairseq counts from there, and no padding
-    places = {"position_offset": padding + 1, "uncounted_token_id": padding}
+    places = {"positions.offset": padding + 1, "uncounted_token_id": padding}
     return {**bart_like(original), **places}
 
 
@@ -23,9 +23,9 @@ M2M_100 = Family(
     title="M2M-100, NLLB",
     model_types=("m2m_100",),
     fixed={
-        "family": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "norm_position": "first",
-        "positions": "sinusoidal_tensor2tensor",
+        "positions.kind": "sinusoidal_tensor2tensor",
     },
     options=BART_LIKE,
     computed=_computed,

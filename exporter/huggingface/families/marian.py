@@ -25,9 +25,9 @@ MARIAN = Family(
     title="Marian (OPUS-MT)",
     model_types=("marian",),
     fixed={
-        "family": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "norm_position": "last",
-        "positions": "sinusoidal_halves",
+        "positions.kind": "sinusoidal_halves",
         "output_bias": True,
     },
     options={

@@ -21,7 +21,8 @@ def _computed(original: Original) -> Options:
         pooler_norm=True,
     )
     scaling = rope.scaling(config.max_position_embeddings)
-    return {**head, **windows, "rotary_base": rope.rope_theta, "rotary_scaling": scaling}
+    whole = {"positions.rotary_base": rope.rope_theta, "positions.rotary_scaling": scaling}
+    return {**head, **windows, **whole}
 
 
 def _weights(config: TransformerConfig) -> NameTable:
@@ -48,20 +49,20 @@ MODERNBERT = Family(
     model_types=("modernbert",),
     fixed={
         **FIXED,
-        "gated_feed_forward": True,
+        "feed_forward.gated": True,
         "norm_position": "first",
         "first_norm": False,
-        "positions": "rotary",
+        "positions.kind": "rotary",
     },
     options={
         **ENCODER,
-        "activation": "hidden_activation",
+        "feed_forward.activation": "hidden_activation",
         "norm_eps": "norm_eps",
         "norm_bias": "norm_bias",
         "dropout": "embedding_dropout",
-        "attention_dropout": "attention_dropout",
-        "attention_bias": "attention_bias",
-        "feed_forward_bias": "mlp_bias",
+        "attention.dropout": "attention_dropout",
+        "attention.bias": "attention_bias",
+        "feed_forward.bias": "mlp_bias",
     },
     computed=_computed,
     supported={"classifier_activation": tuple(ACTIVATIONS)},

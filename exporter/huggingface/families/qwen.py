@@ -11,7 +11,7 @@ QWEN2 = replace(
     LLAMA,
     title="Qwen 2 and 2.5",
     model_types=("qwen2",),
-    fixed={**ROTARY_FIXED, "attention_bias": True, "attention_output_bias": False},
+    fixed={**ROTARY_FIXED, "attention.bias": True, "attention.output_bias": False},
     options=ROTARY,
     computed=windowed,
     supported={},
@@ -20,7 +20,7 @@ QWEN3 = replace(
     QWEN2,
     title="Qwen 3",
     model_types=("qwen3",),
-    fixed={**ROTARY_FIXED, "qk_norm": True},
-    options={**ROTARY, "attention_bias": "attention_bias"},
+    fixed={**ROTARY_FIXED, "attention.qk_norm": True},
+    options={**ROTARY, "attention.bias": "attention_bias"},
     ignored="",
 )

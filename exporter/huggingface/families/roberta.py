@@ -25,9 +25,8 @@ def _computed(original: Original) -> Options:
 
 
 def _weights(config: TransformerConfig) -> NameTable:
-    is_labeller = config.family == "labeller"
     head = {
-        "classifier": "classifier" if is_labeller else "classifier.out_proj",
+        "classifier": "classifier" if config.head.each_token else "classifier.out_proj",
         **pooler(config, "classifier.dense"),
     }
     return {**bert_weights("roberta.", SkipRows(config.pad_token_id)), **modules(head)}

@@ -109,7 +109,11 @@ def _family(title: str, model_type: str) -> Family:
     return Family(
         title=title,
         model_types=(model_type,),
-        fixed={"family": "vit", "norm_position": "first", "positions": "learned"},
+        fixed={
+            "architecture": "vision-encoder",
+            "norm_position": "first",
+            "positions.kind": "learned",
+        },
         options=LAYERS,
         computed=_computed,
         supported={"qkv_bias": (True,), "num_channels": (1, 3)},

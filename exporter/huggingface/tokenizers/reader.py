@@ -172,7 +172,7 @@ def _left_out(tokens: list[str]) -> list[str]:
 def _about_end(tokenizer: Tokenizer, config: TransformerConfig) -> list[str]:
     """Say if a source of an encoder-decoder does not end as models of its kind are trained."""
     ids = tokenizer.encode("").ids
-    if config.family != "encoder-decoder" or config.eos_token_id in ids:
+    if config.architecture != "encoder-decoder" or config.eos_token_id in ids:
         return []
     return [
         f"{TOKENIZER_NAME} does not end a source with eos_token_id {config.eos_token_id}; "

@@ -1,9 +1,14 @@
-"""The configuration of a model: its options in groups, a file each."""
+"""The configuration of a model: its sizes, and its options in groups, a file each."""
 
 from __future__ import annotations
 
+from exporter.models.config.attention import AttentionConfig
+from exporter.models.config.feed_forward import FeedForwardConfig
+from exporter.models.config.head import HeadConfig
 from exporter.models.config.image import ImageConfig
-from exporter.models.config.model import OriginalCode, TransformerConfig
+from exporter.models.config.model import TransformerConfig
+from exporter.models.config.original_code import OriginalCode
+from exporter.models.config.positions import PositionConfig
 from exporter.models.config.rotary_scaling import (
     AnyScaling,
     LinearScaling,
@@ -11,15 +16,18 @@ from exporter.models.config.rotary_scaling import (
     RotaryScaling,
     YarnScaling,
 )
-from exporter.models.config.sizes import Family, PositiveFloat, PositiveInt, Probability
+from exporter.models.config.sizes import PositiveFloat, PositiveInt, Probability
 
 __all__ = [
     "AnyScaling",
-    "Family",
+    "AttentionConfig",
+    "FeedForwardConfig",
+    "HeadConfig",
     "ImageConfig",
     "LinearScaling",
     "LongScaling",
     "OriginalCode",
+    "PositionConfig",
     "PositiveFloat",
     "PositiveInt",
     "Probability",

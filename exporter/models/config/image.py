@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.package.manifest import MAX_IMAGE_SIZE, Resample
-from exporter.models.config.checked import CheckedOptions, Checks
+from exporter.models.config.sizes import Options
 
 ImageSize = Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
 
 
-class ImageConfig(CheckedOptions):
+class ImageConfig(Options):
     """The images that a vision model reads."""
 
     size: ImageSize  # height and width in pixels
@@ -39,15 +38,13 @@ class ImageConfig(CheckedOptions):
         """Patches, and the tokens before them."""
         return (self.size // self.patch_size) ** 2 + self.num_special
 
-    @property
-    def checks(self) -> Checks:
-        """The rules between options of images."""
-        return self._check_size, self._check_channels
-
-    def _check_size(self) -> Iterator[str]:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
         if self.size % self.patch_size:
-            yield f"size ({self.size}) must be a multiple of patch_size"
-
-    def _check_channels(self) -> Iterator[str]:
-        if len(self.mean) != self.channels or len(self.std) != self.channels:
-            yield f"mean and std need one value for each of {self.channels} channels"
+            problems.append(f"size ({self.size}) must be a multiple of patch_size")
+        if {len(self.mean), len(self.std)} != {self.channels}:
+            problems.append(f"mean and std need one value for each of {self.channels} channels")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from exporter.models.config.sizes import PositiveFloat, PositiveInt
+from exporter.models.config.sizes import Options, PositiveFloat, PositiveInt
 
 Factor = Annotated[float, Field(ge=1)]
 
 
-class _Scaling(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class RotaryScaling(_Scaling):
+class RotaryScaling(Options):
     """How Llama 3.1 does it.
 
     Waves longer than original_max_len / low_freq_factor are slowed down by `factor`, those shorter
@@ -38,14 +34,14 @@ class RotaryScaling(_Scaling):
         return self
 
 
-class LinearScaling(_Scaling):
+class LinearScaling(Options):
     """All waves are slowed down by `factor`."""
 
     kind: Literal["linear"]
     factor: Factor
 
 
-class YarnScaling(_Scaling):
+class YarnScaling(Options):
     """YaRN (Peng et al. 2023): waves are slowed down the more, the fewer turns they make.
 
     Those with more than `beta_fast` turns in the original length are left as they are, those with
@@ -61,7 +57,7 @@ class YarnScaling(_Scaling):
     truncate: bool = True  # the bounds are at whole numbers of a head
 
 
-class LongScaling(_Scaling):
+class LongScaling(Options):
     """LongRoPE (Ding et al. 2024): every wave is slowed down by a factor of its own."""
 
     kind: Literal["long"]

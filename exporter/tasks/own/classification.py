@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from engine.wording import listed
-from exporter.models.config import TransformerConfig
+from exporter.models.config import FeedForwardConfig, PositionConfig, TransformerConfig
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels, telling
@@ -82,19 +82,19 @@ def _start(
     data: OwnData, rows: Sequence[LabelledText], labels: tuple[str, ...]
 ) -> tuple[Tokenizer, TransformerConfig]:
     """Return tokenizer and configuration of the model that learns."""
-    start = data.started("bert", "labeller")
+    start = data.started("encoder")
     if start is not None:
         assert start.tokenizer is not None, "a classifier of texts has a tokenizer"
-        return start.tokenizer, telling(start.config.model, "bert", labels)
+        return start.tokenizer, telling(start.config.model, labels)
     tokenizer = train_subwords((row.text for row in rows), data.shape.vocab_size, (CLS, SEP))
     frame(tokenizer, f"{CLS} $A {SEP}", (CLS, SEP))
     return tokenizer, TransformerConfig(
-        family="bert",
+        architecture="encoder",
         **data.shape.options,
-        activation="gelu",
+        feed_forward=FeedForwardConfig(activation="gelu"),
         vocab_size=tokenizer.get_vocab_size(),
         max_source_len=data.shape.max_len,
-        positions="learned",
+        positions=PositionConfig(kind="learned"),
         scale_embeddings=False,
         embedding_norm=True,
         pad_token_id=tokenizer.token_to_id(PAD),

@@ -14,12 +14,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.package.files import hash_file
+from engine.package.manifest import Architecture
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint, TextFiles
-from exporter.models.config import Family, TransformerConfig
+from exporter.models.config import TransformerConfig
 from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.size import SIZES, Size, SizeName
-from exporter.tasks.start import FINE_TUNING, digest_of, kept_weights, of_family
+from exporter.tasks.start import FINE_TUNING, digest_of, kept_weights, of_architecture
 from exporter.training.data import ChunkSource, Example
 from exporter.training.task import Recipe, Task
 
@@ -64,7 +65,7 @@ class OwnData:
         if start is not None:
             weights = kept_weights(start, config)
             generation, text = start.config.generation, start.text
-        chunk_size = _CHUNK_IMAGES if config.family == "vit" else _CHUNK_EXAMPLES
+        chunk_size = _CHUNK_IMAGES if config.architecture == "vision-encoder" else _CHUNK_EXAMPLES
         return Task(
             name=name,
             config=config,
@@ -98,19 +99,19 @@ class OwnData:
         given = None if self.validation is None else read(self.validation)
         return divide(read(self.path), key, given)
 
-    def started(self, *families: Family) -> Checkpoint | None:
-        """Return the checkpoint to go on from; ConfigError if it is of none of the families."""
-        return of_family(self.start, *families)
+    def started(self, architecture: Architecture) -> Checkpoint | None:
+        """Return the checkpoint to go on from; ConfigError if it is of another architecture."""
+        return of_architecture(self.start, architecture)
 
     def recipe(self, config: TransformerConfig) -> Recipe:
         """Return how a model learns from the data."""
         shape = self.shape
-        writes = config.family == "encoder-decoder"
+        writes = config.architecture == "encoder-decoder"
         rate = shape.writing_rate if writes else shape.peak_learning_rate
         warmup_steps = max(1, shape.steps // 15)
         return Recipe(
             steps=shape.steps,
-            batch_tokens=64 if config.family == "vit" else shape.batch_tokens,
+            batch_tokens=64 if config.architecture == "vision-encoder" else shape.batch_tokens,
             peak_learning_rate=rate * (1 if self.start is None else FINE_TUNING),
             warmup_steps=warmup_steps,
             label_smoothing=0.1,

@@ -12,7 +12,7 @@ from engine.errors import ConfigError, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.wording import listed
 from exporter.graphs.contracts import image_contract
-from exporter.models.config import TransformerConfig
+from exporter.models.config import FeedForwardConfig, PositionConfig, TransformerConfig
 from exporter.pictures import SUFFIXES, Picture, class_folders, find_pictures
 from exporter.tasks.own.baseline import commonest_label
 from exporter.tasks.own.data import OwnData
@@ -92,15 +92,15 @@ def load_images(config: TransformerConfig, images: Sequence[Picture]) -> list[Ex
 
 def _start(data: OwnData, labels: tuple[str, ...]) -> TransformerConfig:
     """Return the configuration of the model that learns."""
-    start = data.started("vit")
+    start = data.started("vision-encoder")
     if start is not None:
         return start.config.model.model_copy(update={"labels": labels})
     return TransformerConfig(
-        family="vit",
+        architecture="vision-encoder",
         **data.shape.options,
-        activation="gelu",
+        feed_forward=FeedForwardConfig(activation="gelu"),
         norm_position="first",
-        positions="learned",
+        positions=PositionConfig(kind="learned"),
         labels=labels,
         image=data.shape.image,
     )

@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from engine.errors import ConfigError
 from engine.lines import read_lines
 from engine.wording import listed
-from exporter.models.config import TransformerConfig
+from exporter.models.config import HeadConfig, TransformerConfig
 from exporter.tasks.own.baseline import CommonestTag
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.own.labels import better_than, known_labels, telling
@@ -129,17 +129,18 @@ def _start(
     data: OwnData, rows: Sequence[TaggedSentence], labels: tuple[str, ...]
 ) -> tuple[Tokenizer, TransformerConfig]:
     """Return tokenizer and configuration of the model that learns."""
-    start = data.started("labeller", "bert")
+    start = data.started("encoder")
     if start is not None:
         assert start.tokenizer is not None, "a labeller has a tokenizer"
-        return start.tokenizer, telling(start.config.model, "labeller", labels)
+        return start.tokenizer, telling(start.config.model, labels, each_token=True)
     tokenizer = train_subwords(map(_words, rows), data.shape.vocab_size, (), words_only=True)
     return tokenizer, TransformerConfig(
-        family="labeller",
+        architecture="encoder",
         **data.shape.options,
         norm_position="first",
         vocab_size=tokenizer.get_vocab_size(),
         max_source_len=data.shape.max_len,
         pad_token_id=tokenizer.token_to_id(PAD),
+        head=HeadConfig(each_token=True),
         labels=labels,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from engine.errors import ConfigError
 from exporter.models.config import TransformerConfig
@@ -13,11 +13,11 @@ from exporter.training.task import Outcome
 MAX_LABELS = 10_000
 # The options of a model of texts that had another head before: a bare body under its head.
 _BARE = {
-    "pooler": "none",
-    "pooler_bias": True,
-    "pooler_norm": False,
-    "embedding_dim": None,
-    "normalize": False,
+    "head.pooler": "none",
+    "head.pooler_bias": True,
+    "head.pooler_norm": False,
+    "head.embedding_dim": None,
+    "head.normalize": False,
 }
 
 
@@ -42,15 +42,19 @@ def known_labels(training: Iterable[str], *judged: Iterable[str]) -> tuple[str, 
 
 
 def telling(
-    config: TransformerConfig, family: Literal["bert", "labeller"], labels: tuple[str, ...]
+    config: TransformerConfig, labels: tuple[str, ...], *, each_token: bool = False
 ) -> TransformerConfig:
-    """Return a model of texts that tells other labels, of texts or, a labeller, of tokens."""
-    whole = {"cut_at": None, "cuts_left": False}
-    changed = {**config.model_dump(), **whole, "labels": labels, "label_scores": "softmax"}
-    if config.family != family:
-        pooling = "mean" if family == "bert" else "first"
-        changed |= {**_BARE, "family": family, "pooling": pooling}
-    return TransformerConfig.model_validate(changed)
+    """Return a model of texts that tells other labels, of texts or of each token."""
+    changed: dict[str, Any] = {
+        "cut_at": None,
+        "cuts_left": False,
+        "labels": labels,
+        "head.label_scores": "softmax",
+    }
+    if config.head.each_token != each_token:
+        pooling = "first" if each_token else "mean"
+        changed |= {**_BARE, "head.each_token": each_token, "head.pooling": pooling}
+    return config.changed(changed)
 
 
 def better_than(

@@ -34,7 +34,7 @@ class Size:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of a TransformerConfig that every family has."""
+        """Return the options of a TransformerConfig that every architecture has."""
         names = ("d_model", "num_heads", "d_ff", "num_encoder_layers", "dropout")
         return {name: getattr(self, name) for name in names}
 

@@ -126,7 +126,7 @@ def _start(data: OwnData, pairs: Sequence[Pair]) -> tuple[Tokenizer, Transformer
         return start.tokenizer, start.config.model
     tokenizer = make_tokenizer(pairs, data.shape)
     return tokenizer, TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         **data.shape.options,
         num_decoder_layers=data.shape.num_decoder_layers,
         norm_position="first",

@@ -129,7 +129,7 @@ def test_vectors_are_compared_by_the_angle_between_them(
 def test_sets_of_labels_and_numbers_are_answers_too(
     scores: str, labels: tuple[str, ...], make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    checkpoint = make_checkpoint("bert", labels=labels, label_scores=scores)
+    checkpoint = make_checkpoint("bert", labels=labels, **{"head.label_scores": scores})
     other = changed(checkpoint, tmp_path / "other", "classifier.weight", -3)
     reference = "\ta, c\n" if scores == "sigmoid" else "\n"
     (tmp_path / "text").write_text(f"w3 w4{reference}w9{reference}w7{reference}")

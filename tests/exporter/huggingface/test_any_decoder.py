@@ -129,7 +129,7 @@ def test_layers_have_their_windows_and_half_precision_keeps_the_frequencies(tmp_
 
     halved = copy_in(torch.float16, model)
 
-    assert (model.config.window, model.config.windowed_layers) == (5, (0,))
+    assert (model.config.attention.window, model.config.attention.windowed_layers) == (5, (0,))
     assert model(ids).equal(twin(ids).logits)
     assert {weight.dtype for weight in halved.parameters()} == {torch.float16}
     assert {buffer.dtype for buffer in halved.buffers()} == {torch.float32}

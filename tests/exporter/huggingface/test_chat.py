@@ -127,7 +127,7 @@ def assert_template_sees_what_transformers_gives(path: Path, settings: dict[str,
     (path / "tokenizer_config.json").write_text(json.dumps(said))
     original = AutoTokenizer.from_pretrained(path)
     config = TransformerConfig.model_construct(
-        family="gpt", vocab_size=99, eos_token_id=2, source_vocab_size=None
+        architecture="decoder", vocab_size=99, eos_token_id=2, source_vocab_size=None
     )
 
     form = read_tokenizer(path, config).files.chat

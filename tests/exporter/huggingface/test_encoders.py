@@ -205,7 +205,7 @@ def test_probabilities_are_made_as_transformers_makes_them(
         save_encoder(source, "bert", "classify")
     edit_json(source / "config.json", **options)
 
-    assert imported(source).config.label_scores == scores
+    assert imported(source).config.head.label_scores == scores
 
 
 def test_head_that_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ TRAINING = difficult_lines(2000, seed=1)
 
 def read(
     source: Path,
-    family: str = "encoder-decoder",
+    architecture: str = "encoder-decoder",
     vocab_size: int = 9000,
     *,
     model_type: str = "",
@@ -49,7 +49,7 @@ def read(
     if model_type:
         write_json(source / "config.json", {"model_type": model_type})
     config = TransformerConfig.model_construct(
-        family=family, vocab_size=vocab_size, eos_token_id=0, source_vocab_size=None
+        architecture=architecture, vocab_size=vocab_size, eos_token_id=0, source_vocab_size=None
     )
     return read_tokenizer(source, config, **options)
 
@@ -251,7 +251,7 @@ def test_llama_that_does_not_say_how_texts_begin_is_told(llama: Path, tmp_path: 
     shutil.copy(llama, tmp_path)
     write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"})
 
-    found = read(tmp_path, "gpt", model_type="llama")
+    found = read(tmp_path, "decoder", model_type="llama")
 
     assert found.tokenizer.encode("<s>[a]").tokens[:2] == ["<s>", "["]
     assert "tokenizer_config.json does not say add_bos_token: transformers 5" in str(found.notes)
@@ -261,7 +261,7 @@ def test_pieces_that_no_class_reads_are_told(llama: Path, tmp_path: Path) -> Non
     shutil.copy(llama, tmp_path)
     write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"})
 
-    found = read(tmp_path, "gpt", model_type="mistral")
+    found = read(tmp_path, "decoder", model_type="mistral")
 
     assert "transformers 5 has no class for its SentencePiece model" in str(found.notes)
     original = AutoTokenizer.from_pretrained(tmp_path)

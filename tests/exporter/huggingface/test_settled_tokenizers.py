@@ -89,7 +89,7 @@ def test_a_bert_keeps_case_and_accents_where_the_settings_say_so(
     save(tmp_path, word_pieces(), tokenizer_class="BertTokenizer", **settings)
     original = BertTokenizer.from_pretrained(tmp_path)
 
-    found = read(tmp_path, "bert").tokenizer
+    found = read(tmp_path, "encoder").tokenizer
 
     assert found is not None
     for text in (TEXT, TEXT.lower(), "Néw yörk"):
@@ -150,7 +150,7 @@ def test_around_a_text_stands_what_the_class_puts_there(
     write_json(tmp_path / "config.json", {"model_type": model_type})
     original = AutoTokenizer.from_pretrained(tmp_path)
 
-    found = read(tmp_path, "bert", model_type=model_type).tokenizer
+    found = read(tmp_path, "encoder", model_type=model_type).tokenizer
 
     assert found is not None
     assert found.encode("New York").ids == original("New York").input_ids
@@ -166,7 +166,7 @@ def test_a_text_begins_with_a_space_where_the_settings_say_so(
     said = {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": adds_space}
     save(tmp_path, byte_level(adds_space=not adds_space), **said)
 
-    found = read(tmp_path, "bert", model_type="roberta").tokenizer
+    found = read(tmp_path, "encoder", model_type="roberta").tokenizer
 
     assert found is not None
     assert found.encode(TEXT).ids == RobertaTokenizer.from_pretrained(tmp_path)(TEXT).input_ids
@@ -234,7 +234,7 @@ def test_added_tokens_are_those_of_all_files(
             write_json(tmp_path / f"{name}.json", content)
     original = AutoTokenizer.from_pretrained(tmp_path)
 
-    found = read(tmp_path, "gpt", model_type="llama").tokenizer
+    found = read(tmp_path, "decoder", model_type="llama").tokenizer
 
     assert found is not None
     ids = original(f"a {CALL} b <TOOL_CALL> x<x></s>").input_ids
@@ -260,7 +260,7 @@ def test_added_tokens_that_a_model_has_no_room_for_are_left_out_and_named(
 ) -> None:
     save(tmp_path, byte_level(adds_space=False), tokenizer_class="LlamaTokenizer", **said)
 
-    found = read(tmp_path, "gpt", vocab_size=262, model_type="llama")
+    found = read(tmp_path, "decoder", vocab_size=262, model_type="llama")
 
     assert found.tokenizer is not None
     assert found.tokenizer.token_to_id(kept) == 261

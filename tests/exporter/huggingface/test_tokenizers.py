@@ -81,10 +81,10 @@ def source_with(directory: Path, name: str, model: Path, **settings: Any) -> Non
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def config(family: str = "encoder-decoder", vocab_size: int = 5000) -> TransformerConfig:
+def config(architecture: str = "encoder-decoder", vocab_size: int = 5000) -> TransformerConfig:
     """Return what a tokenizer is held against."""
     return TransformerConfig.model_construct(
-        family=family, vocab_size=vocab_size, eos_token_id=2, source_vocab_size=None
+        architecture=architecture, vocab_size=vocab_size, eos_token_id=2, source_vocab_size=None
     )
 
 

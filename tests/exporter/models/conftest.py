@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from exporter.models import TransformerConfig
+from exporter.models.attention import MultiHeadAttention
+from exporter.models.config import AttentionConfig, FeedForwardConfig, PositionConfig
+from exporter.models.relative import RelativePositions
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +33,29 @@ def randomize() -> Callable[[nn.Module], nn.Module]:
     return apply
 
 
+def make_attention(
+    d_model: int,
+    num_heads: int,
+    options: AttentionConfig | None = None,
+    *,
+    relative: RelativePositions | None = None,
+    window: int | None = None,
+    **others: Any,
+) -> MultiHeadAttention:
+    """Return attention by options of a model that is no more than it."""
+    config = TransformerConfig.model_construct(
+        d_model=d_model,
+        num_heads=num_heads,
+        attention=options or AttentionConfig(),
+        **{"dropout": 0.0, **others},
+    )
+    return MultiHeadAttention(config, relative=relative, window=window)
+
+
 @pytest.fixture
 def translation_config() -> TransformerConfig:
     return TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         d_model=16,
         num_heads=2,
         d_ff=24,
@@ -49,15 +72,15 @@ def translation_config() -> TransformerConfig:
 @pytest.fixture
 def gpt_config() -> TransformerConfig:
     return TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         d_model=16,
         num_heads=2,
         d_ff=24,
         num_decoder_layers=2,
-        activation="gelu_tanh",
+        feed_forward=FeedForwardConfig(activation="gelu_tanh"),
         norm_position="first",
         vocab_size=29,
         max_target_len=12,
-        positions="learned",
+        positions=PositionConfig(kind="learned"),
         scale_embeddings=False,
     )

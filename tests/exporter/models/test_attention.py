@@ -16,7 +16,9 @@ from exporter.models.attention import (
     relu_weights,
     softmax_weights,
 )
+from exporter.models.config import AttentionConfig
 from exporter.models.layers import EncoderLayer
+from tests.exporter.models.conftest import make_attention
 
 B, T, S, D, H = 2, 5, 7, 12, 3
 KEY_MASK = torch.arange(S) < torch.tensor([S, 4])[:, None]  # (B, S)
@@ -80,7 +82,7 @@ def test_softmax_of_scaled_products_equals_torch():
 
 @pytest.mark.parametrize("scale", [1.0, 0.05])
 def test_scores_are_scaled_as_they_are_told(scale, randomize):
-    attention = randomize(MultiHeadAttention(D, H, scale=scale))
+    attention = randomize(make_attention(D, H, AttentionConfig(scale=scale)))
     hidden, source = torch.randn(B, T, D), torch.randn(B, S, D)
     heads = [attention.q_proj(hidden), attention.k_proj(source), attention.v_proj(source)]
     q, k, v = (x.unflatten(-1, (H, D // H)).transpose(1, 2) for x in heads)
@@ -97,7 +99,7 @@ def test_scores_are_scaled_as_they_are_told(scale, randomize):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
 def test_attention_over_three_sources_equals_torch(bias, padded, randomize):
-    attention = randomize(MultiHeadAttention(D, H, bias=bias))
+    attention = randomize(make_attention(D, H, AttentionConfig(bias=bias)))
     query, key, value = torch.randn(B, T, D), torch.randn(B, S, D), torch.randn(B, S, D)
     mask = KEY_MASK if padded else None
 
@@ -118,7 +120,7 @@ def test_attention_over_three_sources_equals_torch(bias, padded, randomize):
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_causal_attention_equals_torch(padded, randomize):
-    attention = randomize(MultiHeadAttention(D, H))
+    attention = randomize(make_attention(D, H))
     x = torch.randn(B, S, D)
     mask = KEY_MASK if padded else torch.ones_like(KEY_MASK)
 
@@ -144,11 +146,8 @@ def test_causal_attention_equals_torch(padded, randomize):
     ("heads", "key_dim", "value_dim"), [(H, 4, 4), (H, 5, 3), (H, 2, 7), (1, 5, 3)]
 )
 def test_attention_equals_loops(score, normalizer, heads, key_dim, value_dim, randomize):
-    attention = randomize(
-        MultiHeadAttention(
-            D, heads, key_dim=key_dim, value_dim=value_dim, score=score, normalizer=normalizer
-        )
-    )
+    options = AttentionConfig(score=score, normalizer=normalizer)
+    attention = randomize(make_attention(D, heads, options, key_dim=key_dim, value_dim=value_dim))
     query, source = torch.randn(B, T, D), torch.randn(B, S, D)
 
     output = attention(query, source, source, padding_mask(KEY_MASK))
@@ -161,7 +160,7 @@ def test_attention_equals_loops(score, normalizer, heads, key_dim, value_dim, ra
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [True, False])
 def test_a_single_head_without_output_projection_equals_torch(padded, randomize):
-    attention = randomize(MultiHeadAttention(D, 1, key_dim=5, output=False))
+    attention = randomize(make_attention(D, 1, AttentionConfig(output=False), key_dim=5))
     query, source = torch.randn(B, T, D), torch.randn(B, S, D)
     mask = padding_mask(KEY_MASK) if padded else None
 
@@ -176,7 +175,7 @@ def test_a_single_head_without_output_projection_equals_torch(padded, randomize)
 
 
 def test_key_and_value_widths_are_those_of_the_paper():
-    attention = MultiHeadAttention(D, H, key_dim=5, value_dim=3)
+    attention = make_attention(D, H, key_dim=5, value_dim=3)
 
     assert attention.q_proj.weight.T.shape == attention.k_proj.weight.T.shape == (D, H * 5)
     assert attention.v_proj.weight.T.shape == (D, H * 3)
@@ -186,7 +185,8 @@ def test_key_and_value_widths_are_those_of_the_paper():
 @pytest.mark.parametrize("score", ["dot", "additive"])
 @pytest.mark.parametrize("normalizer", ["softmax", "relu"])
 def test_fully_masked_row_gives_numbers_and_leaves_others_alone(score, normalizer):
-    attention = MultiHeadAttention(D, H, score=score, normalizer=normalizer).eval()
+    options = AttentionConfig(score=score, normalizer=normalizer)
+    attention = make_attention(D, H, options).eval()
     x = torch.randn(B, S, D, requires_grad=True)
     mask = torch.stack([torch.ones(S, dtype=torch.bool), torch.zeros(S, dtype=torch.bool)])
 
@@ -213,7 +213,7 @@ def test_relu_weights_do_not_depend_on_padding():
 @torch.no_grad()
 @pytest.mark.parametrize("normalizer", ["softmax", "relu"])
 def test_attention_dropout_drops_weights_and_scales_the_rest(normalizer):
-    attention = MultiHeadAttention(4, 1, attention_dropout=0.5, normalizer=normalizer)
+    attention = make_attention(4, 1, AttentionConfig(dropout=0.5, normalizer=normalizer))
     for parameter in attention.parameters():
         nn.init.zeros_(parameter)
     for bias in (attention.q_proj.bias, attention.k_proj.bias):
@@ -235,7 +235,7 @@ def test_attention_dropout_drops_weights_and_scales_the_rest(normalizer):
 
 
 def test_output_dropout_drops_outputs_in_training_only():
-    attention = MultiHeadAttention(D, H, dropout=0.5)
+    attention = make_attention(D, H, dropout=0.5)
     x = torch.randn(64, S, D)
 
     dropped = attention(x, x, x)

@@ -6,25 +6,27 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
 from exporter.models import TransformerConfig, build_model
+from exporter.models.config import FeedForwardConfig, HeadConfig, PositionConfig
 
 MASK = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
 
 
-def make_config(family: str) -> TransformerConfig:
+def make_config(*, each_token: bool = False) -> TransformerConfig:
     return TransformerConfig(
-        family=family,
+        architecture="encoder",
         d_model=16,
         num_heads=2,
         d_ff=24,
         num_encoder_layers=2,
-        activation="gelu",
+        feed_forward=FeedForwardConfig(activation="gelu"),
         norm_eps=1e-12,
         vocab_size=29,
         max_source_len=14,
-        positions="learned",
+        positions=PositionConfig(kind="learned"),
         scale_embeddings=False,
         embedding_norm=True,
         num_token_types=2,
+        head=HeadConfig(each_token=each_token),
         labels=("a", "b", "c"),
     )
 
@@ -51,7 +53,7 @@ def copy_to_hugging_face(model: nn.Module, twin: nn.Module) -> None:
             f"{prefix}.output.dense": layer.feed_forward.down_proj,
             f"{prefix}.output.LayerNorm": layer.feed_forward_residual.norm,
         }
-    if model.config.family == "bert":
+    if not model.config.head.each_token:
         pairs["bert.pooler.dense"] = model.pooler
     for name, module in pairs.items():
         twin.get_submodule(name).load_state_dict(module.state_dict())
@@ -70,24 +72,24 @@ def hugging_face_config() -> BertConfig:
 
 
 @pytest.mark.parametrize(
-    ("family", "cut_at", "problem"),
+    ("each_token", "cut_at", "problem"),
     [
-        ("bert", 15, r"cut_at \(15\) must be 1 to max_source_len \(14\)"),
-        ("bert", 0, r"cut_at \(0\) must be 1 to"),
-        ("labeller", 3, "cut_at is for bert, got labeller"),
+        (False, 15, r"cut_at \(15\) must be 1 to max_source_len \(14\)"),
+        (False, 0, r"cut_at \(0\) must be 1 to"),
+        (True, 3, "cut_at are for one label or vector a text, got head.each_token"),
     ],
 )
-def test_texts_are_cut_to_what_a_model_takes(family: str, cut_at: int, problem: str) -> None:
-    given = make_config(family).model_dump()
+def test_texts_are_cut_to_what_a_model_takes(each_token: bool, cut_at: int, problem: str) -> None:
+    config = make_config(each_token=each_token)
 
     with pytest.raises(ValueError, match=problem):
-        TransformerConfig.model_validate({**given, "cut_at": cut_at})
+        config.changed({"cut_at": cut_at})
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("typed", [True, False])
 def test_bert_equals_hugging_face(typed, randomize):
-    model = randomize(build_model(make_config("bert")))
+    model = randomize(build_model(make_config()))
     twin = BertForSequenceClassification(hugging_face_config()).eval()
     copy_to_hugging_face(model, twin)
     ids = torch.randint(1, 29, (3, 9))
@@ -103,7 +105,7 @@ def test_bert_equals_hugging_face(typed, randomize):
 
 @torch.no_grad()
 def test_labeller_equals_hugging_face(randomize):
-    model = randomize(build_model(make_config("labeller")))
+    model = randomize(build_model(make_config(each_token=True)))
     twin = BertForTokenClassification(hugging_face_config()).eval()
     copy_to_hugging_face(model, twin)
     ids = torch.randint(1, 29, (3, 9))
@@ -118,18 +120,18 @@ def test_labeller_equals_hugging_face(randomize):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["bert", "labeller"])
+@pytest.mark.parametrize("each_token", [False, True])
 @pytest.mark.parametrize(
     "options",
     [
-        {"attention_score": "additive"},
-        {"attention_normalizer": "relu"},
-        {"attention_score": "additive", "attention_normalizer": "relu"},
-        {"key_dim": 3, "value_dim": 11, "attention_bias": False},
+        {"attention.score": "additive"},
+        {"attention.normalizer": "relu"},
+        {"attention.score": "additive", "attention.normalizer": "relu"},
+        {"key_dim": 3, "value_dim": 11, "attention.bias": False},
     ],
 )
-def test_padding_changes_nothing(family, options, randomize):
-    model = randomize(build_model(make_config(family).model_copy(update=options)))
+def test_padding_changes_nothing(each_token, options, randomize):
+    model = randomize(build_model(make_config(each_token=each_token).changed(options)))
     ids = torch.randint(1, 29, (3, 9))
 
     together = model(ids, MASK)
@@ -137,7 +139,7 @@ def test_padding_changes_nothing(family, options, randomize):
     for b, length in enumerate(MASK.sum(1).tolist()):
         alone = model(ids[b : b + 1, :length])
         logits = together.logits[b : b + 1]
-        if family == "labeller":
+        if each_token:
             logits = logits[:, :length]
         torch.testing.assert_close(logits, alone.logits, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(
@@ -146,9 +148,9 @@ def test_padding_changes_nothing(family, options, randomize):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["bert", "labeller"])
-def test_fully_padded_row_gives_numbers(family):
-    model = build_model(make_config(family)).eval()
+@pytest.mark.parametrize("each_token", [False, True])
+def test_fully_padded_row_gives_numbers(each_token):
+    model = build_model(make_config(each_token=each_token)).eval()
     mask = torch.tensor([[True, True], [False, False]])
 
     logits, embedding = model(torch.ones(2, 2, dtype=torch.long), mask)

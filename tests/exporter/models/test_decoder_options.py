@@ -10,13 +10,14 @@ from torch.nn import functional as F
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import MultiHeadAttention
 from exporter.models.cache import LayerCache
-from exporter.models.config import LinearScaling, LongScaling
+from exporter.models.config import AttentionConfig, LinearScaling, LongScaling
 from exporter.models.layers import DecoderLayer
 from exporter.models.rotary import RotaryPositions, rotary_frequencies
+from tests.exporter.models.conftest import make_attention
 
 B, T, D, H = 2, 7, 16, 2
 OPTIONS = {
-    "family": "gpt",
+    "architecture": "decoder",
     "d_model": 24,
     "num_heads": 4,
     "num_kv_heads": 2,
@@ -28,24 +29,24 @@ OPTIONS = {
     "norm_position": "first",
     "vocab_size": 29,
     "max_target_len": 12,
-    "positions": "rotary",
+    "positions.kind": "rotary",
     "scale_embeddings": False,
 }
 MODERN = {
     "norm_position": "both",
-    "qk_norm": True,
-    "window": 4,
-    "windowed_layers": (0, 2),
-    "local_rotary_base": 10.0,
-    "rotary_dim": 8,
-    "rotary_scaling": {"kind": "linear", "factor": 4.0},
-    "attention_softcap": 2.0,
+    "attention.qk_norm": True,
+    "attention.window": 4,
+    "attention.windowed_layers": (0, 2),
+    "positions.local_rotary_base": 10.0,
+    "positions.rotary_dim": 8,
+    "positions.rotary_scaling": {"kind": "linear", "factor": 4.0},
+    "attention.softcap": 2.0,
     "logit_softcap": 3.0,
 }
 
 
 def config_of(**options: object) -> TransformerConfig:
-    return TransformerConfig.model_validate({**OPTIONS, **options})
+    return TransformerConfig.of({**OPTIONS, **options})
 
 
 def heads_of(attention: MultiHeadAttention, hidden: torch.Tensor) -> list[torch.Tensor]:
@@ -57,7 +58,7 @@ def heads_of(attention: MultiHeadAttention, hidden: torch.Tensor) -> list[torch.
 
 @torch.no_grad()
 def test_a_query_sees_as_many_keys_as_its_window(randomize):
-    attention = randomize(MultiHeadAttention(D, H, window=3))
+    attention = randomize(make_attention(D, H, window=3))
     hidden = torch.randn(B, T, D)
     places = torch.arange(T)
     distance = places[:, None] - places
@@ -71,7 +72,7 @@ def test_a_query_sees_as_many_keys_as_its_window(randomize):
 
 @torch.no_grad()
 def test_scores_stay_within_their_bound(randomize):
-    attention = randomize(MultiHeadAttention(D, H, softcap=0.5))
+    attention = randomize(make_attention(D, H, AttentionConfig(softcap=0.5)))
     hidden = torch.randn(B, T, D) * 3
     q, k, v = heads_of(attention, hidden)
     scores = q @ k.mT / (D // H) ** 0.5
@@ -85,7 +86,7 @@ def test_scores_stay_within_their_bound(randomize):
 
 @torch.no_grad()
 def test_queries_and_keys_have_norms_of_their_own(randomize):
-    attention = randomize(MultiHeadAttention(D, H, qk_norm_eps=1e-2))
+    attention = randomize(make_attention(D, H, AttentionConfig(qk_norm=True), norm_eps=1e-2))
     hidden = torch.randn(B, T, D)
     q, k, v = heads_of(attention, hidden)
 
@@ -99,7 +100,8 @@ def test_queries_and_keys_have_norms_of_their_own(randomize):
 
 @torch.no_grad()
 def test_attention_and_feed_forward_read_the_same_input_side_by_side(randomize):
-    layer = randomize(DecoderLayer(config_of(parallel_residual=True, positions="learned")))
+    config = config_of(parallel_residual=True, positions={"kind": "learned"})
+    layer = randomize(DecoderLayer(config))
     hidden = torch.randn(B, T, 24)
 
     output = layer(hidden)
@@ -112,7 +114,8 @@ def test_attention_and_feed_forward_read_the_same_input_side_by_side(randomize):
 
 @torch.no_grad()
 def test_norms_on_both_sides_leave_the_sum_alone(randomize):
-    layer = randomize(DecoderLayer(config_of(norm_position="both", positions="learned")))
+    config = config_of(norm_position="both", positions={"kind": "learned"})
+    layer = randomize(DecoderLayer(config))
     hidden = torch.randn(B, T, 24)
 
     output = layer(hidden)
@@ -143,7 +146,7 @@ def test_logits_stay_within_their_bound_and_their_bias_does_not(randomize):
 
 
 def test_the_output_may_have_no_bias_where_queries_have_one():
-    attention = MultiHeadAttention(D, H, bias=True, output_bias=False)
+    attention = make_attention(D, H, AttentionConfig(output_bias=False))
 
     assert attention.q_proj.bias is not None and attention.out_proj.bias is None
 
@@ -175,7 +178,8 @@ def test_linear_scaling_slows_all_waves_and_longrope_each_by_its_own():
 
 
 @pytest.mark.parametrize(
-    "options", [MODERN, {"parallel_residual": True, "rotary_dim": 4}, {"window": 3}]
+    "options",
+    [MODERN, {"parallel_residual": True, "positions.rotary_dim": 4}, {"attention.window": 3}],
 )
 @torch.no_grad()
 def test_new_positions_behind_a_cache_are_those_of_the_whole_text(options, randomize):
@@ -199,20 +203,30 @@ def test_new_positions_behind_a_cache_are_those_of_the_whole_text(options, rando
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"windowed_layers": (1,)}, "windowed_layers needs window"),
-        ({"local_rotary_base": 9.0}, "local_rotary_base needs window"),
-        ({"rotary_dim": 5}, r"rotary_dim \(5\) must be even and at most key_dim \(16\)"),
-        ({"positions": "learned", "rotary_dim": 4}, "rotary_dim needs rotary positions"),
-        ({"parallel_residual": True, "norm_position": "last"}, "parallel_residual is for gpt"),
+        ({"attention.windowed_layers": (1,)}, "attention.windowed_layers needs attention.window"),
         (
-            {"rotary_scaling": {"kind": "long", "factors": [1, 2], "attention_factor": 1}},
+            {"positions.local_rotary_base": 9.0},
+            "positions.local_rotary_base needs attention.window",
+        ),
+        ({"positions.rotary_dim": 5}, r"rotary_dim \(5\) must be even and at most key_dim \(16\)"),
+        ({"positions": {"rotary_dim": 4}}, "rotary_dim needs rotary positions"),
+        (
+            {"parallel_residual": True, "norm_position": "last"},
+            "parallel_residual needs norm_position first, got last",
+        ),
+        (
+            {
+                "positions.rotary_scaling": LongScaling(
+                    kind="long", factors=(1, 2), attention_factor=1
+                )
+            },
             "a factor for each of 8 waves, got 2",
         ),
         (
-            {"positions": "learned", "key_dim": 12, "value_dim": 12, "qk_norm": True},
+            {"key_dim": 12, "value_dim": 12, "attention.qk_norm": True},
             "qk_norm needs a key_dim that is a multiple of 8, got 12",
         ),
-        ({"attention_softcap": 0}, "attention_softcap"),
+        ({"attention.softcap": 0}, "attention.softcap"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options, message):

@@ -106,7 +106,7 @@ def test_embeddings_take_positions_from_position_ids(translation_config):
 @torch.no_grad()
 def test_scaled_embeddings_begin_with_unit_size():
     config = TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         d_model=64,
         num_heads=2,
         d_ff=64,

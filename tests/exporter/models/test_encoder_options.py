@@ -17,20 +17,20 @@ Randomize = Callable[[nn.Module], nn.Module]
 
 MASK = torch.arange(7) < torch.tensor([7, 3, 1])[:, None]
 OPTIONS: dict[str, Any] = {
-    "family": "bert",
+    "architecture": "encoder",
     "d_model": 16,
     "num_heads": 2,
     "d_ff": 24,
     "num_encoder_layers": 2,
     "vocab_size": 29,
     "max_source_len": 8,
-    "positions": "learned",
+    "positions.kind": "learned",
     "labels": ("a", "b"),
 }
 
 
 def make_encoder(randomize: Randomize, **options: Any) -> Any:
-    model: Any = build_model(TransformerConfig.model_validate({**OPTIONS, **options}))
+    model: Any = build_model(TransformerConfig.of({**OPTIONS, **options}))
     return randomize(model).encoder
 
 
@@ -60,7 +60,7 @@ def attend(attention: Any, hidden: Tensor, mask: Tensor, base: float | None = No
 
 @torch.no_grad()
 def test_queries_and_keys_of_an_encoder_are_turned(randomize: Randomize) -> None:
-    encoder = make_encoder(randomize, positions="rotary", rotary_base=20.0)
+    encoder = make_encoder(randomize, positions={"kind": "rotary", "rotary_base": 20.0})
     hidden = torch.randn(3, 7, 16)
 
     found = encoder.layers[0].self_attention(hidden, hidden, hidden, mask=MASK[:, None, None])
@@ -71,8 +71,9 @@ def test_queries_and_keys_of_an_encoder_are_turned(randomize: Randomize) -> None
 
 @torch.no_grad()
 def test_query_sees_keys_on_either_side_in_its_window(randomize: Randomize) -> None:
-    options = {"window": 3, "windowed_layers": (1,), "local_rotary_base": 5.0}
-    encoder = make_encoder(randomize, positions="rotary", rotary_base=20.0, **options)
+    positions = {"kind": "rotary", "rotary_base": 20.0, "local_rotary_base": 5.0}
+    attention = {"window": 3, "windowed_layers": (1,)}
+    encoder = make_encoder(randomize, positions=positions, attention=attention)
     hidden = torch.randn(3, 7, 16)
 
     found = encoder(hidden, MASK)
@@ -103,8 +104,8 @@ def test_norms_may_have_no_bias(randomize: Randomize) -> None:
 
 @torch.no_grad()
 def test_gate_of_an_encoder_goes_through_gelu(randomize: Randomize) -> None:
-    options = {"gated_feed_forward": True, "feed_forward_bias": False, "activation": "gelu"}
-    layer = make_encoder(randomize, **options).layers[0].feed_forward
+    options = {"gated": True, "bias": False, "activation": "gelu"}
+    layer = make_encoder(randomize, feed_forward=options).layers[0].feed_forward
     hidden = torch.randn(2, 5, 16)
 
     gate, up, down = (part.weight for part in (layer.gate_proj, layer.up_proj, layer.down_proj))
@@ -116,12 +117,12 @@ def test_gate_of_an_encoder_goes_through_gelu(randomize: Randomize) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"window": 2, "family": "encoder-decoder"}, "window is for gpt, bert and labeller"),
-        ({"positions": "rotary", "family": "encoder-decoder"}, "rotary positions are for gpt"),
+        ({"attention.window": 2}, "attention.window is for decoder and encoder"),
+        ({"positions.kind": "rotary"}, "rotary positions are for decoder and encoder"),
     ],
 )
 def test_option_that_an_encoder_lacks_is_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        TransformerConfig.model_validate({**OPTIONS, **options})
+        TransformerConfig.of({**OPTIONS, **options, "architecture": "encoder-decoder"})
 
     assert problem in refused.value.errors()[0]["msg"]

@@ -82,8 +82,8 @@ def test_narrow_tokens_go_through_a_product_on_either_side(gpt_config, randomize
 def test_narrow_tokens_are_for_decoders_alone(translation_config):
     options = {**translation_config.model_dump(), "token_dim": 6}
 
-    with pytest.raises(ValueError, match="token_dim is for gpt, got encoder-decoder"):
-        TransformerConfig.model_validate(options)
+    with pytest.raises(ValueError, match="token_dim is for decoder, got encoder-decoder"):
+        TransformerConfig.of(options)
 
 
 @torch.no_grad()

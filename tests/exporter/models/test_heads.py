@@ -17,27 +17,27 @@ Randomize = Callable[[nn.Module], nn.Module]
 
 MASK = torch.arange(7) < torch.tensor([7, 3, 1])[:, None]
 TEXT: dict[str, Any] = {
-    "family": "bert",
+    "architecture": "encoder",
     "d_model": 16,
     "num_heads": 2,
     "d_ff": 24,
     "num_encoder_layers": 1,
     "vocab_size": 29,
     "max_source_len": 8,
-    "positions": "learned",
+    "positions.kind": "learned",
     "labels": ("a", "b"),
 }
 IMAGE: dict[str, Any] = {
     **{name: TEXT[name] for name in ("d_model", "num_heads", "d_ff", "num_encoder_layers")},
-    "family": "vit",
+    "architecture": "vision-encoder",
     "norm_position": "first",
-    "positions": "learned",
+    "positions.kind": "learned",
     "labels": ("a", "b"),
 }
 
 
 def make(randomize: Randomize, **options: Any) -> Any:
-    return randomize(build_model(TransformerConfig.model_validate({**TEXT, **options})))
+    return randomize(build_model(TransformerConfig.of({**TEXT, **options})))
 
 
 def last_layer(model: Any) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def last_layer(model: Any) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["tanh", "relu", "gelu", "silu"])
 def test_pooler_is_a_dense_layer_and_its_activation(name: str, randomize: Randomize) -> None:
-    model = make(randomize, pooler=name)
+    model = make(randomize, head={"pooler": name})
     ids, hidden = last_layer(model)
 
     logits, vector = model(ids, MASK)
@@ -62,7 +62,8 @@ def test_pooler_is_a_dense_layer_and_its_activation(name: str, randomize: Random
 
 @torch.no_grad()
 def test_pooler_may_have_a_norm_and_no_bias(randomize: Randomize) -> None:
-    model = make(randomize, pooler="gelu", pooler_norm=True, pooler_bias=False, norm_eps=1e-2)
+    head = {"pooler": "gelu", "pooler_norm": True, "pooler_bias": False}
+    model = make(randomize, head=head, norm_eps=1e-2)
     ids, hidden = last_layer(model)
 
     vector = model(ids, MASK).embedding
@@ -77,7 +78,7 @@ def test_pooler_may_have_a_norm_and_no_bias(randomize: Randomize) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_mean_and_maximum_are_of_real_tokens_only(pooling: str, randomize: Randomize) -> None:
-    model = make(randomize, pooling=pooling, pooler="none")
+    model = make(randomize, head={"pooling": pooling, "pooler": "none"})
     ids, hidden = last_layer(model)
 
     vector = model(ids, MASK).embedding
@@ -92,8 +93,8 @@ def test_mean_and_maximum_are_of_real_tokens_only(pooling: str, randomize: Rando
 
 @torch.no_grad()
 def test_model_without_labels_gives_vectors_of_length_one(randomize: Randomize) -> None:
-    options = {"labels": (), "pooler": "linear", "embedding_dim": 5, "normalize": True}
-    model = make(randomize, **options)
+    head = {"pooler": "linear", "embedding_dim": 5, "normalize": True}
+    model = make(randomize, labels=(), head=head)
     ids, hidden = last_layer(model)
 
     logits, vector = model(ids, MASK)
@@ -106,7 +107,7 @@ def test_model_without_labels_gives_vectors_of_length_one(randomize: Randomize) 
 
 @torch.no_grad()
 def test_pooler_of_a_labeller_is_on_every_token(randomize: Randomize) -> None:
-    model = make(randomize, family="labeller", pooler="gelu", pooler_norm=True)
+    model = make(randomize, head={"each_token": True, "pooler": "gelu", "pooler_norm": True})
     ids, hidden = last_layer(model)
 
     logits, vector = model(ids, MASK)
@@ -138,7 +139,7 @@ def test_distillation_token_stands_behind_the_class_token(
     distillation: str, randomize: Randomize
 ) -> None:
     image = ImageConfig(size=4, patch_size=2, distillation=distillation)
-    model: Any = randomize(build_model(TransformerConfig(**IMAGE, image=image)))
+    model: Any = randomize(build_model(TransformerConfig.of({**IMAGE, "image": image})))
     pixels = torch.randn(2, 3, 4, 4)
 
     logits, vector = model(pixels)
@@ -158,13 +159,16 @@ def test_distillation_token_stands_behind_the_class_token(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"embedding_dim": 5, "pooler": "none"}, "embedding_dim (5) other than d_model (16)"),
-        ({"family": "labeller", "labels": ()}, "labeller needs labels"),
-        ({"family": "labeller", "pooler": "tanh", "embedding_dim": 5}, "embedding_dim is for bert"),
+        ({"head": {"embedding_dim": 5, "pooler": "none"}}, "(5) other than d_model (16)"),
+        ({"head.each_token": True, "labels": ()}, "head.each_token needs labels"),
+        (
+            {"head.each_token": True, "head.pooler": "tanh", "head.embedding_dim": 5},
+            "head.embedding_dim and cut_at are for one label or vector a text",
+        ),
     ],
 )
 def test_head_that_cannot_be_is_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        TransformerConfig.model_validate({**TEXT, **options})
+        TransformerConfig.of({**TEXT, **options})
 
     assert problem in refused.value.errors()[0]["msg"]

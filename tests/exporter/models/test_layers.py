@@ -23,7 +23,7 @@ LAYER_VARIANTS = [
 
 def make_config(**options: object) -> TransformerConfig:
     base: dict[str, object] = {
-        "family": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "d_model": D,
         "num_heads": 2,
         "d_ff": 24,
@@ -34,7 +34,7 @@ def make_config(**options: object) -> TransformerConfig:
         "max_target_len": 12,
         "bos_token_id": 1,
     }
-    return TransformerConfig.model_validate(base | options)
+    return TransformerConfig.of(base | options)
 
 
 def copy_attention(ours: MultiHeadAttention, twin: nn.MultiheadAttention) -> None:
@@ -63,7 +63,7 @@ def copy_layer(
 def twin_options(config: TransformerConfig) -> dict[str, object]:
     return {
         "dim_feedforward": config.d_ff,
-        "activation": config.activation,
+        "activation": config.feed_forward.activation,
         "norm_first": config.norm_position == "first",
         "layer_norm_eps": config.norm_eps,
         "batch_first": True,
@@ -77,7 +77,7 @@ def assert_close_where_real(output: Tensor, expected: Tensor) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("gated", [False, True])
 def test_feed_forward_drops_out_its_inner_layer_in_training_only(gated, randomize):
-    config = make_config(feed_forward_dropout=0.5, dropout=0.0, gated_feed_forward=gated)
+    config = make_config(dropout=0.0, **{"feed_forward.dropout": 0.5, "feed_forward.gated": gated})
     layer = randomize(PositionwiseFeedForward(config))
     x = torch.randn(B, S, D)
     inner = layer.activation(layer.gate_proj(x) if gated else layer.up_proj(x))
@@ -101,12 +101,12 @@ def test_feed_forward_drops_out_its_inner_layer_in_training_only(gated, randomiz
 )
 def test_attention_without_output_projection_is_one_head_as_wide_as_the_model(options, got):
     with pytest.raises(ValueError, match=got):
-        make_config(attention_output=False, **options)
+        make_config(**{"attention.output": False}, **options)
 
 
 @pytest.mark.parametrize(("norm_position", "activation"), LAYER_VARIANTS)
 def test_encoder_layer_equals_torch(norm_position, activation, randomize):
-    config = make_config(norm_position=norm_position, activation=activation)
+    config = make_config(norm_position=norm_position, **{"feed_forward.activation": activation})
     layer = randomize(EncoderLayer(config))
     twin = nn.TransformerEncoderLayer(D, 2, **twin_options(config)).eval()
     copy_layer(layer, twin)
@@ -119,7 +119,7 @@ def test_encoder_layer_equals_torch(norm_position, activation, randomize):
 
 @pytest.mark.parametrize(("norm_position", "activation"), LAYER_VARIANTS)
 def test_decoder_layer_equals_torch(norm_position, activation, randomize):
-    config = make_config(norm_position=norm_position, activation=activation)
+    config = make_config(norm_position=norm_position, **{"feed_forward.activation": activation})
     layer = randomize(DecoderLayer(config))
     twin = nn.TransformerDecoderLayer(D, 2, **twin_options(config)).eval()
     copy_layer(layer, twin)
@@ -133,7 +133,7 @@ def test_decoder_layer_equals_torch(norm_position, activation, randomize):
 
 
 def test_dropout_stands_on_every_sublayer_output_and_nowhere_else():
-    layer = DecoderLayer(make_config(dropout=0.25, attention_dropout=0.5))
+    layer = DecoderLayer(make_config(dropout=0.25, **{"attention.dropout": 0.5}))
 
     rates = {n: m.p for n, m in layer.named_modules() if isinstance(m, nn.Dropout)}
 
@@ -173,7 +173,9 @@ def test_activations_are_those_of_torch():
         "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         "silu": torch.nn.functional.silu,
     }.items():
-        feed_forward = EncoderLayer(make_config(activation=name)).eval().feed_forward
+        feed_forward = (
+            EncoderLayer(make_config(**{"feed_forward.activation": name})).eval().feed_forward
+        )
         x = torch.randn(B, S, D)
 
         output = feed_forward(x)

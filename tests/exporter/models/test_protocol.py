@@ -21,7 +21,7 @@ from exporter.models.own import OwnConfig
 from exporter.models.protocol import generator
 
 CONFIG = TransformerConfig(
-    family="gpt",
+    architecture="decoder",
     d_model=16,
     num_heads=2,
     d_ff=8,

@@ -10,12 +10,14 @@ from exporter.checkpoint import unique_weights
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import MultiHeadAttention, padding_mask
 from exporter.models.cache import LayerCache
+from exporter.models.config import AttentionConfig
 from exporter.models.relative import RelativePositions, relative_buckets
 from exporter.operators.cross_attention import SourceRow
+from tests.exporter.models.conftest import make_attention
 
 B, S, D, H = 2, 11, 12, 3
 OPTIONS = {
-    "family": "encoder-decoder",
+    "architecture": "encoder-decoder",
     "d_model": D,
     "num_heads": H,
     "key_dim": 5,
@@ -27,14 +29,14 @@ OPTIONS = {
     "max_source_len": 40,
     "max_target_len": 40,
     "bos_token_id": 1,
-    "positions": "relative",
-    "relative_buckets": 8,
-    "relative_max_distance": 20,
+    "positions.kind": "relative",
+    "positions.relative_buckets": 8,
+    "positions.relative_max_distance": 20,
 }
 
 
 def config_of(**options: object) -> TransformerConfig:
-    return TransformerConfig.model_validate({**OPTIONS, **options})
+    return TransformerConfig.of({**OPTIONS, **options})
 
 
 def attention_pair(*, causal: bool) -> tuple[MultiHeadAttention, T5Attention]:
@@ -49,9 +51,8 @@ def attention_pair(*, causal: bool) -> tuple[MultiHeadAttention, T5Attention]:
     )
     twin = T5Attention(config, has_relative_attention_bias=True, layer_idx=0, is_causal=causal)
     relative = RelativePositions(config_of(), 40, causal=causal)
-    ours = MultiHeadAttention(
-        D, H, key_dim=5, value_dim=5, bias=False, scale=1.0, relative=relative
-    )
+    options = AttentionConfig(bias=False, scale=1.0)
+    ours = make_attention(D, H, options, key_dim=5, value_dim=5, relative=relative)
     names = {"q": ours.q_proj, "k": ours.k_proj, "v": ours.v_proj, "o": ours.out_proj}
     with torch.no_grad():
         relative.weight.normal_()
@@ -141,9 +142,12 @@ def test_a_sequence_beyond_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"relative_buckets": 6}, "multiple of 4"),
-        ({"relative_max_distance": 4}, "above the half of them, got 8 and 4"),
-        ({"family": "gpt", "num_encoder_layers": 0}, "are for encoder-decoder, got gpt"),
+        ({"positions.relative_buckets": 6}, "multiple of 4"),
+        ({"positions.relative_max_distance": 4}, "above the half of them, got 8 and 4"),
+        (
+            {"architecture": "decoder", "num_encoder_layers": 0},
+            "are for encoder-decoder, got decoder",
+        ),
     ],
 )
 def test_options_that_make_no_buckets_are_refused(options: dict[str, object], problem: str) -> None:

@@ -6,30 +6,30 @@ from pydantic import ValidationError
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from exporter.models import ImageConfig, RotaryScaling, TransformerConfig, build_model
+from exporter.models import RotaryScaling, TransformerConfig, build_model
 from exporter.models.cache import LayerCache
 from exporter.models.rotary import RotaryPositions, rotary_frequencies
 
 OPTIONS = {
-    "family": "gpt",
+    "architecture": "decoder",
     "d_model": 24,
     "num_heads": 4,
     "num_kv_heads": 2,
     "key_dim": 16,
     "value_dim": 16,
-    "attention_bias": False,
+    "attention.bias": False,
     "d_ff": 40,
     "num_decoder_layers": 2,
-    "activation": "silu",
-    "gated_feed_forward": True,
-    "feed_forward_bias": False,
+    "feed_forward.activation": "silu",
+    "feed_forward.gated": True,
+    "feed_forward.bias": False,
     "norm": "rms",
     "norm_position": "first",
     "norm_eps": 1e-3,
     "vocab_size": 29,
     "max_target_len": 12,
-    "positions": "rotary",
-    "rotary_base": 100.0,
+    "positions.kind": "rotary",
+    "positions.rotary_base": 100.0,
     "scale_embeddings": False,
     "tie_output": False,
 }
@@ -47,7 +47,7 @@ HUGGING_FACE_NAMES = {
 
 
 def config_of(**options: object) -> TransformerConfig:
-    return TransformerConfig.model_validate({**OPTIONS, **options})
+    return TransformerConfig.of({**OPTIONS, **options})
 
 
 def copy_to_hugging_face(model: nn.Module, twin: nn.Module) -> None:
@@ -63,7 +63,7 @@ def copy_to_hugging_face(model: nn.Module, twin: nn.Module) -> None:
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("bias", [True, False])
 def test_gpt_with_the_options_of_llama_equals_hugging_face(num_kv_heads, bias, randomize):
-    options = {"num_kv_heads": num_kv_heads, "attention_bias": bias, "feed_forward_bias": bias}
+    options = {"num_kv_heads": num_kv_heads, "attention.bias": bias, "feed_forward.bias": bias}
     model = randomize(build_model(config_of(**options)))
     twin = LlamaForCausalLM(
         LlamaConfig(
@@ -144,11 +144,11 @@ def test_a_text_longer_than_the_rotary_table_is_refused_with_both_numbers():
         ({"num_kv_heads": 3}, r"num_heads \(4\) must be a multiple of num_kv_heads \(3\)"),
         ({"key_dim": 8, "value_dim": 8}, "key_dim is a multiple of 16 .* got 8 and 8"),
         ({"value_dim": 32}, "at least value_dim, got 16 and 32"),
-        ({"rotary_base": 0}, "rotary_base"),
+        ({"positions.rotary_base": 0}, "rotary_base"),
         (
             {
-                "positions": "learned",
-                "rotary_scaling": {
+                "positions.kind": "learned",
+                "positions.rotary_scaling": {
                     "kind": "llama3",
                     "factor": 2,
                     "low_freq_factor": 1,
@@ -160,7 +160,7 @@ def test_a_text_longer_than_the_rotary_table_is_refused_with_both_numbers():
         ),
         (
             {
-                "rotary_scaling": {
+                "positions.rotary_scaling": {
                     "kind": "llama3",
                     "factor": 2,
                     "low_freq_factor": 4,
@@ -181,15 +181,18 @@ def test_impossible_options_are_refused_with_their_values(options, message):
     ("options", "message"),
     [
         (
-            {"family": "vit", "positions": "rotary", "image": ImageConfig(size=4, patch_size=2)},
-            "rotary positions are for gpt, bert and labeller, got vit",
+            {"architecture": "encoder-decoder", "positions.kind": "rotary"},
+            "rotary positions are for decoder and encoder, got encoder-decoder",
         ),
-        ({"num_kv_heads": 1}, r"num_kv_heads \(1\) below num_heads \(2\) is for gpt, got bert"),
+        (
+            {"num_kv_heads": 1},
+            r"num_kv_heads \(1\) below num_heads \(2\) is for decoder, got encoder",
+        ),
     ],
 )
 def test_options_are_refused_in_families_that_do_not_have_them(options, message):
     bert = {
-        "family": "bert",
+        "architecture": "encoder",
         "d_model": 32,
         "num_heads": 2,
         "d_ff": 8,
@@ -200,4 +203,4 @@ def test_options_are_refused_in_families_that_do_not_have_them(options, message)
     }
 
     with pytest.raises(ValidationError, match=message):
-        TransformerConfig.model_validate({**bert, **options})
+        TransformerConfig.of({**bert, **options})

@@ -42,7 +42,7 @@ def _torch_stacks(
     config: TransformerConfig,
 ) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
     norm_first = config.norm_position == "first"
-    sizes = (config.d_model, config.num_heads, config.d_ff, 0.0, config.activation)
+    sizes = (config.d_model, config.num_heads, config.d_ff, 0.0, config.feed_forward.activation)
     options = {"batch_first": True, "norm_first": norm_first}
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(*sizes, **options),
@@ -198,7 +198,7 @@ def test_shared_embeddings_are_of_one_vocabulary(translation_config):
     options = {**translation_config.model_dump(), "source_vocab_size": 41}
 
     with pytest.raises(ValidationError, match=r"needs source_vocab_size \(41\) to be vocab_size"):
-        TransformerConfig.model_validate(options)
+        TransformerConfig.of(options)
 
 
 @torch.no_grad()
@@ -214,7 +214,7 @@ def test_source_may_be_longer_than_the_table_of_sinusoids(translation_config):
 def test_first_losses_are_those_of_a_uniform_guess():
     """Embeddings scaled by sqrt(d_model) must not make the first logits large."""
     config = TransformerConfig(
-        family="encoder-decoder",
+        architecture="encoder-decoder",
         d_model=128,
         num_heads=4,
         d_ff=256,

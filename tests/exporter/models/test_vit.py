@@ -6,20 +6,21 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from exporter.models import ImageConfig, TransformerConfig, build_model
+from exporter.models.config import FeedForwardConfig, PositionConfig
 
 
 def make_config(channels: int) -> TransformerConfig:
     middle = (0.5,) * channels
     return TransformerConfig(
-        family="vit",
+        architecture="vision-encoder",
         d_model=16,
         num_heads=2,
         d_ff=24,
         num_encoder_layers=2,
-        activation="gelu",
+        feed_forward=FeedForwardConfig(activation="gelu"),
         norm_position="first",
         norm_eps=1e-12,
-        positions="learned",
+        positions=PositionConfig(kind="learned"),
         labels=("a", "b", "c"),
         image=ImageConfig(size=12, patch_size=4, channels=channels, mean=middle, std=middle),
     )

@@ -11,6 +11,7 @@ import torch
 from engine.package.manifest import CacheShape, EncodingContract, GenerationContract, Proof
 from exporter.graphs.contracts import generation_contract
 from exporter.models import TransformerConfig, build_model
+from exporter.models.config import PositionConfig
 from exporter.prover.beams import layouts
 from exporter.prover.cases import (
     LEVELS,
@@ -57,14 +58,14 @@ def test_a_large_model_has_fewer_steps_rather_than_fewer_cases() -> None:
 
 def test_the_shape_of_gpt2_is_tried_with_four_prompts_of_every_length() -> None:
     config = TransformerConfig(
-        family="gpt",
+        architecture="decoder",
         d_model=768,
         num_heads=12,
         d_ff=3072,
         num_decoder_layers=12,
         vocab_size=50257,
         max_target_len=1024,
-        positions="learned",
+        positions=PositionConfig(kind="learned"),
     )
     shape = generation_contract(config)
     assert shape is not None

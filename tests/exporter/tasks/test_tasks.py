@@ -38,7 +38,7 @@ def test_a_task_has_its_name_a_target_and_data_that_are_the_same_every_time(
     assert task.name == name and "target 9" in task.judge(Evaluation(1, 1, 1.0, 1, 1)).summary
     assert task.config.vocab_size == (task.tokenizer.get_vocab_size() if task.tokenizer else 0)
     assert len(task.validation) > 50 and len(task.held_out) > 50
-    assert shape(task.config) == shape(TransformerConfig.model_validate(MODELS[name]))
+    assert shape(task.config) == shape(TransformerConfig.of(MODELS[name]))
     assert task.data_fingerprint == again.data_fingerprint
     assert sources(task.chunks(3)) == sources(again.chunks(3)) != sources(task.chunks(4))
     assert sources(task.chunks(3)) != sources(other.chunks(3))
@@ -51,7 +51,7 @@ def test_the_text_model_of_the_emulated_device_is_that_of_the_task(tmp_path: Pat
 
     found = build_task("text", files=[path]).config
 
-    assert shape(found) == shape(TransformerConfig.model_validate(MODELS["text"]))
+    assert shape(found) == shape(TransformerConfig.of(MODELS["text"]))
 
 
 def shape(config: TransformerConfig) -> TransformerConfig:

@@ -128,7 +128,7 @@ def test_a_start_that_does_not_go_on_with_texts_is_refused(tmp_path: Path, story
     save_marian(tmp_path / "source")
     import_checkpoint(tmp_path / "source", tmp_path / "first")
 
-    with pytest.raises(ConfigError, match="encoder-decoder, this task starts from gpt; give a ch"):
+    with pytest.raises(ConfigError, match="encoder-decoder, this task starts from decoder; give"):
         text_task(0, [story], load_checkpoint(tmp_path / "first"))
 
 

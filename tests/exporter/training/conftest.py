@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from exporter.models.config import TransformerConfig
+from exporter.models.config import AttentionConfig, TransformerConfig
 from exporter.training import trainer
 from exporter.training.data import Example
 from exporter.training.task import Recipe, Task, accuracy_judge
@@ -40,14 +40,14 @@ def make_task() -> MakeTask:
         return Task(
             name="copy",
             config=TransformerConfig(
-                family="encoder-decoder",
+                architecture="encoder-decoder",
                 d_model=8,
                 num_heads=2,
                 d_ff=16,
                 num_encoder_layers=1,
                 num_decoder_layers=1,
                 dropout=0.2,
-                attention_dropout=0.1,
+                attention=AttentionConfig(dropout=0.1),
                 vocab_size=8,
                 max_source_len=8,
                 max_target_len=8,

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from exporter.models.config import Family, ImageConfig, TransformerConfig
+from engine.package.manifest import Architecture
+from exporter.models.config import ImageConfig, TransformerConfig
 from exporter.training.data import IGNORED, BatchStream, Example, Position, collate, pack
 
 SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 16, "pad_token_id": 9}
 SEQ2SEQ = TransformerConfig(
-    family="encoder-decoder",
+    architecture="encoder-decoder",
     num_encoder_layers=1,
     num_decoder_layers=1,
     vocab_size=20,
@@ -23,10 +24,10 @@ SEQ2SEQ = TransformerConfig(
     **SIZES,
 )
 GPT = TransformerConfig(
-    family="gpt", num_decoder_layers=1, vocab_size=20, max_target_len=30, **SIZES
+    architecture="decoder", num_decoder_layers=1, vocab_size=20, max_target_len=30, **SIZES
 )
 BERT = TransformerConfig(
-    family="bert",
+    architecture="encoder",
     num_encoder_layers=1,
     vocab_size=20,
     max_source_len=30,
@@ -34,7 +35,7 @@ BERT = TransformerConfig(
     **SIZES,
 )
 VIT = TransformerConfig(
-    family="vit",
+    architecture="vision-encoder",
     num_encoder_layers=1,
     labels=("a", "b"),
     image=ImageConfig(size=4, patch_size=2, channels=1, mean=(0.0,), std=(1.0,)),
@@ -54,19 +55,19 @@ def random_examples(count: int, seed: int = 0) -> list[Example]:
     ]
 
 
-def padded_size(batch: list[Example], family: Family) -> int:
+def padded_size(batch: list[Example], architecture: Architecture) -> int:
     longest_source = max(len(e.source) for e in batch)
-    longest_target = max(len(e.target) for e in batch) if family == "encoder-decoder" else 0
+    longest_target = max(len(e.target) for e in batch) if architecture == "encoder-decoder" else 0
     return len(batch) * (longest_source + longest_target)
 
 
-@pytest.mark.parametrize("family", ["encoder-decoder", "labeller"])
-def test_no_batch_with_its_padding_is_above_the_token_count(family: Family) -> None:
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "encoder"])
+def test_no_batch_with_its_padding_is_above_the_token_count(architecture: Architecture) -> None:
     examples = random_examples(300)
 
-    batches = pack(examples, family, batch_tokens=64)
+    batches = pack(examples, architecture, batch_tokens=64)
 
-    assert max(padded_size(batch, family) for batch in batches) <= 64
+    assert max(padded_size(batch, architecture) for batch in batches) <= 64
     assert sorted(id(e) for batch in batches for e in batch) == sorted(map(id, examples))
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from exporter.models import build_model
-from exporter.models.config import TransformerConfig
+from exporter.models.config import HeadConfig, TransformerConfig
 from exporter.training.data import IGNORED, Example
 from exporter.training.evaluation import evaluate
 
 BOS, EOS = 1, 2
 CONFIG = TransformerConfig(
-    family="encoder-decoder",
+    architecture="encoder-decoder",
     d_model=8,
     num_heads=2,
     d_ff=16,
@@ -57,7 +57,8 @@ def test_exact_match_is_what_greedy_decoding_gets_right() -> None:
 
 def test_labels_are_counted_without_those_that_are_ignored() -> None:
     config = TransformerConfig(
-        family="labeller",
+        architecture="encoder",
+        head=HeadConfig(each_token=True),
         d_model=8,
         num_heads=2,
         d_ff=16,

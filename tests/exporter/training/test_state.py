@@ -14,7 +14,7 @@ from exporter.training.averaging import WeightAverage
 from exporter.training.state import STATE_NAME, RunState, restore_state, save_state
 
 CONFIG = TransformerConfig(
-    family="gpt",
+    architecture="decoder",
     d_model=8,
     num_heads=2,
     d_ff=8,

@@ -14,7 +14,7 @@ from exporter.models.config import TransformerConfig
 from exporter.training.writing import write_greedily
 
 CONFIG = TransformerConfig(
-    family="encoder-decoder",
+    architecture="encoder-decoder",
     d_model=16,
     num_heads=2,
     d_ff=32,

@@ -128,23 +128,31 @@ def test_a_start_of_another_family_is_refused(texts: Path, pairs: Path, tmp_path
     save_checkpoint(tmp_path / "first", "mine", build_model(fresh.config), fresh.tokenizer)
     start = load_checkpoint(tmp_path / "first")
 
-    with pytest.raises(ConfigError, match="of the family encoder-decoder, this task starts from b"):
+    with pytest.raises(
+        ConfigError, match="of the architecture encoder-decoder, this task starts from e"
+    ):
         build_own_task("classification", OwnData(texts, start=start))
 
 
 # The usual start: a body that was trained on texts without labels, and embeds.
-EMBEDS = {"labels": (), "pooler": "linear", "embedding_dim": 8, "normalize": True, "cut_at": 9}
+EMBEDS = {
+    "labels": (),
+    "head.pooler": "linear",
+    "head.embedding_dim": 8,
+    "head.normalize": True,
+    "cut_at": 9,
+}
 
 
 @pytest.mark.parametrize(
     ("task", "fixture", "before"),
     [
-        ("labelling", "sentences", {"family": "bert"}),
-        ("labelling", "sentences", {"family": "bert", **EMBEDS, "num_token_types": 2}),
-        ("labelling", "sentences", {"family": "labeller", "labels": ("x", "y", "z")}),
-        ("classification", "texts", {"family": "labeller", "labels": ("x", "y")}),
-        ("classification", "texts", {"family": "bert", **EMBEDS}),
-        ("classification", "texts", {"labels": ("x", "y"), "label_scores": "sigmoid"}),
+        ("labelling", "sentences", {}),
+        ("labelling", "sentences", {**EMBEDS, "num_token_types": 2}),
+        ("labelling", "sentences", {"head.each_token": True, "labels": ("x", "y", "z")}),
+        ("classification", "texts", {"head.each_token": True, "labels": ("x", "y")}),
+        ("classification", "texts", EMBEDS),
+        ("classification", "texts", {"labels": ("x", "y"), "head.label_scores": "sigmoid"}),
     ],
 )
 def test_a_model_of_texts_starts_from_any_other_under_a_new_head(
@@ -156,7 +164,7 @@ def test_a_model_of_texts_starts_from_any_other_under_a_new_head(
 ) -> None:
     data = OwnData(request.getfixturevalue(fixture))
     fresh = build_own_task("classification", OwnData(request.getfixturevalue("texts")))
-    told = TransformerConfig.model_validate({**fresh.config.model_dump(), **before})
+    told = fresh.config.changed(before)
     save_checkpoint(tmp_path / "first", "mine", build_model(told), fresh.tokenizer)
     start = load_checkpoint(tmp_path / "first")
 
@@ -165,7 +173,7 @@ def test_a_model_of_texts_starts_from_any_other_under_a_new_head(
 
     second = load_checkpoint(tmp_path / "second").model
     assert second.config.labels == build_own_task(task, data).config.labels
-    assert second.config.label_scores == "softmax"
+    assert second.config.head.label_scores == "softmax"
     assert second.config.cut_at is None
     assert not any(name.startswith("classifier") for name in started.initial_weights)
     for name in ("embeddings.token.weight", "encoder.layers.0.self_attention.q_proj.weight"):
@@ -206,7 +214,7 @@ def test_more_examples_are_drawn_at_a_time_than_fill_a_batch_but_few_pictures() 
     data = OwnData(Path(__file__))  # only its digest is asked for
 
     def drawn(family: str) -> int:
-        config = TransformerConfig.model_validate({"family": family, **OPTIONS[family]})
+        config = TransformerConfig.of(OPTIONS[family])
         parts = Parts(examples, examples[:10], examples[:10])
         judge = better_than(0.5, "texts", "a guess")
         task = data.task("mine", 0, config, None, parts, selection="exact_match", judge=judge)
