@@ -44,7 +44,7 @@ def check_format(form: PackageFormat, checkpoint: Checkpoint) -> None:
         if widths is not None and width not in widths:
             problems.append(f"{kernel} heads are {', '.join(map(str, widths))} wide, here {width}")
         if target.int8_cache_unbounded and config.attention.softcap is not None:
-            problems.append(f"{kernel} scores have no bound (attention_softcap)")
+            problems.append(f"{kernel} scores have no bound (attention.softcap)")
     if form.is_fitted and not config.num_decoder_layers:
         problems.append(f"weights: {form.weights} is for models that generate; int8 is for all")
     if problems:
