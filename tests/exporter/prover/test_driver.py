@@ -69,7 +69,7 @@ def test_graphs_are_run_by_the_driver_only() -> None:
     home = Path(driver.__file__).parent
     calls = [
         f"{path.name}:{node.lineno}: {ast.unparse(node.func)}"
-        for path in home.glob("*.py")
+        for path in home.rglob("*.py")
         if path.name != "driver.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
