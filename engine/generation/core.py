@@ -80,25 +80,25 @@ class EngineCore:
 
     def __init__(self, scheduler: Scheduler, runner: StepRunner) -> None:
         self.scheduler = scheduler
-        self._runner = runner
-        self._under_way: deque[Step] = deque()
+        self.runner = runner
+        self.under_way: deque[Step] = deque()  # the oldest first
         self.times = StepTimes()  # replaced as a whole by every step, so any thread may read it
         self.measures = StepMeasures()
 
     @property
     def runs_ahead(self) -> bool:
         """Whether a step begins before the one before it is taken in."""
-        return self._runner.overlaps
+        return self.runner.overlaps
 
     @property
     def has_requests(self) -> bool:
         """Whether a step would do anything for somebody, or one is under way."""
-        return self.scheduler.has_requests or bool(self._under_way)
+        return self.scheduler.has_requests or bool(self.under_way)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything, or one is under way."""
-        return self.scheduler.has_work or bool(self._under_way)
+        return self.scheduler.has_work or bool(self.under_way)
 
     def step(self) -> list[EngineOutput]:
         """Compute one token of every decoding sequence, and some of the prompts.
@@ -107,14 +107,14 @@ class EngineCore:
         for that. A sequence that ends is then in one step more, for nothing.
         """
         started = perf_counter()
-        if not self._under_way:
+        if not self.under_way:
             self._begin(self.scheduler.schedule())
-        may_follow = self.runs_ahead and not self._runner.has_result
-        if may_follow and self._under_way[-1].may_be_followed:
+        may_follow = self.runs_ahead and not self.runner.has_result
+        if may_follow and self.under_way[-1].may_be_followed:
             if ahead := self.scheduler.schedule_ahead():
                 self._begin(ahead)
-        step = self._under_way.popleft()
-        result = self._runner.collect()
+        step = self.under_way.popleft()
+        result = self.runner.collect()
         outputs = self.scheduler.update(step, result)
         ended = perf_counter()
         self.times = self.times.with_step(ended - started, result)
@@ -122,8 +122,8 @@ class EngineCore:
         return outputs
 
     def _begin(self, step: Step) -> None:
-        self._under_way.append(step)
-        self._runner.submit(step)
+        self.under_way.append(step)
+        self.runner.submit(step)
 
     def _measure(self, step: Step, started: float, ended: float) -> None:
         parts = step.parts
@@ -145,13 +145,13 @@ class EngineCore:
         Call it between two steps, in the thread that runs them.
         """
         problems, wanted = self.scheduler.problems(), self.scheduler.contents()
-        if wanted is not None and wanted != (found := self._runner.contents()):
+        if wanted is not None and wanted != (found := self.runner.contents()):
             problems.append(f"memory holds {found}, and should hold {wanted}")
         if problems:
             raise EngineFailure("the engine is not in order: " + "; ".join(problems))
 
     def recover(self, describe: Callable[[str], TokenweirError]) -> list[EngineOutput]:
         """Fail every request and start with an empty cache, after a step that failed."""
-        self._runner.reset()
-        self._under_way.clear()
+        self.runner.reset()
+        self.under_way.clear()
         return self.scheduler.fail_all(describe)

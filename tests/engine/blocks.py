@@ -44,7 +44,7 @@ class BlockKVCache:
     def clear(self) -> None:
         self._free = list(range(self.num_blocks))
         self._users = [0] * self.num_blocks
-        self._tables: dict[Sequence, list[int]] = {}
+        self.tables: dict[Sequence, list[int]] = {}
         self._copies: list[tuple[int, int]] = []
 
     @property
@@ -62,14 +62,14 @@ class BlockKVCache:
         wanted = sum(self._num_blocks(len(one.tokens) + 1) for one in request.reading)
         if wanted > len(self._free):
             return None
-        self._tables |= {one: [] for one in request.sequences if not one.is_finished}
+        self.tables |= {one: [] for one in request.sequences if not one.is_finished}
         return 0
 
     def share(self, request: Request) -> None:
         pass
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        start, table = sequence.num_computed, self._tables[sequence]
+        start, table = sequence.num_computed, self.tables[sequence]
         total = self._num_blocks(start + num_tokens)
         shared = [
             i
@@ -88,21 +88,21 @@ class BlockKVCache:
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         self.drop(child)
-        shared = self._tables[parent][: self._num_blocks(parent.num_computed)]
+        shared = self.tables[parent][: self._num_blocks(parent.num_computed)]
         for block in shared:
             self._users[block] += 1
-        self._tables[child] = list(shared)
+        self.tables[child] = list(shared)
 
     def drop(self, sequence: Sequence) -> None:
-        for block in self._tables[sequence]:
+        for block in self.tables[sequence]:
             self._users[block] -= 1
             if self._users[block] == 0:
                 self._free.append(block)
-        self._tables[sequence] = []
+        self.tables[sequence] = []
 
     def release(self, sequence: Sequence, *, sound: bool) -> None:
         self.drop(sequence)
-        del self._tables[sequence]
+        del self.tables[sequence]
 
     def arrange(self, decoding: list[Sequence]) -> list[Sequence]:
         return decoding
@@ -111,15 +111,15 @@ class BlockKVCache:
         copies, self._copies = tuple(self._copies), []
         return BlockPlaces(
             copies,
-            tuple(tuple(self._tables[chunk.sequence]) for chunk in parts.chunks),
-            tuple(tuple(self._tables[sequence]) for sequence in parts.decoding),
+            tuple(tuple(self.tables[chunk.sequence]) for chunk in parts.chunks),
+            tuple(tuple(self.tables[sequence]) for sequence in parts.decoding),
             tuple(sequence.num_computed - 1 for sequence in parts.decoding),
         )
 
     def problems(self, requests: Iterable[Request]) -> list[str]:
         """Say if a block is not free, or not in exactly as many tables as it is said to be."""
         users = [0] * self.num_blocks
-        for table in self._tables.values():
+        for table in self.tables.values():
             for block in table:
                 users[block] += 1
         free = [i for i, count in enumerate(users) if count == 0]

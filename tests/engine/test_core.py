@@ -80,7 +80,7 @@ def test_sequences_that_decode_on_are_not_looked_at_one_by_one(
     overlaps: bool, make_core: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, _ = make_core(continuation)
-    core._runner.overlaps = overlaps
+    core.runner.overlaps = overlaps
     for key in range(4):
         core.scheduler.add(request(key, 5, max_new_tokens=20, ignore_eos=True))
     for _ in range(4):

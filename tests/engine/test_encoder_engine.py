@@ -112,7 +112,12 @@ def make_package(task: str = "classify", *, max_len: int = 12, image: bool = Fal
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tokenizer_file: Path) -> Tokenizer:
+    return Tokenizer(tokenizer_file)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def added(token_id: int) -> dict[str, object]:
         flags = ("single_word", "lstrip", "rstrip", "normalized")
         return {"id": token_id, "content": WORDS[token_id], "special": True} | dict.fromkeys(
@@ -149,7 +154,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
             }
         )
     )
-    return Tokenizer(path)
+    return path
 
 
 @asynccontextmanager
@@ -476,9 +481,11 @@ async def test_a_text_that_is_too_long_is_labelled_in_windows(tokenizer: Tokeniz
     assert answer.items[3].logits.tobytes() == fits.logits.tobytes()
 
 
-async def test_windows_are_those_of_the_tokenizer(tokenizer: Tokenizer) -> None:
+async def test_windows_are_those_of_the_tokenizer(
+    tokenizer: Tokenizer, tokenizer_file: Path
+) -> None:
     graph, expected = PlacedGraph(), []
-    twin = tokenizers.Tokenizer.from_str(tokenizer._tokenizer.to_str())
+    twin = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     async with running(graph, tokenizer, make_package("label", max_len=8)) as engine:
         for stride, length in product((0, 1, 2, 5), range(6, 20)):
             text = " ".join(WORDS[3 : 3 + length])

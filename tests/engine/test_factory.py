@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.config import EngineConfig, RequestLimits
 from engine.cuda.room import DeviceRoom, Fit, fit
 from engine.errors import ConfigError, OutOfDeviceMemory, PackageError
-from engine.factory import load_engine
+from engine.factory import load_engine, load_parts
 from engine.generation.async_engine import AsyncEngine
 from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.one_pass.engine import EncoderEngine
@@ -281,7 +281,7 @@ async def test_a_package_for_a_gpu_is_served_with_its_graphs_for_draws(
     finally:
         await engine.stop()
 
-    assert engine._steps._core._runner.model.has_sampling_graphs
+    assert load_parts(package, CONFIG, print).core.runner.model.has_sampling_graphs
     (finished,) = (event for event in events if isinstance(event, SequenceFinished))
     assert finished.text == "cde"
 
@@ -341,12 +341,12 @@ def test_an_engine_on_a_gpu_takes_what_its_settings_say(
     limits = RequestLimits(max_num_outputs=2, max_best_of=2, max_beam_width=3)
     shape = replace(CONFIG, max_num_seqs=4, decode_buckets=(2, 4), max_num_batched_tokens=300)
 
-    engine = load_engine(package, replace(shape, gpu_memory_utilization=0.3, limits=limits))
+    config = replace(shape, gpu_memory_utilization=0.3, limits=limits)
+    runner = load_parts(package, config, print).core.runner.model
 
     (room,) = rooms
     graphs = [path.stat().st_size for path in tmp_path.glob("*.onnx")]
     assert (room.utilization, room.weights) == (0.3, sum(graphs))
-    runner = engine._steps._core._runner.model
     assert (runner.buckets, runner.widest_group, runner.most_tokens) == ((2, 4), 3, 300)
 
 

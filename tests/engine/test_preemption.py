@@ -96,14 +96,14 @@ def answers(outputs: Sequence[EngineOutput]) -> dict[tuple[int, object], list]:
 
 
 def test_the_youngest_of_the_lowest_priority_waits_again(make_blocks) -> None:
-    core, _cache = make_blocks(6)
+    core, cache = make_blocks(6)
     for key, priority in ((1, 1), (2, 0), (3, 1)):
         core.scheduler.add(replace(request(key), priority=priority))
 
     running = []
     while core.scheduler.has_work:
         core.step()
-        running.append(set(core.scheduler._running))
+        running.append({sequence.request.key for sequence in cache.tables})
 
     assert running[0] == {1, 2, 3}
     left = next(now for now in running if now != {1, 2, 3})

@@ -96,7 +96,7 @@ class SlotMachine(RuleBasedStateMachine):
         self._replay()
         row, is_finite = self.table.row_of(sequence), data.draw(st.booleans())
         self.table.release(sequence, is_finite=is_finite)
-        assert self.table._ops[-1] == RowOp("cut" if is_finite else "clear", row, row)
+        assert self._replay()[-1] == RowOp("cut" if is_finite else "clear", row, row)
         self._forget(sequence)
 
     @precondition(lambda self: self.live)
@@ -157,8 +157,9 @@ class SlotMachine(RuleBasedStateMachine):
         if sequence in self.filling:
             self.filling.remove(sequence)
 
-    def _replay(self) -> None:
-        for kind, source, target, start, stop in self.table.take_ops():
+    def _replay(self) -> tuple[RowOp, ...]:
+        ops = self.table.take_ops()
+        for kind, source, target, start, stop in ops:
             if kind == "swap":
                 self.rows[source], self.rows[target] = self.rows[target], self.rows[source]
             elif kind in ("cut", "clear"):
@@ -168,6 +169,7 @@ class SlotMachine(RuleBasedStateMachine):
                 self.rows[target] = self.rows[source][:stop]
                 if kind == "move":
                     self.rows[source] = []
+        return ops
 
 
 TestSlots = SlotMachine.TestCase

@@ -61,7 +61,7 @@ class SourceMachine(RuleBasedStateMachine):
             self.table.cache_source(row)
         else:
             self.table.release(row)
-        emptied = [op for op in self.table._ops if op.target == row and op.kind != "copy_source"]
+        emptied = [op for op in self._replay() if op.target == row and op.kind != "copy_source"]
         is_finite = row in self.ready
         assert {op.kind for op in emptied} <= {"cut_source" if is_finite else "clear_source"}
         source = self.running.pop(row)
@@ -81,8 +81,9 @@ class SourceMachine(RuleBasedStateMachine):
         wanted = [self.running.get(row, cached.get(row)) for row in range(NUM_ROWS)]
         assert self.rows == wanted
 
-    def _replay(self) -> None:
-        for op in self.table.take_ops():
+    def _replay(self) -> tuple[RowOp, ...]:
+        ops = self.table.take_ops()
+        for op in ops:
             assert isinstance(op, RowOp)
             if op.kind in ("cut_source", "clear_source"):
                 self.rows[op.target] = None
@@ -90,6 +91,7 @@ class SourceMachine(RuleBasedStateMachine):
                 assert op.kind == "copy_source"
                 assert self.rows[op.target] is None and self.rows[op.origin] is not None
                 self.rows[op.target] = self.rows[op.origin]
+        return ops
 
 
 TestSources = SourceMachine.TestCase

@@ -61,14 +61,14 @@ def make_engine(make_core: Callable, make_contract: Callable, clock, request) ->
 
 def begin(core: EngineCore, pending: Pending) -> None:
     step = core.scheduler.schedule()
-    core._runner.submit(step)
+    core.runner.submit(step)
     for other in pending:
         assert not set(step.parts.decoding) & set(other.parts.decoding)
     pending.append(step)
 
 
 def take_in(core: EngineCore, pending: Pending) -> list[EngineOutput]:
-    return core.scheduler.update(pending.popleft(), core._runner.collect())
+    return core.scheduler.update(pending.popleft(), core.runner.collect())
 
 
 def run(core: EngineCore, num_under_way: int) -> list[EngineOutput]:
@@ -322,7 +322,7 @@ def test_the_next_step_begins_before_the_last_one_is_taken_in(make_core: Callabl
     core.step()
     core.step()
 
-    (under_way,) = core._under_way
+    (under_way,) = core.under_way
     under_way_ids = [sequence.request.key for sequence in under_way.parts.decoding]
 
     assert under_way_ids == [0, 1, 2]

@@ -20,7 +20,7 @@ from torch import nn
 from engine import session
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
-from engine.factory import load_engine
+from engine.factory import load_engine, load_parts
 from engine.generation.async_engine import AsyncEngine
 from engine.package.package import load_package
 from engine.requests.events import SequenceFinished
@@ -229,20 +229,19 @@ async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer
     made: Made,
 ) -> None:
     package = load_package(made[1])
-    engine = load_engine(package, ENGINE)
-    assert isinstance(engine, AsyncEngine) and "alignment" in engine.capabilities
+    parts = load_parts(package, ENGINE, print)
     manifest = package.manifest
-    assert manifest.generation is not None
+    assert manifest.generation is not None and manifest.generation.alignment
     contract = manifest.generation.model_copy(update={"alignment": False})
     older = package.model_copy(
         update={"manifest": manifest.model_copy(update={"generation": contract})}
     )
     with_old = AsyncEngine(
         older,
-        engine._steps._core,
-        engine._tokenizer,
+        parts.core,
+        parts.tokenizer,
         ENGINE,
-        constraints=engine._reader._constraints,
+        constraints=parts.constraints,
     )
     await with_old.start()
 

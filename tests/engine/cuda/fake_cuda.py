@@ -35,16 +35,16 @@ class FakeCuda:
         self._queued: list[Callable[[], object]] = []
         self._events: dict[int, int] = {}  # by address: how many works were queued before it
         self._num_queued = self._num_done = 0
-        self._functions = {
+        self.functions = {
             name.removeprefix("_fake_"): self._recorded(name.removeprefix("_fake_"))
             for name in dir(self)
             if name.startswith("_fake_")
         }
-        self._functions["cudaGetErrorName"] = lambda code: _ERRORS[code][0]
-        self._functions["cudaGetErrorString"] = lambda code: _ERRORS[code][1]
+        self.functions["cudaGetErrorName"] = lambda code: _ERRORS[code][0]
+        self.functions["cudaGetErrorString"] = lambda code: _ERRORS[code][1]
 
     def runtime(self) -> CudaRuntime:
-        return CudaRuntime(functions=self._functions)
+        return CudaRuntime(functions=self.functions)
 
     def device(self) -> CudaDevice:
         runtime = self.runtime()

@@ -47,20 +47,20 @@ class FakeDeviceBinding:
 
     def __init__(self, graph: FakeDeviceSession, session: Session, cuda: FakeCuda) -> None:
         self._graph, self._session, self._cuda = graph, session, cuda
-        self._arrays: Arrays = {}
+        self.arrays: Arrays = {}
 
     def input(self, name: str, array: Any) -> None:
         assert isinstance(array, DeviceArray) == (name not in ON_HOST), name
-        self._arrays["input", name] = array
+        self.arrays["input", name] = array
 
     def output(self, name: str, array: DeviceArray) -> None:
-        self._arrays["output", name] = array
+        self.arrays["output", name] = array
 
     def run(self, graph_id: int = NOT_CAPTURED) -> None:
         # Arrays on the host are read now, and a captured run reads them only once.
         bound = {
             key: array.copy() if isinstance(array, np.ndarray) else array
-            for key, array in self._arrays.items()
+            for key, array in self.arrays.items()
         }
         if graph_id != NOT_CAPTURED:
             self._graph.replays += graph_id in self._graph.captured

@@ -288,7 +288,7 @@ def test_kernels_are_told_of_whole_rows_and_decode_calls_have_all_of_them(
     run = FakeDeviceBinding.run
 
     def running(binding: FakeDeviceBinding, graph_id: int = NOT_CAPTURED) -> None:
-        arrays = binding._arrays
+        arrays = binding.arrays
         if ("input", "total_seq") in arrays:
             totals.append(int(arrays["input", "total_seq"][0]))
             tokens = arrays["input", "input_ids"]

@@ -34,7 +34,7 @@ def test_a_machine_without_a_device_says_so(code: int, name: str) -> None:
 
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(DeviceError, match="CUDA device 1 is not there; this machine has 1"):
-        CudaRuntime(1, FakeCuda()._functions)
+        CudaRuntime(1, FakeCuda().functions)
 
 
 @pytest.mark.parametrize(

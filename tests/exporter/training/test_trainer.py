@@ -21,7 +21,7 @@ from exporter.training import trainer
 from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, read_state
 from exporter.training.task import Task
-from exporter.training.trainer import Run, train_task
+from exporter.training.trainer import train_task
 
 MakeTask = Callable[..., Task]
 
@@ -73,7 +73,7 @@ def test_a_run_that_goes_on_has_no_report_until_its_end(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_task(make_task(), tmp_path / "run", steps=4, progress=False)
-    _interrupt_after(monkeypatch, 6)
+    _let_step(monkeypatch, 6, _press_ctrl_c)
 
     with pytest.raises(KeyboardInterrupt):
         train_task(make_task(), tmp_path / "run", steps=12, resume=True, progress=False)
@@ -87,14 +87,7 @@ def test_a_run_that_is_killed_between_validations_loses_minutes_at_most(
     train_task(make_task(), tmp_path / "whole", progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "SAVE_SECONDS", 0.0)
-        update = Run._update
-
-        def killed(run: Run) -> tuple[float, int]:
-            if run._state.step == 6:
-                raise SystemExit
-            return update(run)
-
-        patch.setattr(Run, "_update", killed)
+        _let_step(patch, 7, _kill)
         with pytest.raises(SystemExit):
             train_task(make_task(), tmp_path / "parts", progress=False)
 
@@ -139,7 +132,7 @@ def test_an_interrupted_run_goes_on_bit_equal(
 ) -> None:
     train_task(make_task(), tmp_path / "whole", progress=False)
     with monkeypatch.context() as patch:
-        _interrupt_after(patch, stop)
+        _let_step(patch, stop, _press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             train_task(make_task(), tmp_path / "parts", progress=False)
     assert read_state(tmp_path / "parts").step == stop
@@ -154,15 +147,8 @@ def test_a_run_that_was_killed_goes_on_bit_equal_from_its_last_validation(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_task(make_task(), tmp_path / "whole", progress=False)
-    update = Run._update
-
-    def killed(run: Run) -> tuple[float, int]:
-        if run._state.step == 6:
-            raise SystemExit
-        return update(run)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "_update", killed)
+        _let_step(patch, 7, _kill)
         with pytest.raises(SystemExit):
             train_task(make_task(), tmp_path / "parts", progress=False)
     assert read_state(tmp_path / "parts").step == 4
@@ -243,7 +229,7 @@ def test_an_unfinished_run_is_not_overwritten(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        _interrupt_after(patch, 3)
+        _let_step(patch, 3, _press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             train_task(make_task(), tmp_path / "run", progress=False)
 
@@ -345,14 +331,7 @@ def test_ctrl_c_stops_after_the_step_in_flight_and_keeps_the_handler(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    update = Run._update
-
-    def update_under_ctrl_c(run: Run) -> tuple[float, int]:
-        if run._state.step == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return update(run)
-
-    monkeypatch.setattr(Run, "_update", update_under_ctrl_c)
+    _let_step(monkeypatch, 2, _press_ctrl_c)
 
     with pytest.raises(KeyboardInterrupt):
         train_task(make_task(), tmp_path / "run", progress=False)
@@ -366,7 +345,7 @@ def test_a_job_in_the_background_ignores_ctrl_c_as_before(
 ) -> None:
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        _interrupt_after(monkeypatch, 3)
+        _let_step(monkeypatch, 3, _press_ctrl_c)
         report = train_task(make_task(), tmp_path / "run", progress=False)
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -419,12 +398,21 @@ def test_gradients_are_clipped(
     assert all(after == pytest.approx(0.01, rel=1e-3) for _, after in norms)
 
 
-def _interrupt_after(patch: pytest.MonkeyPatch, stop: int) -> None:
-    update = Run._update
+def _let_step(patch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
+    """Let a step of training do something first."""
+    learning_rate, acts = InverseSquareRootSchedule.learning_rate, [act]
 
-    def interrupted(run: Run) -> tuple[float, int]:
-        if run._state.step == stop - 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return update(run)
+    def acting(schedule: InverseSquareRootSchedule, step: int) -> float:
+        if step == number and acts:  # it is asked for the rate of every group of parameters
+            acts.pop()()
+        return learning_rate(schedule, step)
 
-    patch.setattr(Run, "_update", interrupted)
+    patch.setattr(InverseSquareRootSchedule, "learning_rate", acting)
+
+
+def _press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _kill() -> None:
+    raise SystemExit
