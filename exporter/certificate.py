@@ -31,7 +31,7 @@ from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.players import Outcome, Subject, load, play_all, program_of
-from exporter.prover.plays import Scope
+from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter, Progress, no_progress, seconds_for
 from exporter.samples import Tokens
 

@@ -21,7 +21,7 @@ from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import Subject, load, play_all, program_of
-from exporter.prover.plays import Scope
+from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter, Progress, seconds_for
 
 # Kernels elsewhere round the same weights, so that the mean difference of logits is about that of

@@ -46,6 +46,13 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     return device
 
 
+def allow_unshown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a GPU, this or a real one, serve packages of which nothing was shown there."""
+    monkeypatch.setattr(
+        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
+    )
+
+
 def _put(monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], name: str, what: Any) -> None:
     for module in modules:
         monkeypatch.setattr(importlib.import_module(module), name, what)

@@ -17,7 +17,7 @@ from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, model_weights
 from exporter.huggingface.family import SpecialTokens
 from exporter.huggingface.reading import read_config, reading_by_transformers
-from exporter.huggingface.stored import FLOATS, StoredWeights
+from exporter.huggingface.weights.stored import FLOATS, StoredWeights
 from exporter.huggingface.writing import Progress, finite, naming
 from exporter.models.config import OriginalCode, TransformerConfig
 from exporter.models.transformers_model import (

@@ -21,14 +21,14 @@ from exporter.checkpoint import (
     stream_checkpoint,
 )
 from exporter.huggingface.family import Family
-from exporter.huggingface.fitting import (
+from exporter.huggingface.tokenizers import ImportedTokenizer
+from exporter.huggingface.weights.fitting import (
     find_weights,
     num_positions,
     rounded_as_stored,
     untied_as_stored,
 )
-from exporter.huggingface.stored import StoredWeights
-from exporter.huggingface.tokenizers import ImportedTokenizer
+from exporter.huggingface.weights.stored import StoredWeights
 from exporter.models import TransformerConfig
 
 _MOST_CHARS = 100  # shown of a wrong value: what is wrong with it has room behind

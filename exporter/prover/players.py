@@ -21,11 +21,17 @@ from exporter.prover.eager import EagerModel, Forward, logits_of, num_parameters
 from exporter.prover.execution import Execution
 from exporter.prover.generation_cases import Case
 from exporter.prover.item_cases import draw_images, eager_inputs, random_groups
-from exporter.prover.items import ItemPair, Outputs, forward_of
 from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge
 from exporter.prover.pair import GeneratingPair
-from exporter.prover.plays import Program, Scope, generation_program, image_program, text_program
+from exporter.prover.plays.items import ItemPair, Outputs, forward_of
+from exporter.prover.plays.program import (
+    Program,
+    Scope,
+    generation_program,
+    image_program,
+    text_program,
+)
 from exporter.prover.progress import Meter
 from exporter.samples import Tokens, encode_samples
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.wording import listed, shortened
-from exporter.huggingface.bart_like import COMPUTED_POSITIONS, bart_like_weights
 from exporter.huggingface.conversion import NameTable, modules
 from exporter.huggingface.family import Family, Options, Original, SpecialTokens
+from exporter.huggingface.stacks.bart_like import COMPUTED_POSITIONS, bart_like_weights
 from exporter.models.config import PositiveInt, Probability, TransformerConfig
 from exporter.toolkits.original import OPTIONS_NAME, ToolkitModel, ToolkitOptions
 from exporter.toolkits.torch_file import plain, tensors_of

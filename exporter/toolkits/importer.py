@@ -12,8 +12,8 @@ from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.conversion import MoreRows, NameTable
 from exporter.huggingface.family import Family, Original
-from exporter.huggingface.stored import StoredWeights, TensorFile, refuse_nested
 from exporter.huggingface.understood import understood
+from exporter.huggingface.weights.stored import StoredWeights, TensorFile, refuse_nested
 from exporter.huggingface.writing import (
     Imported,
     Progress,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
-from exporter.huggingface.stored import DAMAGE
+from exporter.huggingface.weights.stored import DAMAGE
 
 # The packages of objects that are known to stand in such files.
 _KNOWN = (

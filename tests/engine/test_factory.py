@@ -267,9 +267,7 @@ async def test_a_package_for_a_gpu_is_served_with_its_graphs_for_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr(
-        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
-    )
+    fake_gpu.allow_unshown(monkeypatch)
     package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
 
     engine = load_engine(package, CONFIG)
@@ -290,9 +288,7 @@ def test_a_one_pass_package_for_a_gpu_is_loaded_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr(
-        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
-    )
+    fake_gpu.allow_unshown(monkeypatch)
 
     engine = load_engine(load_package(_text_package(tmp_path, target="cuda")), CONFIG)
 
@@ -305,9 +301,7 @@ def test_a_gpu_without_room_says_what_would_fit_when_a_package_is_loaded(
 ) -> None:
     """The rule says so, or others have filled it since its memory was looked at."""
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr(
-        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
-    )
+    fake_gpu.allow_unshown(monkeypatch)
     package = load_package(_generating_package(tmp_path, cross=False, target="cuda"))
     wanted = replace(CONFIG, max_num_seqs=10**6, max_num_batched_tokens=10**6 + 1000)
 
@@ -333,9 +327,7 @@ def test_an_engine_on_a_gpu_takes_what_its_settings_say(
         return fit(config, contract, room)
 
     fake_gpu.put_in(monkeypatch)
-    monkeypatch.setattr(
-        "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
-    )
+    fake_gpu.allow_unshown(monkeypatch)
     monkeypatch.setattr("engine.cuda.room.fit", note)
     package = load_package(_generating_package(tmp_path, cross=True, target="cuda"))
     limits = RequestLimits(max_num_outputs=2, max_best_of=2, max_beam_width=3)

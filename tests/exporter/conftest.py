@@ -21,7 +21,8 @@ from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.graphs.torch_export import Graphs
 from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.layers import OUTPUT_BIAS
-from exporter.prover import cases, generation_cases, item_cases, plays
+from exporter.prover import cases, generation_cases, item_cases
+from exporter.prover.plays import program
 from tests.traces import Trace, traced, traced_anew  # noqa: F401 - fixtures
 
 VOCAB_SIZE = 31
@@ -112,7 +113,7 @@ def few_cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def try_few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: replace(level, per_length=2) for name, level in cases.LEVELS.items()}
-    for module in (cases, generation_cases, item_cases, plays):
+    for module in (cases, generation_cases, item_cases, program):
         monkeypatch.setattr(module, "LEVELS", few)
 
 

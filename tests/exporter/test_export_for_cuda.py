@@ -29,7 +29,7 @@ from exporter.models import TransformerConfig, build_model
 from exporter.prover.loss import LossLimits
 from server.cli.app import run
 from tests.exporter.conftest import MakeCheckpoint
-from tests.exporter.test_nodes_for_cuda import WANTS_CUDNN
+from tests.exporter.graphs.test_nodes_for_cuda import WANTS_CUDNN
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import pytest
 
 from engine.errors import CertificateError, PackageError
 from engine.package.manifest import Certificate
-from engine.package.package import load_package, seal
+from engine.package.package import load_package
 from exporter import verification
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
@@ -31,7 +30,7 @@ from exporter.verification import verify_package
 from server.cli.app import run
 from tests.exporter.prover import test_faults_of_choices as choices
 from tests.exporter.prover.surgery import Mutation, spoiled
-from tests.stand_in_certificate import judged
+from tests.stand_in_certificate import edit_manifest, judged
 
 # The distribution that is installed here: for a CPU, or for CUDA.
 (RUNTIME,) = {"onnxruntime", "onnxruntime-gpu"} & set(read_toolchain())
@@ -67,14 +66,6 @@ def compared(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> No
     """Take the comparison as done: it finds what it found when the package was exported."""
     found = load_package(exported[1]).manifest.certificate
     monkeypatch.setattr(verification, "prove", lambda *_, **__: found)
-
-
-def _edit(package: Path, change: Change) -> None:
-    """Edit a manifest as somebody does who knows of the digest."""
-    content = json.loads((package / "manifest.json").read_bytes())
-    del content["digest"]
-    change(content)
-    (package / "manifest.json").write_bytes(seal(content))
 
 
 def test_verify_repeats_the_certificate_and_says_so(package: Path, checkpoint: Path) -> None:
@@ -119,7 +110,7 @@ def test_the_command_tells_how_far_it_is_and_ends_with_one_line_of_what_was_foun
 def test_the_command_fails_with_one_line_where_the_certificate_was_edited(
     package: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _edit(package, lambda m: m["certificate"].update(batch_invariant=False))
+    edit_manifest(package, lambda m: m["certificate"].update(batch_invariant=False))
 
     assert run(["verify", str(package), str(checkpoint)]) == 1
 
@@ -144,7 +135,7 @@ def test_the_command_fails_with_one_line_where_the_certificate_was_edited(
 def test_certificate_that_is_not_found_is_refused(
     package: Path, checkpoint: Path, change: dict[str, Any], message: str
 ) -> None:
-    _edit(package, lambda m: m["certificate"].update(change))
+    edit_manifest(package, lambda m: m["certificate"].update(change))
 
     with pytest.raises(CertificateError, match="its certificate is not what is found") as caught:
         verify_package(package, checkpoint)
@@ -158,7 +149,7 @@ def test_certificate_that_is_not_found_is_refused_where_the_release_is_not_insta
 ) -> None:
     here = {name: what for name, what in read_toolchain().items() if name != "tokenweir"}
     monkeypatch.setattr(verification, "read_toolchain", lambda: here)
-    _edit(package, lambda m: m["certificate"].update(cases=1))
+    edit_manifest(package, lambda m: m["certificate"].update(cases=1))
 
     with pytest.raises(CertificateError, match=r"it was edited, or .* \(here none\)"):
         verify_package(package, checkpoint)
@@ -189,7 +180,7 @@ def test_of_the_quantiles_median_and_90th_percentile_are_found_again_but_no_tail
             for side in (one["exported"], one["eager"]):
                 side |= {name: side[name] * factor for name, factor in times.items()}
 
-    _edit(package, change)
+    edit_manifest(package, change)
 
     if message is None:
         assert "its certificate found again" in verify_package(package, checkpoint).summary()
@@ -235,7 +226,7 @@ def test_a_package_is_verified_at_the_level_at_which_it_was_proven(
 
     assert quick.proof == again.proof == "quick"
     assert again.cases == quick.cases < load_package(package).manifest.certificate.cases
-    _edit(tmp_path / "quick", lambda m: m["certificate"].update(proof="standard"))
+    edit_manifest(tmp_path / "quick", lambda m: m["certificate"].update(proof="standard"))
     with pytest.raises(CertificateError, match=f"cases is {quick.cases}, found "):
         verify_package(tmp_path / "quick", checkpoint)
 
@@ -243,7 +234,7 @@ def test_a_package_is_verified_at_the_level_at_which_it_was_proven(
 @pytest.mark.usefixtures("compared")
 def test_another_toolchain_is_named_as_a_claim(package: Path, checkpoint: Path) -> None:
     claimed = {RUNTIME: "1.30", "threads": "64", "extra": "1"}
-    _edit(package, lambda m: m["toolchain"].update(claimed))
+    edit_manifest(package, lambda m: m["toolchain"].update(claimed))
 
     line = verify_package(package, checkpoint).summary()
 
@@ -258,7 +249,7 @@ def test_another_toolchain_is_named_as_a_claim(package: Path, checkpoint: Path) 
 def test_toolchain_that_cannot_be_shown_here_is_refused(
     name: str, version: str, package: Path, checkpoint: Path
 ) -> None:
-    _edit(package, lambda m: m["toolchain"].update({name: version}))
+    edit_manifest(package, lambda m: m["toolchain"].update({name: version}))
 
     with pytest.raises(CertificateError, match=f"its toolchain has {name} {version}, which .* of "):
         verify_package(package, checkpoint)
@@ -272,7 +263,7 @@ def test_other_counts_are_refused_whatever_release_the_toolchain_has(
         manifest["toolchain"]["tokenweir"] = "0.0.1"
         manifest["certificate"]["cases"] = 10**6
 
-    _edit(package, change)
+    edit_manifest(package, change)
 
     with pytest.raises(CertificateError, match="cases is 1000000, found ") as caught:
         verify_package(package, checkpoint)
@@ -283,7 +274,7 @@ def test_other_counts_are_refused_whatever_release_the_toolchain_has(
 def test_name_and_version_are_told_for_nothing_else_shows_them(
     package: Path, checkpoint: Path
 ) -> None:
-    _edit(package, lambda m: m.update(name="other", version="7"))
+    edit_manifest(package, lambda m: m.update(name="other", version="7"))
 
     line = verify_package(package, checkpoint).summary()
 
@@ -312,7 +303,7 @@ def test_a_file_that_the_checkpoint_does_not_export_to_is_refused(
     data = (package / "tokenizer.json").read_bytes()
     (package / name).write_bytes(data)
     entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    _edit(package, lambda m: m["files"].update({name: entry}))
+    edit_manifest(package, lambda m: m["files"].update({name: entry}))
     load_package(package)  # nothing of it is wrong by itself
 
     with pytest.raises(CertificateError, match=f"{name} is not of .*, which exports to no such"):
@@ -332,7 +323,7 @@ def test_a_file_that_the_checkpoint_does_not_export_to_is_refused(
 def test_contract_that_is_not_the_checkpoints_is_refused(
     package: Path, checkpoint: Path, change: Change, field: str
 ) -> None:
-    _edit(package, change)
+    edit_manifest(package, change)
 
     with pytest.raises(CertificateError, match=f"{field} is .*, the checkpoint's is "):
         verify_package(package, checkpoint)
@@ -385,7 +376,7 @@ def _put(graphs: Graphs, package: Path) -> None:
             data = (package / name).read_bytes()
             entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
-    _edit(package, rehash)
+    edit_manifest(package, rehash)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ No GPU is here: one that is made up stands for it, and the CPU computes in calls
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from click.testing import CliRunner
 from engine.config import EngineConfig
 from engine.cuda import certificate as device_certificate
 from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
-from engine.package.package import Package, load_package, seal
+from engine.package.package import Package, load_package
 from exporter import verification, verify_device
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.prover import digest
@@ -31,6 +30,7 @@ from exporter.verify_device import verify_on_device
 from server.cli.app import cli
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.prover.test_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
+from tests.stand_in_certificate import edit_manifest
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 
@@ -71,14 +71,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(verify_device, "find_elsewhere", find)
     monkeypatch.setattr(device_certificate, "cuda_version", lambda: "1.31.1")
     return gpu
-
-
-def _edit(package: Path, change: Change) -> None:
-    """Edit a manifest as somebody does who knows of the digest."""
-    content = json.loads((package / "manifest.json").read_bytes())
-    del content["digest"]
-    change(content)
-    (package / "manifest.json").write_bytes(seal(content))
 
 
 def test_what_is_found_becomes_part_of_the_package(package: Path, checkpoint: Path) -> None:
@@ -151,7 +143,7 @@ def test_a_device_certificate_that_was_edited_is_refused(
     change: dict[str, Any], message: str, package: Path, checkpoint: Path
 ) -> None:
     verify_on_device(package, checkpoint, CONFIG)
-    _edit(package, lambda m: m["certificate"]["device"].update(change))
+    edit_manifest(package, lambda m: m["certificate"]["device"].update(change))
     edited = (package / "manifest.json").read_bytes()
 
     with pytest.raises(CertificateError, match="device certificate is not what is found") as caught:
@@ -211,7 +203,7 @@ def test_a_package_is_looked_at_before_it_is_compared(
     installed: str, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "read_toolchain", lambda: {installed: "1.31.1"})
-    _edit(package, lambda m: m["toolchain"].update(onnxruntime="99.9"))
+    edit_manifest(package, lambda m: m["toolchain"].update(onnxruntime="99.9"))
     with pytest.raises(CertificateError, match="its toolchain has onnxruntime 99.9"):
         verify_on_device(package, checkpoint, CONFIG)
 
@@ -223,7 +215,7 @@ def test_a_package_is_looked_at_before_it_is_compared(
 def test_a_package_for_the_cpu_is_refused(
     make_checkpoint: MakeCheckpoint, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _edit(package, lambda m: m.update(target="cpu"))
+    edit_manifest(package, lambda m: m.update(target="cpu"))
     loaded = load_package(package), None
     monkeypatch.setattr(verify_device, "load_both", lambda *_: loaded)
 

@@ -125,9 +125,7 @@ class Setup(NamedTuple):
             config, device=self.device, decode_buckets=buckets, own_process=self.own_process
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "engine.cuda.certificate.settings_as_shown", lambda package, device, given: given
-            )
+            fake_gpu.allow_unshown(patch)
             if self.is_fake:
                 fake_gpu.put_in(patch)
             engine = load_engine(package, config)

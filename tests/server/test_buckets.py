@@ -21,7 +21,7 @@ import pytest
 
 from engine.errors import PackageError
 from server.packages.pinned import pin
-from tests.engine.test_package import FILES, write_package
+from tests.engine.package.test_package import FILES, write_package
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # others' libraries warn
 

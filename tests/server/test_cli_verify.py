@@ -14,7 +14,7 @@ import pytest
 from engine.errors import ConfigError
 from server.cli.app import run
 from server.packages.signature import sign
-from tests.engine.test_package import write_package
+from tests.engine.package.test_package import write_package
 from tests.server.signing import make_key
 
 

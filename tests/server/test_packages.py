@@ -26,7 +26,7 @@ from server.packages.pinned import PinnedPackage, manifest_at, pin
 from server.packages.remote import RemotePackage
 from server.ray.replica import _load_engines
 from tests.engine.cuda.fake_cuda import FakeCuda
-from tests.engine.test_package import FILES, write_package
+from tests.engine.package.test_package import FILES, write_package
 
 URL = "memory://bucket/dates"
 

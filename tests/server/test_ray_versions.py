@@ -19,7 +19,7 @@ from server.ray.deployment import _actor_options
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.roster import RosterAddress
 from server.ray.versions import RayDeployment
-from tests.engine.test_package import write_package
+from tests.engine.package.test_package import write_package
 from tests.server.calls import until
 from tests.server.signing import make_key
 

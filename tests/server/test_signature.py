@@ -18,7 +18,7 @@ from server.packages.pinned import pin
 from server.packages.remote import RemotePackage
 from server.packages.signature import sign
 from server.ray.serving import serve_models
-from tests.engine.test_package import FILES, write_package
+from tests.engine.package.test_package import FILES, write_package
 from tests.server.signing import make_key
 
 URL = "memory://signed/dates"

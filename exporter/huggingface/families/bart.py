@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.bart_like import (
+from exporter.huggingface.conversion import NameTable
+from exporter.huggingface.family import WRITES, Family
+from exporter.huggingface.stacks.bart_like import (
     BART_LIKE,
     BODY,
     UNUSED,
     bart_like,
     bart_like_weights,
 )
-from exporter.huggingface.conversion import NameTable
-from exporter.huggingface.family import WRITES, Family
 from exporter.models.config import TransformerConfig
 
 _POSITION_OFFSET = 2  # rows of the table of positions before the first place

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, Step, layers, modules, norms
-from exporter.huggingface.encoder import ENCODER, FIXED, encoder
-from exporter.huggingface.encoder_heads import label_notes, pooler
 from exporter.huggingface.family import READS, Family
+from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder
+from exporter.huggingface.stacks.encoder_heads import label_notes, pooler
 from exporter.models.config import TransformerConfig
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, layers, modules
-from exporter.huggingface.encoder import FIXED, encoder
-from exporter.huggingface.encoder_heads import head_of, label_notes, pooler
 from exporter.huggingface.family import READS, Family, Options, Original
+from exporter.huggingface.stacks.encoder import FIXED, encoder
+from exporter.huggingface.stacks.encoder_heads import head_of, label_notes, pooler
 from exporter.models.config import TransformerConfig
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from exporter.huggingface.conversion import NameTable, PlusOne, layers, modules
 from exporter.huggingface.family import WRITES, Family, Options, Original
-from exporter.huggingface.rotary_decoder import (
+from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
     ROTARY_FIXED,
     local_options,

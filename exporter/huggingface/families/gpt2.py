@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, Transposed, layers, modules, packed_inputs
-from exporter.huggingface.decoder import FIXED, decoder
 from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.stacks.decoder import FIXED, decoder
 from exporter.models.config import TransformerConfig
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from exporter.huggingface.conversion import HeadParts, NameTable, layers, modules
 from exporter.huggingface.family import WRITES, Family
-from exporter.huggingface.rotary_decoder import (
+from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
     ROTARY_FIXED,
     length_notes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exporter.huggingface.family import WRITES, Family
-from exporter.huggingface.rotary_decoder import (
+from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
     ROTARY_FIXED,
     length_notes,

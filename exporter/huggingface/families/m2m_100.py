@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.bart_like import (
+from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.stacks.bart_like import (
     BART_LIKE,
     BODY,
     COMPUTED_POSITIONS,
     bart_like,
     bart_like_weights,
 )
-from exporter.huggingface.family import WRITES, Family, Options, Original
 
 
 def _computed(original: Original) -> Options:

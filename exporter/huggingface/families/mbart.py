@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.huggingface.bart_like import bart_like
 from exporter.huggingface.families.bart import BART
 from exporter.huggingface.family import Options, Original
+from exporter.huggingface.stacks.bart_like import bart_like
 
 
 def _computed(original: Original) -> Options:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.bart_like import BODY, UNUSED, layer_weights
 from exporter.huggingface.conversion import NameTable, SkipRows, modules
-from exporter.huggingface.decoder import DECODER, FIXED, decoder
 from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.stacks.bart_like import BODY, UNUSED, layer_weights
+from exporter.huggingface.stacks.decoder import DECODER, FIXED, decoder
 from exporter.models.config import TransformerConfig
 
 

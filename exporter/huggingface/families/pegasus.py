@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.huggingface.bart_like import BART_LIKE, bart_like
 from exporter.huggingface.families.marian import MARIAN
+from exporter.huggingface.stacks.bart_like import BART_LIKE, bart_like
 
 PEGASUS = replace(
     MARIAN,

@@ -7,7 +7,7 @@ from functools import partial
 
 from exporter.huggingface.conversion import NameTable, packed_gates, packed_inputs
 from exporter.huggingface.families.llama import LLAMA
-from exporter.huggingface.rotary_decoder import (
+from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
     rotary_decoder_weights,
     turned_first,

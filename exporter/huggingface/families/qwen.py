@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exporter.huggingface.families.llama import LLAMA
-from exporter.huggingface.rotary_decoder import ROTARY, ROTARY_FIXED, windowed
+from exporter.huggingface.stacks.rotary_decoder import ROTARY, ROTARY_FIXED, windowed
 
 QWEN2 = replace(
     LLAMA,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exporter.huggingface.conversion import NameTable, SkipRows, modules
-from exporter.huggingface.encoder import encoder
-from exporter.huggingface.encoder_heads import pooler
 from exporter.huggingface.families.bert import BERT, bert_weights
 from exporter.huggingface.family import Options, Original
+from exporter.huggingface.stacks.encoder import encoder
+from exporter.huggingface.stacks.encoder_heads import pooler
 from exporter.models.config import TransformerConfig
 
 

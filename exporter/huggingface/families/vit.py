@@ -13,10 +13,10 @@ from exporter.huggingface.conversion import (
     layers,
     modules,
 )
-from exporter.huggingface.encoder import LAYERS
-from exporter.huggingface.encoder_heads import contradicting_labels, labels_of
 from exporter.huggingface.family import Family, Options, Original, refused
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, image_options
+from exporter.huggingface.stacks.encoder import LAYERS
+from exporter.huggingface.stacks.encoder_heads import contradicting_labels, labels_of
 from exporter.models.config import ImageConfig, TransformerConfig
 
 _HEADS: dict[str, dict[str, Any]] = {

@@ -16,9 +16,9 @@ from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat
 from engine.text.tokenizer_file import parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import TOKENIZER_NAME, TextFiles
-from exporter.huggingface.stored import about_pointers
 from exporter.huggingface.tokenizers.original import SETTINGS_NAME, Original, load_original
 from exporter.huggingface.tokenizers.python_classes import Made, convert_python
+from exporter.huggingface.weights.stored import about_pointers
 from exporter.models import TransformerConfig
 
 _LAST_SIGMA = (

@@ -18,7 +18,7 @@ from engine.slots.runner import SlotModelRunner
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.sampling_graphs import sampling_graphs
 from tests.engine.cuda.fake_cuda import FakeCuda
-from tests.engine.test_model_runner import VOCAB, TinyModel
+from tests.engine.slots.test_model_runner import VOCAB, TinyModel
 
 ON_HOST = ("num_top", "total_seq")
 

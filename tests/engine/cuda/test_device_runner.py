@@ -18,9 +18,9 @@ from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.warm_up import warm_up
 from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.cuda.fake_device_session import FakeDeviceBinding, load_on, write_sampling_graphs
-from tests.engine.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
-from tests.engine.test_model_runner import TinyModel
-from tests.engine.test_steps_under_way import whole_answers
+from tests.engine.generation.test_steps_under_way import whole_answers
+from tests.engine.slots.test_decode_buckets import NOTHING, SLOTS, answers, bits, ids, load
+from tests.engine.slots.test_model_runner import TinyModel
 
 ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
 

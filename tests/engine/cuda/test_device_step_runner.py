@@ -26,9 +26,9 @@ from engine.slots.batch import PrefillChunk
 from engine.slots.runner import SlotModelRunner
 from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.cuda.fake_device_session import load_on, write_sampling_graphs
-from tests.engine.test_decode_buckets import NOTHING, SLOTS, ids, load
-from tests.engine.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
-from tests.engine.test_steps_under_way import random_request, step_all, told
+from tests.engine.generation.test_steps_under_way import random_request, step_all, told
+from tests.engine.slots.test_decode_buckets import NOTHING, SLOTS, ids, load
+from tests.engine.slots.test_model_runner import MAX_SOURCE, VOCAB, TinyModel
 
 LARGE_VOCAB = 700  # so large that a draw may look beyond the likeliest tokens
 

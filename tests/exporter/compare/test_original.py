@@ -26,8 +26,8 @@ from server.cli.app import run
 from tests.exporter.huggingface import translation_sources
 from tests.exporter.huggingface.decoders import DECODERS, LLAMA3, save_decoder
 from tests.exporter.huggingface.encoders import OPTIONS, save_encoder, save_vision
+from tests.exporter.huggingface.families.test_vision import DEIT, VIT
 from tests.exporter.huggingface.sources import edit_json, save_gpt2
-from tests.exporter.huggingface.test_vision import DEIT, VIT
 
 Weights = dict[str, Tensor]
 

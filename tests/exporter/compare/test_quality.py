@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import CertificateError
 from engine.package.manifest import Loss, PackageFormat
-from engine.package.package import MANIFEST_NAME, read_manifest, seal
+from engine.package.package import read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import load_checkpoint
 from exporter.compare import scored_text
@@ -31,6 +31,7 @@ from exporter.verification import verify_package
 from tests.exporter.compare.guesses import Zeros
 from tests.exporter.conftest import VOCAB_SIZE, MakeCheckpoint, make_likely_and_ban
 from tests.parity.conftest import export_unproven
+from tests.stand_in_certificate import edit_manifest
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 
@@ -109,10 +110,8 @@ def test_verify_finds_what_was_told_of_a_text(
     nothing = found.model_copy(update={"loss": found.loss.model_copy(update=without)})
     edited = tmp_path / "package"
     shutil.copytree(package, edited)
-    content = json.loads((edited / MANIFEST_NAME).read_text())
-    del content["digest"]
-    content["certificate"]["loss"]["chrf"] = found.loss.chrf / 2  # type: ignore[operator]
-    (edited / MANIFEST_NAME).write_bytes(seal(content))
+    half = found.loss.chrf / 2  # type: ignore[operator]
+    edit_manifest(edited, lambda m: m["certificate"]["loss"].update(chrf=half))
 
     monkeypatch.setattr("exporter.verification.prove", lambda *_, **__: nothing)
     notes = verify_package(package, checkpoint).notes

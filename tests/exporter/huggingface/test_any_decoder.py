@@ -19,7 +19,7 @@ from exporter.graphs.torch_export import copy_in
 from exporter.huggingface import import_checkpoint
 from exporter.huggingface.any_decoder import OriginalDecoder
 from exporter.huggingface.reading import read_json
-from exporter.huggingface.stored import open_weights
+from exporter.huggingface.weights.stored import open_weights
 from exporter.imports import import_model
 from exporter.prover.loss import LossLimits
 from tests.exporter.huggingface.decoders import SIZES

@@ -13,7 +13,7 @@ import torch
 
 from engine.errors import CheckpointError
 from exporter.huggingface import import_checkpoint
-from exporter.huggingface.stored import INDEX_NAME
+from exporter.huggingface.weights.stored import INDEX_NAME
 from exporter.toolkits import import_toolkit_checkpoint
 from server.cli.app import run
 from tests.exporter.huggingface.decoders import save_decoder

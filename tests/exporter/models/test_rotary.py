@@ -7,7 +7,6 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from exporter.models import RotaryScaling, TransformerConfig, build_model
-from exporter.models.cache import LayerCache
 from exporter.models.rotary import RotaryPositions, rotary_frequencies
 
 OPTIONS = {
@@ -86,25 +85,6 @@ def test_gpt_with_the_options_of_llama_equals_hugging_face(num_kv_heads, bias, r
     logits = model(ids)
 
     torch.testing.assert_close(logits, twin(ids).logits, rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_rotary_positions_in_a_cache_are_those_of_the_whole_text(randomize):
-    decoder = randomize(build_model(config_of())).decoder
-    ids = torch.randint(0, 29, (1, 12))
-    whole = decoder(ids)
-    empty = torch.zeros(1, 2, 12, decoder.cache_head_dim)
-    nothing = torch.tensor([0])
-    caches = [LayerCache(empty, empty, nothing, nothing, nothing[None]) for _ in range(2)]
-
-    parts = []
-    for start, end in ((0, 5), (5, 6), (6, 12)):
-        for cache in caches:
-            cache.seqlens_k = torch.tensor([end - 1], dtype=torch.int32)
-            cache.position_ids = torch.arange(start, end)[None]
-        parts.append(decoder(ids[:, start:end], caches=caches))
-
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_scores_of_turned_heads_depend_on_their_distance_alone():

@@ -16,7 +16,7 @@ from exporter.prover.ahead import certify_ahead
 from exporter.prover.draws import NUM_DRAWS, certify_draws
 from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.cuda.fake_device_session import load_on, write_sampling_graphs
-from tests.engine.test_model_runner import TinyModel
+from tests.engine.slots.test_model_runner import TinyModel
 
 ENCODERS = pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
 

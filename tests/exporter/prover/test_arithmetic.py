@@ -19,7 +19,7 @@ from exporter.prover.arithmetic import Float16Reach, float64, reordered
 from exporter.prover.eager import Forward, logits_of
 from exporter.prover.generation_cases import Case
 from exporter.prover.item_cases import draw_images, eager_inputs, random_groups
-from exporter.prover.items import forward_of
+from exporter.prover.plays.items import forward_of
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA, T5
 

@@ -12,7 +12,6 @@ from engine.package.manifest import CacheShape, EncodingContract, GenerationCont
 from exporter.graphs.contracts import generation_contract
 from exporter.models import TransformerConfig, build_model
 from exporter.models.config import PositionConfig
-from exporter.prover.beams import layouts
 from exporter.prover.cases import (
     LEVELS,
     affordable_sizes,
@@ -24,7 +23,8 @@ from exporter.prover.cases import (
 from exporter.prover.eager import num_parameters
 from exporter.prover.generation_cases import affordable_cases, make_cases
 from exporter.prover.item_cases import random_groups
-from exporter.prover.plays import Program, Scope, generation_program
+from exporter.prover.plays.beams import layouts
+from exporter.prover.plays.program import Program, Scope, generation_program
 from exporter.samples import Tokens, TokenSampler
 
 SHAPE = CacheShape(num_layers=1, num_kv_heads=1, max_len=1024, head_dim=8)

@@ -18,7 +18,7 @@ from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
 from exporter.prover.players import Subject, load, play_all, program_of
-from exporter.prover.plays import Scope
+from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter, no_progress
 
 OTHERS = {"subprocess.run", "play.run", "pair.run", "self.run"}  # the last two ask the driver

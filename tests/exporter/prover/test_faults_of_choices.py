@@ -20,8 +20,6 @@ pytestmark = pytest.mark.usefixtures("few_cases")
 
 MUTANTS = Mutants()
 decoder = MUTANTS.of(*DECODERS, file="decoder.onnx")
-cross_decoder = MUTANTS.of("encoder-decoder", file="decoder.onnx")
-encoder = MUTANTS.of("encoder-decoder", file="encoder.onnx")
 
 
 # Numbers that tokens are chosen from: the logits are right

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from tests.exporter.prover.surgery import (
-    DECODERS,
     Mutants,
     Spoil,
     Surgery,
@@ -19,9 +18,6 @@ from tests.exporter.prover.surgery import (
 pytestmark = pytest.mark.usefixtures("few_cases")
 
 MUTANTS = Mutants()
-decoder = MUTANTS.of(*DECODERS, file="decoder.onnx")
-cross_decoder = MUTANTS.of("encoder-decoder", file="decoder.onnx")
-encoder = MUTANTS.of("encoder-decoder", file="encoder.onnx")
 
 
 # One-pass models

@@ -11,7 +11,7 @@ from exporter.huggingface import import_checkpoint
 from exporter.tasks import build_own_task
 from exporter.tasks.own.data import OwnData
 from exporter.tasks.train import train_built
-from tests.exporter.huggingface.test_original_tokenizers import lay_out_marian
+from tests.exporter.huggingface.tokenizers.test_original_tokenizers import lay_out_marian
 
 
 def test_a_model_of_opus_mt_is_trained_with_its_two_tokenizers(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.package.manifest import EncodingContract, GenerationContract, ImageContract, Proof
-from exporter.prover.beams import NUM_STEPS, layouts, num_beams, play_beams
-from exporter.prover.blocks import blocks_work, choose_aligned, play_blocks
 from exporter.prover.cases import (
     BATCH_SIZES,
     LEVELS,
@@ -22,21 +20,23 @@ from exporter.prover.cases import (
 from exporter.prover.driver import STEP, WHOLE
 from exporter.prover.generation_cases import Case, affordable_cases, first_of_each_length
 from exporter.prover.item_cases import NUM_IMAGES, draw_images, given_texts, random_groups
-from exporter.prover.items import (
+from exporter.prover.plays.beams import NUM_STEPS, layouts, num_beams, play_beams
+from exporter.prover.plays.blocks import blocks_work, choose_aligned, play_blocks
+from exporter.prover.plays.items import (
     PADDED_PER_LENGTH,
     image_batches,
     play_images,
     play_texts,
     texts_work,
 )
-from exporter.prover.rows import (
+from exporter.prover.plays.rows import (
     num_short_cases,
     play_row_counts,
     play_threads,
     row_counts,
     thread_counts,
 )
-from exporter.prover.sources import group_sizes, play_sources
+from exporter.prover.plays.sources import group_sizes, play_sources
 from exporter.samples import Tokens
 
 

@@ -18,8 +18,8 @@ from transformers.models.xlm_roberta.tokenization_xlm_roberta import XLMRobertaT
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.encoders import save_encoder, save_vision
-from tests.exporter.huggingface.test_original_tokenizers import train_spm
-from tests.exporter.huggingface.test_vision import DEIT, VIT
+from tests.exporter.huggingface.families.test_vision import DEIT, VIT
+from tests.exporter.huggingface.tokenizers.test_original_tokenizers import train_spm
 
 SENTENCES = ["le soleil de paris est loin", "un train de paris", "paris est loin de berlin"] * 9
 TEXT = "le  train, Paris"

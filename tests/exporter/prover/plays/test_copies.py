@@ -13,16 +13,16 @@ from engine.package.manifest import PackageFormat
 from engine.sampling.logits import StepLogits
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
-from exporter.prover import rows
 from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import Players, Subject, load, play_all, program_of
-from exporter.prover.plays import Program, Scope
+from exporter.prover.plays import rows
+from exporter.prover.plays.program import Program, Scope
+from exporter.prover.plays.rows import play_row_counts
+from exporter.prover.plays.sources import group_sizes, play_sources
 from exporter.prover.progress import Meter, no_progress
-from exporter.prover.rows import play_row_counts
-from exporter.prover.sources import group_sizes, play_sources
 from tests.exporter.conftest import MakeCheckpoint
 from tests.traces import Trace
 

@@ -32,8 +32,8 @@ from engine.scheduling.sequence import TokenRequest
 from engine.scheduling.step import Step
 from engine.slots.step_runner import SlotStepRunner
 from tests.engine.blocks import BlockKVCache, BlockStepRunner
-from tests.engine.test_core import continuation
-from tests.engine.test_preemption import answers, kinds
+from tests.engine.generation.test_core import continuation
+from tests.engine.scheduling.test_preemption import answers, kinds
 
 CONFIG = EngineConfig(max_num_seqs=6, prefill_chunk_size=4, max_num_batched_tokens=12)
 Pending = deque[Step]

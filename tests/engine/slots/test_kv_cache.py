@@ -11,7 +11,7 @@ from engine.package.manifest import CacheDtype, CacheShape
 from engine.slots.batch import RowOp
 from engine.slots.memory import STEPS_AT_HAND
 from engine.slots.rows import SlotCache
-from tests.engine.test_pages import needs_page_map, resident
+from tests.engine.slots.test_pages import needs_page_map, resident
 
 SLOTS, MAX_LEN, MAX_SOURCE = 4, 6, 5
 SHAPE = CacheShape(num_layers=2, num_kv_heads=2, max_len=MAX_LEN, head_dim=3)

@@ -19,7 +19,7 @@ from engine.session import Binding, Session
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from tests.engine.row_steps import prefill
-from tests.engine.test_model_runner import MAX_LEN, MAX_SOURCE, VOCAB, TinyModel
+from tests.engine.slots.test_model_runner import MAX_LEN, MAX_SOURCE, VOCAB, TinyModel
 
 SLOTS = 5
 NOTHING = ScheduledBatch()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from exporter.huggingface.encoder_heads import head_options
 from exporter.huggingface.family import Options, Original
+from exporter.huggingface.stacks.encoder_heads import head_options
 
 LAYERS = {
     "d_model": "hidden_size",

@@ -15,7 +15,11 @@ from tokenizers import pre_tokenizers
 from engine.errors import CheckpointError
 from exporter.huggingface.tokenizers import original
 from tests.exporter.huggingface.sources import save_gpt2
-from tests.exporter.huggingface.test_original_tokenizers import read, train_spm, write_json
+from tests.exporter.huggingface.tokenizers.test_original_tokenizers import (
+    read,
+    train_spm,
+    write_json,
+)
 
 PIECES = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "vocab_size": 10}
 

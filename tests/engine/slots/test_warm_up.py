@@ -18,7 +18,7 @@ from engine.slots.batch import ScheduledBatch
 from engine.slots.invariance import rows_are_bit_equal
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import warm_up
-from tests.engine.test_model_runner import VOCAB, WIDTH, TinyModel
+from tests.engine.slots.test_model_runner import VOCAB, WIDTH, TinyModel
 
 Change = Callable[[onnx.GraphProto], None]
 

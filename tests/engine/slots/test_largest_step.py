@@ -14,7 +14,7 @@ from engine.sampling.plain import SamplingInputs
 from engine.slots.batch import ScheduledBatch
 from engine.slots.largest_step import largest_step_seconds
 from engine.slots.runner import SlotModelRunner
-from tests.engine.test_model_runner import TinyModel
+from tests.engine.slots.test_model_runner import TinyModel
 
 CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=96, prefill_chunk_size=8)
 

@@ -20,7 +20,7 @@ from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate
 from engine.sampling.stop_rule import StopRule, searched_text
 from engine.text.tokenizer import Tokenizer
-from tests.engine.test_beam_search import Model, params, penalised, random_model, run
+from tests.engine.sampling.test_beam_search import Model, params, penalised, random_model, run
 
 EOS = 0
 TOKENS = ("</s>", "a", "b", "ab", "ba", "c", "Ġa")

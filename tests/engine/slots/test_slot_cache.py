@@ -10,8 +10,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineFailure
 from engine.scheduling.scheduler import Scheduler
 from engine.slots.cache import SlotKVCache
-from tests.engine.test_scheduler import EOS, A, B, C, Ran, request, small_config
-from tests.engine.test_scheduler import step as any_step
+from tests.engine.scheduling.test_scheduler import EOS, A, B, C, Ran, request, small_config
+from tests.engine.scheduling.test_scheduler import step as any_step
 
 
 @pytest.fixture

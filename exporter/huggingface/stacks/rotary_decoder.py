@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from exporter.huggingface.conversion import HeadOrder, NameTable, layers, modules
-from exporter.huggingface.decoder import DECODER, FIXED, decoder
 from exporter.huggingface.family import Options, Original, refused
-from exporter.huggingface.rope import Rope
+from exporter.huggingface.stacks.decoder import DECODER, FIXED, decoder
+from exporter.huggingface.stacks.rope import Rope
 from exporter.models.config import TransformerConfig
 
 LAYER = ("decoder.layers.{i}", "model.layers.{i}")  # ours, theirs

@@ -30,7 +30,7 @@ from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_t
 from exporter.models import TransformerConfig
 from tests.exporter.huggingface.lines import difficult_lines
 from tests.exporter.huggingface.sources import save_marian
-from tests.exporter.huggingface.test_tokenizers import equally_likely
+from tests.exporter.huggingface.tokenizers.test_tokenizers import equally_likely
 from tests.exporter.huggingface.translation_sources import save as save_translation
 
 LINES = pytest.mark.parametrize("num_lines", [400, pytest.param(10_000, marks=pytest.mark.long)])

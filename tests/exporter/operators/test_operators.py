@@ -26,7 +26,7 @@ from exporter.operators.cached_attention import cached_attention
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import SourceRow, cross_attention_over_row
 from exporter.operators.domain import DOMAIN
-from tests.exporter.reference_bodies import REFERENCE
+from tests.exporter.operators.reference_bodies import REFERENCE
 
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 BODIES = {"cpu": bodies.CPU, "cuda": bodies.CUDA_HALF, "reference": REFERENCE}

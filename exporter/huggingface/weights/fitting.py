@@ -16,7 +16,7 @@ from engine.wording import listed
 from exporter.checkpoint import ModelWeight, model_weights
 from exporter.huggingface.conversion import NameTable, Rows, Shape, StoredWeight
 from exporter.huggingface.family import Family
-from exporter.huggingface.stored import FLOATS, StoredWeights
+from exporter.huggingface.weights.stored import FLOATS, StoredWeights
 from exporter.models import TransformerConfig
 
 _TIED = ("decoder.output", "source_embeddings.token", "decoder.embeddings.token")

@@ -11,13 +11,13 @@ from engine.package.manifest import PackageFormat
 from engine.slots import generation_sessions
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
-from exporter.prover import rows
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge
 from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import Subject, load
-from exporter.prover.rows import play_threads, thread_counts
+from exporter.prover.plays import rows
+from exporter.prover.plays.rows import play_threads, thread_counts
 from tests.exporter.conftest import MakeCheckpoint
 from tests.traces import Trace
 

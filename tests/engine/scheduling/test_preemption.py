@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -29,7 +28,8 @@ from engine.scheduling.output import (
 )
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
-from tests.engine.blocks import VOCAB_SIZE, BlockKVCache, BlockStepRunner
+from tests.engine.blocks import BlockKVCache, BlockStepRunner
+from tests.engine.generation.test_core import continuation
 
 A = 65
 CONFIG = EngineConfig(max_num_seqs=8, prefill_chunk_size=4, max_num_batched_tokens=24)
@@ -41,12 +41,6 @@ class Backwards(BlockKVCache):
 
     def arrange(self, decoding: list[sequence.Sequence]) -> list[sequence.Sequence]:
         return decoding[::-1]
-
-
-def continuation(source: list[int], tokens: list[int]) -> np.ndarray:
-    """Logits that depend on everything before, so that a mixed-up block shows."""
-    seed = hash((tuple(source), tuple(tokens))) % 2**32
-    return np.random.default_rng(seed).normal(0, 2, VOCAB_SIZE).astype(np.float32)
 
 
 def request(key: int, length: int = 4, **params) -> TokenRequest:

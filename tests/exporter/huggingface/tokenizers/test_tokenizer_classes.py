@@ -13,7 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from tests.exporter.huggingface.lines import difficult_lines
-from tests.exporter.huggingface.test_original_tokenizers import read, train_spm, write_json
+from tests.exporter.huggingface.tokenizers.test_original_tokenizers import (
+    read,
+    train_spm,
+    write_json,
+)
 
 FAIRSEQ = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "normalization_rule_name": "nmt_nfkc"}
 T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "normalization_rule_name": "nmt_nfkc"}

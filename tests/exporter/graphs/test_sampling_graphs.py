@@ -27,7 +27,7 @@ from exporter.graphs.sampling_graphs import BLOCK, sampling_graphs
 from exporter.prover import draws
 from exporter.prover.draws import NUM_DRAWS, certify_draws
 from exporter.prover.execution import load_for_cpu
-from tests.engine.test_model_runner import TinyModel
+from tests.engine.slots.test_model_runner import TinyModel
 
 VOCAB = 700  # two blocks, the second of which is not full
 LONG = pytest.mark.long

@@ -15,7 +15,11 @@ from transformers.models.nllb.tokenization_nllb import NllbTokenizer
 from transformers.models.roberta.tokenization_roberta import RobertaTokenizer
 
 from tests.exporter.huggingface.encoders import tokenizer as word_pieces
-from tests.exporter.huggingface.test_original_tokenizers import read, train_spm, write_json
+from tests.exporter.huggingface.tokenizers.test_original_tokenizers import (
+    read,
+    train_spm,
+    write_json,
+)
 
 TEXT = "New York is far"
 
