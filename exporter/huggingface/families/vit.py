@@ -19,6 +19,7 @@ from exporter.huggingface.stacks.encoder import LAYERS
 from exporter.huggingface.stacks.encoder_heads import contradicting_labels, labels_of
 from exporter.models.config import ImageConfig, TransformerConfig
 
+_FIXED = {"architecture": "vision-encoder", "norm_position": "first", "positions.kind": "learned"}
 _HEADS: dict[str, dict[str, Any]] = {
     "ViTForImageClassification": {},
     "ViTModel": {"labels": ()},
@@ -46,10 +47,8 @@ def _computed(original: Original) -> Options:
         distillation=head.get("distillation", "none"),
         **image_options(original.pictures, size, channels),
     )
-    return {
-        "labels": head["labels"] if "labels" in head else labels_of(original),
-        "image": image,
-    }
+    labels = head["labels"] if "labels" in head else labels_of(original)
+    return {"labels": labels, "image": image}
 
 
 def _edge(original: Original, name: str) -> int:
@@ -109,11 +108,7 @@ def _family(title: str, model_type: str) -> Family:
     return Family(
         title=title,
         model_types=(model_type,),
-        fixed={
-            "architecture": "vision-encoder",
-            "norm_position": "first",
-            "positions.kind": "learned",
-        },
+        fixed=_FIXED,
         options=LAYERS,
         computed=_computed,
         supported={"qkv_bias": (True,), "num_channels": (1, 3)},

@@ -237,7 +237,7 @@ def test_a_message_stays_short_whatever_a_file_holds(
     ("options", "message"),
     [
         ({"vocab_size": -1}, "vocab_size is -1: Input should be greater than or equal to 0"),
-        ({"vocab_size": 0}, "gpt needs vocab_size"),
+        ({"vocab_size": 0}, "decoder needs vocab_size"),
         ({"vocab_size": True}, "'vocab_size' expected int, got bool"),
         ({"vocab_size": float("nan")}, "'vocab_size' expected int, got float (value: nan)"),
         ({"vocab_size": 10**18}, "vocab_size is 1000000000000000000; supported: "),
