@@ -99,12 +99,14 @@ def scale(part: str, factor: float, offset: float = 0.0) -> Callable[[Weights], 
     return change
 
 
-def options(**changed: Any) -> Callable[[dict[str, Any]], None]:
-    """Change options of a checkpoint."""
+def options(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Change an option of a checkpoint."""
 
     def change(model: dict[str, Any]) -> None:
-        assert all(model.get(name) != value for name, value in changed.items())
-        model.update(changed)
+        *groups, name = path.split(".")
+        group = model[groups[0]] if groups else model
+        assert group.get(name) != value
+        group[name] = value
 
     return change
 
@@ -113,17 +115,21 @@ WRONG: dict[str, tuple[str, dict[str, Any], Any]] = {
     "two layers swapped": ("gpt2", {}, swap("decoder.layers.0.", "decoder.layers.1.")),
     "q and k swapped": ("gpt_neox", {}, swap("q_proj", "k_proj")),
     "weights of a norm less one": ("gemma2", {}, scale("norm.weight", 1.0, -1.0)),
-    "rope base": ("llama", {}, options(rotary_base=101.0)),
-    "rope scaling ignored": ("llama", {"rope_parameters": LLAMA3}, options(rotary_scaling=None)),
+    "rope base": ("llama", {}, options("positions.rotary_base", 101.0)),
+    "rope scaling ignored": (
+        "llama",
+        {"rope_parameters": LLAMA3},
+        options("positions.rotary_scaling", None),
+    ),
     "token types swapped": ("bert", {}, lambda weights: _flip_types(weights)),
     "head of its own ignored": ("gpt2", {"tie_word_embeddings": False}, scale("output", 0.0)),
     "bias of the logits dropped": ("marian", {}, scale("output.bias", 0.0)),
-    "window off by one": ("mistral", {}, options(window=6)),
-    "epsilon of a norm": ("bert", {}, options(norm_eps=1e-12)),
-    "gelu for its tanh form": ("gpt2", {}, options(activation="gelu")),
-    "places of padding": ("m2m_100", {}, options(uncounted_token_id=None)),
-    "scale of the embedding": ("marian", {}, options(scale_embeddings=False)),
-    "cap of the logits": ("gemma2", {}, options(logit_softcap=3.1)),
+    "window off by one": ("mistral", {}, options("attention.window", 6)),
+    "epsilon of a norm": ("bert", {}, options("norm_eps", 1e-12)),
+    "gelu for its tanh form": ("gpt2", {}, options("feed_forward.activation", "gelu")),
+    "places of padding": ("m2m_100", {}, options("uncounted_token_id", None)),
+    "scale of the embedding": ("marian", {}, options("scale_embeddings", False)),
+    "cap of the logits": ("gemma2", {}, options("logit_softcap", 3.1)),
     "table of relative places": ("t5", {}, scale("relative", 1.001)),
     "pictures' places": ("vit", {}, scale("positions", 1.001)),
 }
