@@ -175,6 +175,6 @@ async def come_to_rest(engine: AsyncEngine) -> None:
 
 
 def assert_is_finite(engine: AsyncEngine) -> None:
-    cache = engine._steps._core._runner.model.cache
+    cache = engine._steps._core.runner.model.cache
     assert np.isfinite(cache.rows.memory).all()
     assert cache.sources is None or np.isfinite(cache.sources.memory).all()

@@ -224,7 +224,7 @@ class Watch:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine, self.core = engine, engine._steps._core
-        self.scheduler, self.runner = self.core.scheduler, self.core._runner.model
+        self.scheduler, self.runner = self.core.scheduler, self.core.runner.model
         self.num_steps = 0
         self.is_in_step = False
         self.closed_in: dict[int, int] = {}  # requests without a reader: the step in flight then

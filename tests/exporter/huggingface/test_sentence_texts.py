@@ -177,7 +177,7 @@ def test_model_that_compares_two_texts_scores_and_cuts_as_it_was_saved(
 
     assert limit_of(source) == 9
     expected = {"Identity": "none", "Sigmoid": "sigmoid"}[activation]
-    assert read_config(tmp_path / "checkpoint").model.label_scores == expected
+    assert read_config(tmp_path / "checkpoint").model.head.label_scores == expected
 
 
 def test_body_without_pooling_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from exporter.checkpoint import load_checkpoint
@@ -223,11 +223,14 @@ def values_before_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def output_columns_not_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(projection: nn.Linear, num_heads: int, width: int) -> None:
-        missing = num_heads * width - projection.in_features
-        projection.weight = nn.Parameter(functional.pad(projection.weight, (0, missing)))
+    widened = graphs_module._widened
 
-    monkeypatch.setattr(graphs_module, "_widen_columns", wrong)
+    def wrong(weight: Tensor, num_heads: int, width: int) -> nn.Parameter:
+        if weight.is_contiguous():  # no columns
+            return widened(weight, num_heads, width)
+        return nn.Parameter(functional.pad(weight, (0, 0, 0, num_heads * width - len(weight))))
+
+    monkeypatch.setattr(graphs_module, "_widened", wrong)
 
 
 def scale_follows_the_widened_heads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("few_cases")
 
 EPSILON = {"norm_eps": 1e-6}
 ROTARY = {**LLAMA, **EPSILON}
-WINDOW = {"window": 4}
+WINDOW = {"attention.window": 4}
 CHUNK, LAST = 3, 11  # the tiny GPT's: a chunk's length, and the last place of a row
 
 
