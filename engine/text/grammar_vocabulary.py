@@ -28,7 +28,8 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> GrammarVocabulary:
             tokens[token_id] = tokenizer.token_bytes(token_id)
             if not tokenizer.is_byte_level and not tokenizer.is_fallback_byte(token):
                 plain.append(token_id)
-    return GrammarVocabulary(tuple(tokens), _drops_first_space(tokenizer, plain, tokens))
+    drops_first_space = tokenizer.drops_first_space or _drops_first_space(tokenizer, plain, tokens)
+    return GrammarVocabulary(tuple(tokens), drops_first_space)
 
 
 def _drops_first_space(tokenizer: Tokenizer, plain: list[int], tokens: list[bytes]) -> bool:

@@ -57,14 +57,15 @@ class Tokenizer:
         self._unknown_id = (
             self._tokenizer.token_to_id(unknown) if isinstance(unknown, str) else unknown
         )
-        decoder = found.decoder
-        kind = decoder.type if decoder else None
-        self.is_byte_level = kind == "ByteLevel"
-        self._has_byte_fallback = "ByteFallback" in {
-            kind,
-            *(part.type for part in (decoder.decoders if decoder else ())),
-        }
-        self._ends_words = kind == "BPEDecoder"  # with a space, behind the word
+        steps = found.decoder.steps if found.decoder else []
+        kinds = [step.type for step in steps]
+        # A text of bytes that lacks the space before its first word, as those of our own tasks.
+        self.drops_first_space = kinds[:1] == ["ByteLevel"] and (
+            [step.takes_first_space for step in steps[1:]] == [True]
+        )
+        self.is_byte_level = kinds == ["ByteLevel"] or self.drops_first_space
+        self._has_byte_fallback = "ByteFallback" in kinds
+        self._ends_words = kinds == ["BPEDecoder"]  # with a space, behind the word
         self._bytes_of: dict[int, bytes] = {}  # only tokens that were asked for
         self._cutting: dict[tuple[int, Side], Tokenizer] = {}  # those that were asked for
 
@@ -306,18 +307,24 @@ class _ByteLevelStream:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._drops_space = tokenizer.drops_first_space  # the next character, if it is one
 
     def push(self, token_ids: Sequence[int]) -> str:
         skipped = self._tokenizer.special_names if self._skip_special else ()
         bytes_of = self._tokenizer.token_bytes
         found = [bytes_of(token_id) for token_id in token_ids if token_id not in skipped]
-        return self._decoder.decode(b"".join(found))
+        text = self._decoder.decode(b"".join(found))
+        if self._drops_space and text:
+            self._drops_space = False
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
     def fork(self) -> _ByteLevelStream:
         twin = _ByteLevelStream(self._tokenizer, self._skip_special)
+        twin._drops_space = self._drops_space
         twin._decoder.setstate(self._decoder.getstate())
         return twin
 

@@ -25,6 +25,19 @@ class Decoder(BaseModel):
 
     type: str
     decoders: list[Decoder] = []  # a Sequence's
+    content: Any = None  # what a Strip takes away: so often at the start, so often at the end
+    start: Any = None
+    stop: Any = None
+
+    @property
+    def steps(self) -> list[Decoder]:
+        """Its decoders, in their order; itself, if it is no Sequence."""
+        return self.decoders if self.type == "Sequence" else [self]
+
+    @property
+    def takes_first_space(self) -> bool:
+        """Whether all it does is to take one space off the beginning of a text."""
+        return (self.type, self.content, self.start, self.stop) == ("Strip", " ", 1, 0)
 
 
 class TokenizerFile(NamedTuple):

@@ -21,6 +21,7 @@ from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
+from exporter.tasks.own.subwords import train_subwords
 
 EOS = 257
 VOCAB = 258
@@ -332,7 +333,14 @@ def character(directory: Path) -> Tokenizer:
     return make_tokenizer(directory, models.BPE(chars, []), decoder=decoders.Fuse())
 
 
-@pytest.mark.parametrize("make", [word_level, unigram, byte_fallback, character])
+def byte_words(directory: Path) -> Tokenizer:
+    made = train_subwords(["red blue 12", "green"], 300, [])
+    made.add_special_tokens(["</s>"])
+    made.save(str(directory / "tokenizer.json"))
+    return Tokenizer(directory / "tokenizer.json")
+
+
+@pytest.mark.parametrize("make", [word_level, unigram, byte_fallback, character, byte_words])
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
@@ -355,6 +363,17 @@ def test_texts_match_whatever_the_kind_of_tokenizer(
 
     expected = {"regex": value, "choice": value, "json_schema": "12"}[kind]
     assert all(re.fullmatch(expected, text) for text in texts)
+
+
+def test_a_choice_is_written_in_letters_whose_bytes_are_tokens_each(tmp_path: Path) -> None:
+    tokenizer = byte_words(tmp_path)
+    vocab, eos = tokenizer.vocab_size, tokenizer.vocab_size - 1
+    compiler = ConstraintCompiler(tokenizer, vocab, (eos,))
+
+    matcher = compiler.compile(Constraint("choice", ("你好", "привет")))
+    ids = generate(matcher.fork(), 0, vocab=vocab, eos=eos)
+
+    assert tokenizer.decode(ids) in ("你好", "привет")
 
 
 def test_a_tokenizer_whose_texts_do_not_add_up_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tokenizers import trainers as tokenizer_trainers
 from engine.errors import PackageError
 from engine.text.source_and_target import SourceAndTarget
 from engine.text.tokenizer import IncrementalDetokenizer, Tokenizer
+from exporter.tasks.own.subwords import train_subwords
 
 TEXTS = [
     "héllo wörld, the the other 日本語 日本 😀😀",
@@ -25,6 +26,7 @@ TEXTS = [
 KINDS = (
     "byte_bpe",
     "byte",
+    "byte_words",
     "char",
     "word_level",
     "word_piece",
@@ -56,6 +58,10 @@ def _byte() -> tokenizers.Tokenizer:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<s>", "</s>"])
     return made
+
+
+def _byte_words() -> tokenizers.Tokenizer:
+    return train_subwords(TEXTS * 3, 310, ["[EOS]"])
 
 
 def _char() -> tokenizers.Tokenizer:
@@ -132,6 +138,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     makers = (
         _byte_bpe,
         _byte,
+        _byte_words,
         _char,
         _word_level,
         _word_piece,
@@ -203,7 +210,7 @@ def test_streamed_text_of_any_tokens_is_the_whole_text(
 def test_streamed_byte_level_text_is_the_text_that_was_encoded(
     kinds: dict[str, Tokenizer], text: str, cuts: list[int]
 ) -> None:
-    for kind in ("byte_bpe", "byte"):
+    for kind in ("byte_bpe", "byte", "byte_words"):
         ids = kinds[kind].encode(text)
 
         assert _stream(kinds[kind], ids, cuts)[0] == kinds[kind].decode(ids)
@@ -407,6 +414,8 @@ def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer])
         ("metaspace", "▁a", b" a"),
         ("metaspace", "▁", b" "),
         ("metaspace", "b", b"b"),
+        ("byte_words", "æ", b"\xe6"),
+        ("byte_words", "Ġa", b" a"),
         ("byte_fallback", "▁a", b" a"),
         ("byte_fallback", "<0xE6>", b"\xe6"),
         ("byte_fallback", "<0x41>", b"A"),
