@@ -39,10 +39,11 @@ def size_of(num_bytes: float) -> str:
 
 def problems_of(error: ValidationError, whole: str) -> str:
     """Return what pydantic found wrong, a field each; `whole` is the name of all of it."""
-    problems = [
-        f"{shortened('.'.join(map(str, e['loc'])) or whole)}: {e['msg']}{_given(e['input'])}"
-        for e in error.errors(include_url=False, include_context=False)
-    ]
+    problems = []
+    for e in error.errors(include_url=False, include_context=False):
+        where = shortened(".".join(map(str, e["loc"])) or whole)
+        message = f"{where}: {e['msg'].removeprefix('Value error, ')}{_given(e['input'])}"
+        problems += message.split("; ")  # a check of ours tells all that it found in one
     return listed(problems, "; ")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from engine.wording import listed, problems_of, shortened, size_of
 
@@ -13,6 +13,16 @@ class Sizes(BaseModel):
 
     width: int
     height: int
+
+
+class Square(BaseModel):
+    width: int
+
+    @model_validator(mode="after")
+    def _check(self) -> Square:
+        raise ValueError(
+            "; ".join(f"{n} is wrong for the reason that has this number" for n in "ab" * 9)
+        )
 
 
 def test_few_things_are_all_named() -> None:
@@ -29,6 +39,16 @@ def test_of_many_things_the_first_are_named_and_the_others_counted() -> None:
 
 def test_a_long_value_is_cut() -> None:
     assert shortened("x" * 10**6) == "x" * 297 + "..."
+
+
+def test_problems_that_a_check_found_together_are_all_told_in_its_own_words() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Square.model_validate({"width": 1})
+
+    message = problems_of(caught.value, "square.json")
+
+    assert message.startswith("square.json: a is wrong")
+    assert message.count("is wrong for the reason that has this number") == 18
 
 
 def test_every_wrong_field_is_named_with_what_was_given() -> None:

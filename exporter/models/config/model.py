@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.package.manifest import Architecture
+from engine.wording import listed
 from exporter.models.config.attention import AttentionConfig
 from exporter.models.config.feed_forward import FeedForwardConfig
 from exporter.models.config.head import HeadConfig, Pooler
@@ -37,6 +38,8 @@ _ONLY_FOR: Mapping[str, tuple[Architecture, ...]] = {  # the others have nothing
     "source_vocab_size": ("encoder-decoder",),
     "token_dim": ("decoder",),
     "cut_at": ("encoder",),
+    "labels": ("encoder", "vision-encoder"),
+    "image": ("vision-encoder",),
     "logit_softcap": _WITH_DECODER,
     "parallel_residual": ("decoder",),
     "code": ("decoder",),
@@ -309,6 +312,12 @@ def _check_attention(config: TransformerConfig) -> Iterator[_Check]:
     yield (
         attention.score == "dot" or attention.scale is None,
         f"attention.scale ({attention.scale}) is for dot scores, got additive",
+    )
+    num_layers = config.num_encoder_layers + config.num_decoder_layers
+    outside = [n for n in attention.windowed_layers or () if not 0 <= n < num_layers]
+    yield (
+        not outside,
+        f"attention.windowed_layers has {listed(outside)}; the layers are 0 to {num_layers - 1}",
     )
     is_plain = (attention.score, attention.normalizer) == ("dot", "softmax")
     yield (

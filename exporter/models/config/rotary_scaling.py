@@ -65,4 +65,6 @@ class LongScaling(Options):
     attention_factor: PositiveFloat
 
 
-AnyScaling = RotaryScaling | LinearScaling | YarnScaling | LongScaling
+AnyScaling = Annotated[
+    RotaryScaling | LinearScaling | YarnScaling | LongScaling, Field(discriminator="kind")
+]

@@ -75,6 +75,38 @@ def test_all_wrong_fields_are_told_at_once_before_what_does_not_go_together() ->
     )
 
 
+def test_of_the_ways_to_stretch_positions_only_that_which_is_named_is_told() -> None:
+    with pytest.raises(ValidationError) as refused:
+        TransformerConfig.of({**GPT, "positions.rotary_scaling": {"kind": "linear", "factor": 0.5}})
+
+    (problem,) = refused.value.errors()
+    assert problem["msg"] == "Input should be greater than or equal to 1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            {"attention.window": 3, "attention.windowed_layers": (-1, 0, 7)},
+            "attention.windowed_layers has -1, 7; the layers are 0 to 0",
+        ),
+        ({"labels": ("a", "b")}, "labels is for encoder and vision-encoder, got decoder"),
+        (
+            {"image": {"size": 8, "patch_size": 2, "mean": [0.5] * 3, "std": [0.5] * 3}},
+            "image is for vision-encoder, got decoder",
+        ),
+    ],
+)
+def test_options_that_change_nothing_are_refused(wrong: dict[str, Any], told: str) -> None:
+    sizes = {"vocab_size": 9, "max_target_len": 4}
+
+    with pytest.raises(ValidationError) as refused:
+        TransformerConfig.of({**GPT, **sizes, "positions.kind": "learned", **wrong})
+
+    (problem,) = refused.value.errors()
+    assert problem["msg"] == f"Value error, {told}"
+
+
 def test_options_are_changed_by_their_paths() -> None:
     sizes = {"vocab_size": 9, "max_target_len": 4}
     config = TransformerConfig.of({**GPT, **sizes, "attention.bias": False, "attention.window": 3})
