@@ -181,7 +181,7 @@ class OpenAiRequest(Body):
         names = self._sent_names()
 
         def renamed(path: re.Match[str]) -> str:
-            rest: str = path["rest"]
+            rest: str = path["rest"].replace("].ids[", "][")  # lists of lists
             if path["many"] is None:
                 if (last := _LAST.search(rest)) is None:
                     return path[0]  # a word of the message

@@ -287,8 +287,8 @@ WRONG = [
     ({f"x{i}": None for i in range(999)}, "it has 999 fields that are not known; leave them out",
      None),
     ({"x" * 200: 1}, "x" * 200 + " is not an option of this server; leave it out", "x" * 200),
-    ({"seed": -1}, "seed=-1: Value out of range: -1", "seed"),
-    ({"seed": -1, "stream": True}, "seed=-1: Value out of range: -1", "seed"),
+    ({"seed": -1}, "seed=-1 is outside 0 to 18446744073709551615", "seed"),
+    ({"seed": -1, "stream": True}, "seed=-1 is outside 0 to 18446744073709551615", "seed"),
 ]  # fmt: skip
 
 

@@ -399,6 +399,21 @@ async def test_constraints(
         assert answer.text in texts
 
 
+async def test_a_wrong_token_of_a_run_is_named_by_the_option_and_its_places(
+    serving: Serving,
+) -> None:
+    async with serving(always(a=4.0)) as client:
+        async with http_of(client) as caller:
+            status, found = await caller.post(
+                model=MODEL, prompt=">", banned_sequences=[[5], [5, 9999]]
+            )
+
+    assert (status, found["error"]["param"]) == (400, "banned_sequences")
+    assert found["error"]["message"] == (
+        f"banned_sequences[1][1]: 9999 is outside the vocabulary, 0 to {VOCAB_SIZE - 1}"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

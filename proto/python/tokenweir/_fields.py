@@ -18,6 +18,12 @@ _WANTED = {
     FieldDescriptor.CPPTYPE_FLOAT: "give a number",
     FieldDescriptor.CPPTYPE_DOUBLE: "give a number",
 }
+_ROOM = {  # the numbers that a field has room for
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
 
 
 def set_field(message: Message, name: str, value: object, argument: str | None = None) -> None:
@@ -31,6 +37,9 @@ def set_field(message: Message, name: str, value: object, argument: str | None =
         wanted = _WANTED.get(kind, "give a whole number")
         raise TypeError(f"{argument or name}={value!r}: {wanted}") from None
     except ValueError as error:
+        if room := _ROOM.get(message.DESCRIPTOR.fields_by_name[name].cpp_type):
+            what = f"{argument or name}={value!r} is outside {room[0]} to {room[1]}"
+            raise ValueError(what) from None
         raise _refusal(argument or name, value, error) from None
 
 
