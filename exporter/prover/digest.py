@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.cuda.device import open_device
 from engine.errors import CertificateError, TokenweirError
 from engine.one_pass.batch import Graph
 from engine.one_pass.item_encoder import EncodedItem
@@ -146,6 +145,8 @@ def main(arguments: Sequence[str]) -> None:
             gpu_memory_utilization=given.gpu_memory_utilization,
             decode_buckets=buckets,
         )
+        from engine.cuda.device import open_device
+
         execution = OnDevice(package, config, open_device(given.device))
     print(json.dumps(find(package, execution)._asdict()))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.config import EngineConfig
-from engine.cuda.device import CudaDevice
-from engine.cuda.sampling_calls import sampling_calls_of
 from engine.factory import load_runner
 from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import GenerationContract
@@ -19,6 +17,9 @@ from engine.slots.threads import decoder_threads
 from engine.slots.warm_up import warm_up
 from exporter.prover.cases import MOST_ROWS
 from exporter.prover.driver import Runner
+
+if TYPE_CHECKING:
+    from engine.cuda.device import CudaDevice
 
 _SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for one row
 
@@ -33,7 +34,7 @@ class Execution(Protocol):
         """Load the graph of a one-pass model."""
 
     def as_options(self) -> list[str]:
-        """Return what tells exporter/certificate/device_digest.py to run graphs likewise."""
+        """Return what tells exporter/prover/digest.py to run graphs likewise."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,17 @@ def load_for_cpu(
     """Load the graphs for a CPU as the engine does."""
     encoder = directory / "encoder.onnx" if contract.cross_cache else None
     paths = [directory / name for name in SAMPLING_GRAPHS]
-    paths = paths if all(path.exists() for path in paths) else []
-    draws = [create_session(path, num_threads=1) for path in paths]
+    sampling = None
+    if all(path.exists() for path in paths):  # the package is for a GPU
+        from engine.cuda.sampling_calls import sampling_calls_of
+
+        graphs = [create_session(path, num_threads=1) for path in paths]
+        sampling = sampling_calls_of(graphs, contract.vocab_size)
     return SlotModelRunner.load(
         contract,
         directory / "decoder.onnx",
         encoder,
-        sampling_calls_of(draws, contract.vocab_size),
+        sampling,
         num_slots=num_slots,
         num_threads=num_threads,
         buckets=buckets,

@@ -479,3 +479,14 @@ def test_a_directory_that_cannot_be_made_is_named(
 
     with pytest.raises(PackageError, match="cannot write"):
         export_package(checkpoint, tmp_path / "file" / "package")
+
+
+def test_nothing_of_cuda_is_imported_to_export_and_verify_for_a_cpu() -> None:
+    code = (
+        "import sys, exporter.export, exporter.verification, exporter.prover.digest\n"
+        "sys.exit(str([name for name in sys.modules if name.startswith('engine.cuda')] or ''))"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert found.stderr.strip() == ""

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from engine.config import EngineConfig
 from engine.cuda import certificate as device_certificate
+from engine.cuda import device as cuda_device
 from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
 from engine.package.package import Package, load_package
 from exporter import verification, verify_device
@@ -113,7 +114,7 @@ def test_another_process_runs_a_package_as_this_one(
     device: Any = SimpleNamespace(index=3)
     here = OnDevice(load_package(package), config, device)
     seen: list[Execution] = []
-    monkeypatch.setattr(digest, "open_device", lambda index: SimpleNamespace(index=index))
+    monkeypatch.setattr(cuda_device, "open_device", lambda index: SimpleNamespace(index=index))
     monkeypatch.setattr(digest, "find", lambda package, there: seen.append(there) or Found("", ()))
 
     digest.main([str(package), *here.as_options()])
