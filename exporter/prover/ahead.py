@@ -1,4 +1,4 @@
-"""Compares steps that a device feeds itself with steps that are told their tokens: the bits agree.
+"""Compares steps with future tokens to steps that the host gives their tokens: the bits agree.
 
 A step is begun before the one before it is looked at, and takes the tokens that that one chooses,
 the likeliest or drawn ones, from rows beside each other and from others.
@@ -34,13 +34,12 @@ def certify_ahead(runner: Runner, contract: GenerationContract) -> None:
             course = _Course(runner, contract, num_top, kind)
             what = "the likeliest" if kind is None else "drawn"
             with exported_graphs():
-                told, fed = list(course.told()), list(course.fed())
-            for number, (one, other) in enumerate(zip(told, fed, strict=True)):
+                in_turn, ahead = list(course.in_turn()), list(course.ahead())
+            for number, (one, other) in enumerate(zip(in_turn, ahead, strict=True)):
                 if one != other:
                     raise CertificateError(
-                        f"step {number + 1} of {len(told)} gives other bits where the device feeds "
-                        f"its tokens, {what} of {num_top}, "
-                        "than where the host does"
+                        f"step {number + 1} of {len(in_turn)} gives other bits with future tokens, "
+                        f"{what} of {num_top}, than with tokens from the host"
                     )
 
 
@@ -67,8 +66,8 @@ class _Course:
             for _ in range(num_steps)
         ]
 
-    def told(self) -> Iterator[_Bits]:
-        """Wait for every step, and tell the next one its tokens."""
+    def in_turn(self) -> Iterator[_Bits]:
+        """Wait for every step, and give the next one its tokens."""
         begin(self._runner, self._contract)
         ids: Tokens = self._batch.decode_ids
         for number, draws in enumerate(self._draws):
@@ -78,7 +77,7 @@ class _Course:
             ids = tuple([chosen[row] for row in self._origins(number + 1)])
             yield _bits(step)
 
-    def fed(self) -> Iterator[_Bits]:
+    def ahead(self) -> Iterator[_Bits]:
         """Begin every step before the one before it is waited for."""
         begin(self._runner, self._contract)
         pending = self._runner.start(self._batch, self._draws[0])

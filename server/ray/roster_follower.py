@@ -88,7 +88,7 @@ class RosterFollower:
             await self._gateway.sync(list(known))
             self._known = known
         loads = {str(one): int(load) for one, load in message["loads"].items()}
-        self._gateway.hear(loads, int(message.get("gateways", 1)))  # an older service does not say
+        self._gateway.hear(loads, int(message["gateways"]))
         if self._is_lost:
             logger.info("the workers of the service are told again")
             self._is_lost = False

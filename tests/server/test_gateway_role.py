@@ -114,24 +114,6 @@ async def test_a_gateway_hears_of_workers_and_of_how_busy_they_are(peers: Peers 
     assert gateway.peers == [peers]
 
 
-async def test_a_service_that_does_not_say_how_many_gateways_it_has_is_followed() -> None:
-    async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        while not reader.at_eof():
-            writer.write(b'{"workers": ["127.0.0.1:1"], "loads": {"127.0.0.1:1": 3}}\n')
-            await asyncio.sleep(0.05)
-        writer.close()
-
-    older = await asyncio.start_server(tell, "127.0.0.1", 0)
-    host, port = older.sockets[0].getsockname()
-    async with following(RosterAddress(host, port, "token")) as gateway:
-        await until(lambda: gateway.num_gateways == 1)
-        assert gateway.workers == ["127.0.0.1:1"]
-        assert gateway.loads == {"127.0.0.1:1": 3}
-    older.close()
-    await until(lambda: not asyncio.all_tasks() - {asyncio.current_task()})
-
-
 async def test_a_gateway_hears_of_the_traffic_before_it_hears_of_workers() -> None:
     traffic = Traffic()
     traffic.close(ModelVersion("dates", "2"))

@@ -81,7 +81,7 @@ class GeneratedSequence:
 
 
 class _Sequence(Sequence[T]):
-    """A sequence of what it holds: it has a length and indexes, and `numpy.asarray` takes it."""
+    """A sequence of what it holds, with a length and indexes; numpy takes numbers and vectors."""
 
     @abstractmethod
     def _items(self) -> tuple[T, ...]: ...
@@ -167,7 +167,7 @@ class Score:
     usage: Usage
     timing: Timing
     provenance: Provenance
-    request_id: str = field(compare=False)  # "" of an older server
+    request_id: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Classification:
     usage: Usage
     timing: Timing
     provenance: Provenance
-    request_id: str = field(compare=False)  # "" of an older server
+    request_id: str = field(compare=False)
 
     @property
     def label(self) -> str:
@@ -212,7 +212,7 @@ class Labelling:
     usage: Usage
     timing: Timing
     provenance: Provenance
-    request_id: str = field(compare=False)  # "" of an older server
+    request_id: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Embedding(_Sequence[float]):
     usage: Usage
     timing: Timing
     provenance: Provenance
-    request_id: str = field(compare=False)  # "" of an older server
+    request_id: str = field(compare=False)
 
     def _items(self) -> tuple[float, ...]:
         return self.values
@@ -249,7 +249,7 @@ class Answers(_Sequence[T]):
     usage: Usage
     timing: Timing
     provenance: Provenance
-    request_id: str = field(compare=False)  # "" of an older server
+    request_id: str = field(compare=False)
 
     def _items(self) -> tuple[T, ...]:
         return self.results
@@ -350,8 +350,8 @@ class ModelInfo:
     manifest_sha256: str  # hexadecimal
     parity: ParityCertificate | None
     labels: tuple[str, ...]  # by class, in the order of the model's head
-    device: str  # "cpu", or the name of the GPU it runs on; "" of an older server
-    precision: str  # in which it computes: "fp32", "fp16", "bf16"; "" of an older server
+    device: str  # "cpu", or the name of the GPU it runs on
+    precision: str  # in which it computes: "fp32", "fp16", "bf16"
     # The values of options that a generation leaves away, by their names.
     defaults: Mapping[str, object] = field(default_factory=dict)
     traffic: VersionTraffic | None = None  # told at an admin port
