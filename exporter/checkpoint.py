@@ -266,29 +266,18 @@ def read_config(directory: Path) -> CheckpointConfig:
     path = directory / CONFIG_NAME
     try:
         content = parse_object(read_bounded(path, _MAX_CONFIG_BYTES))
-        _check_release(directory, content)
+        version = content.get("format_version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise CheckpointError(
+                f"{directory}: checkpoint format {shortened(version)} is newer than "
+                f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
+            )
         return CheckpointConfig.model_validate(content)
     except ValidationError as error:
         problems = problems_of(error, CONFIG_NAME)
         raise CheckpointError(f"{path} is not valid: {problems}; train it again") from error
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; train it again") from error
-
-
-def _check_release(directory: Path, content: Mapping[str, object]) -> None:
-    """Refuse what is of a newer release, or from before the first."""
-    version = content.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{directory}: checkpoint format {shortened(version)} is newer than "
-            f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
-        )
-    model = content.get("model")
-    if isinstance(model, dict) and "family" in model:
-        raise CheckpointError(
-            f"{directory}: the options of its model are in no groups, as before the first "
-            "release; train it again, or import it again"
-        )
 
 
 def check_replaceable(out: Path) -> None:

@@ -175,18 +175,6 @@ def test_a_newer_format_is_refused_with_advice(saved: Path) -> None:
         load_checkpoint(saved)
 
 
-def test_options_in_no_groups_are_refused_in_one_sentence(saved: Path) -> None:
-    config = json.loads((saved / "config.json").read_text())
-    del config["model"]["architecture"]
-    config["model"] |= {"family": "encoder-decoder", "positions": "learned"}
-    (saved / "config.json").write_text(json.dumps(config))
-
-    with pytest.raises(CheckpointError, match="are in no groups, as before the first rel") as told:
-        load_checkpoint(saved)
-
-    assert "train it again, or import it again" in str(told.value)
-
-
 def test_an_impossible_configuration_is_refused_by_field(saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())
     config["model"]["d_model"] = -8
