@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,20 @@ from exporter.huggingface import FAMILIES
 from loadtest.peers.family_shapes import FamilyShape
 from loadtest.peers.models import save_with_words
 
+NUM_PROMPTS, NUM_TOKENS, NUM_BEAMS = 8, 64, 4
+_PROMPT_LENGTHS = (1, 2, 5, 12, 25, 50, 50, 50)
 _GAIN = 1.5  # for matrices: with the usual small ones an answer hardly depends on its text
 _ABILITIES = {name: family.abilities for family in FAMILIES for name in family.model_types}
 _OF_SOURCE = ("encoder_attn.v_proj", "encoder_attn.out_proj")  # in names of matrices
 # In those of matrices of layers and heads; a head that is the embedding has its name.
 _DRAWN = (".h.", "layers.", "layer.", ".block.", "classifier", "pooler", "head", "embed_out")
+
+
+class TwinAnswers(NamedTuple):
+    """The tokens that `generate` writes, so that the model need not stay in memory."""
+
+    prompts: list[list[int]]
+    answers: dict[int, list[list[int]]]  # by the number of beams; of one that writes
 
 
 def make_twin(shape: FamilyShape, out: Path) -> Any:
@@ -87,3 +96,29 @@ def _spread(name: str, weight: Tensor, config: Any) -> float:
     spread: float = (1 if "DenseReluDense.wi_" in name else _GAIN) * inputs**-0.5
     # A Marian's or BART's source would drown beside the token that it wrote last.
     return 2 * spread if any(part in name for part in _OF_SOURCE) else spread
+
+
+@torch.no_grad()
+def answers_of(twin: Any, *, writes: bool) -> TwinAnswers:
+    """Return the tokens that a model writes, greedy and, with an encoder, by beams."""
+    if not (writes and twin.can_generate()):
+        return TwinAnswers([], {})
+    draw = torch.Generator().manual_seed(1)
+    high = twin.config.vocab_size - 2
+    prompts = [torch.randint(3, high, (1, n), generator=draw) for n in _PROMPT_LENGTHS]
+    widths = (1, NUM_BEAMS) if twin.config.is_encoder_decoder else (1,)
+    answers = {width: [_generate(twin, ids, width) for ids in prompts] for width in widths}
+    return TwinAnswers([ids[0].tolist() for ids in prompts], answers)
+
+
+def _generate(twin: Any, ids: Tensor, num_beams: int) -> list[int]:
+    output = twin.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        num_beams=num_beams,
+        max_new_tokens=NUM_TOKENS,
+    )
+    start = 1 if twin.config.is_encoder_decoder else ids.shape[1]
+    tokens: list[int] = output[0, start:].tolist()
+    return tokens
