@@ -395,7 +395,7 @@ async def test_a_target_is_scored_with_its_tokens(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("one", "--seed", "-1"), "error: seed=-1: "),
+        (("one", "--seed", "-1"), "error: seed=-1 is outside 0 to 18446744073709551615"),
         (("one", "--beam", "2", "--top-k", "3"), "error: top_k, beam: give options of "),
         (("caf\udce9",), "error: byte 0xe9 behind 3 characters is not UTF-8; "),
     ],
