@@ -54,7 +54,7 @@ class EngineHost:
         self._wire = wire
         self._is_to_begin: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="constraints")
-        self._told_at = 0.0  # the status
+        self._status_sent_at = 0.0
 
     def run(self) -> None:
         """Load, try out and serve until the worker says that it is enough."""
@@ -80,9 +80,9 @@ class EngineHost:
     def _load(self, start: StartMessage) -> None:
         self._parts: EngineParts = start.make(lambda line: self._wire.send(Progress(line)))
         self._watch = StepWatch(start.name, math.inf)  # the worker says what is too long
-        self._telling = threading.Lock()  # no status goes behind a newer one: two threads send them
+        self._sending = threading.Lock()  # no status goes behind a newer one: two threads send them
         self._loop = EngineLoop(
-            self._parts.core, start.name, self._watch, self._hand_over, rest=self._tell_status
+            self._parts.core, start.name, self._watch, self._hand_over, rest=self._send_status
         )
         self._wire.send(Loaded(self._parts.config))
 
@@ -106,7 +106,7 @@ class EngineHost:
             case Compile():
                 self._compiling.submit(self._compile, asked)
             case Ask():
-                self._tell_status()
+                self._send_status()
             case Begin():
                 self._is_to_begin.put(True)
             case Stop():
@@ -138,17 +138,17 @@ class EngineHost:
         """Send the outputs of a step; blocks while the worker is behind (back pressure)."""
         now = time.monotonic()
         has_more = self._parts.core.scheduler.has_requests
-        is_due = not has_more or now >= self._told_at + STATUS_PAUSE
-        with self._telling:
+        is_due = not has_more or now >= self._status_sent_at + STATUS_PAUSE
+        with self._sending:
             self._wire.send(StepOutputs(outputs, self._status(now) if is_due else None))
         return True
 
-    def _tell_status(self) -> None:
-        with self._telling:
+    def _send_status(self) -> None:
+        with self._sending:
             self._wire.send(self._status(time.monotonic()))
 
     def _status(self, now: float) -> Status:
-        self._told_at, loop = now, self._loop
+        self._status_sent_at, loop = now, self._loop
         return Status(loop.load(), loop.num_added, self._watch.state, loop.times, loop.measures)
 
     def _passed_on(self, error: Exception) -> TokenweirError:

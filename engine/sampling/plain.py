@@ -69,6 +69,9 @@ class SampledColumns(NamedTuple):
             else:
                 is_share = one.top_k == 0 and one.top_p < 1
                 scopes.append(Scope.WEIGH if is_share else Scope.NOTHING)
+        kind = SamplingGraph.ROW if any(scopes) else SamplingGraph.COLUMNS
+        if of_all:
+            kind = SamplingGraph.NUCLEUS
         return cls(
             np.array(which, np.intp),
             params,
@@ -76,11 +79,7 @@ class SampledColumns(NamedTuple):
             Truncations.of(params, widths),
             np.array(scopes, np.int64),
             of_all,
-            SamplingGraph.NUCLEUS
-            if of_all
-            else SamplingGraph.ROW
-            if any(scopes)
-            else SamplingGraph.COLUMNS,
+            kind,
         )
 
 

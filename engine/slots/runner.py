@@ -215,9 +215,7 @@ class SlotModelRunner:
         self._block.begin(size)
         calls = self._plan(batch, size)
         if draws is not None:
-            assert self._draws is not None, (
-                "draws are asked of a runner that was loaded with their graphs"
-            )
+            assert self._draws is not None, "it was loaded without sampling graphs"
             calls.append(self._draws.plan(draws, size.num_rows, size.num_top))
         self._block.upload()
         if batch.future_tokens:

@@ -5,9 +5,8 @@
 A model is made, saved, imported and compared with its original, and exported with its certificate.
 One that writes is served by the engine: its greedy tokens are to be those of `generate`, with an
 encoder those of a search of 4 beams too. A run in which half of the answers or more are the same
-shows nothing, and fails. Texts have up to 128 tokens, which those are: a certificate tries all
-lengths that there are, to the longest. With --no-export a model is imported and compared alone: for
-those whose certificate takes too long.
+shows nothing, and fails. Texts have up to 128 tokens, which those are. With --no-export a model is
+imported and compared alone: for those whose certificate takes too long.
 """
 
 from __future__ import annotations

@@ -86,9 +86,8 @@ class DecodeCalls:
         self._source_lengths = block.persistent_input(SOURCE_LENGTHS, (num_slots,))
         self._row_queries = block.persistent_input(ROW_QUERIES, (num_slots, 1))
         self._group = group
-        self._beam_rows = block.persistent_input(
-            BEAM_ROWS, (num_slots, group)
-        )  # if no source has more
+        # Read where no source has more rows.
+        self._beam_rows = block.persistent_input(BEAM_ROWS, (num_slots, group))
         self._alignment_idx = block.persistent_input(ALIGNMENT_IDX, (num_slots,))
         self._alignment_sources = block.persistent_input(ALIGNMENT_SOURCES, (num_slots,))
         self._index = SourceIndex(num_slots, group)
