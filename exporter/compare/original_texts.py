@@ -201,7 +201,7 @@ class _Texts:
             if not self.original.is_fast:  # it takes spaces off, which a stream has sent
                 both = both[0].strip(), both[1].strip()
             yield _Reading(f"the text of {list(ids)}", *both)
-        if self.config.architecture == "encoder" and not self.config.head.each_token:
+        if self.config.is_of_texts:
             pair, found, named = ours.encode_with_offsets(*_PAIR), self._theirs(*_PAIR), str(_PAIR)
             yield _Reading(named, pair.ids, found["input_ids"])
             if self.config.num_token_types > 1 and "token_type_ids" in found:

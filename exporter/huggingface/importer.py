@@ -132,7 +132,7 @@ def _with_limit(
     config: TransformerConfig, texts: SentenceTexts | None, asked: int | None
 ) -> TransformerConfig:
     """Return a model of texts as long as was asked for; sentence-transformers cuts longer ones."""
-    if texts is not None and config.architecture == "encoder" and not config.head.each_token:
+    if texts is not None and config.is_of_texts:
         limit = min(asked or texts.limit or config.max_source_len, config.max_source_len)
         return config.changed({"cut_at": limit})
     return config if asked is None else with_length(config, asked)

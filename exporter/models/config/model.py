@@ -192,10 +192,14 @@ class TransformerConfig(Options):
         return (*first, *self.other_eos_token_ids)
 
     @property
+    def is_of_texts(self) -> bool:
+        """Whether it gives one vector, or tells one label, of a whole text."""
+        return self.architecture == "encoder" and not self.head.each_token
+
+    @property
     def pooler_kind(self) -> Pooler:
         """The layer between the last layer and the classifier."""
-        is_of_text = self.architecture == "encoder" and not self.head.each_token
-        return self.head.pooler or ("tanh" if is_of_text else "none")
+        return self.head.pooler or ("tanh" if self.is_of_texts else "none")
 
     @property
     def head_dim(self) -> int:
