@@ -30,7 +30,7 @@ from exporter.prover.eager import num_parameters
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
-from exporter.prover.players import Outcome, Subject, load, play_all, program_of
+from exporter.prover.players import Outcome, ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter, Progress, no_progress, seconds_for
 from exporter.samples import Tokens
@@ -74,36 +74,36 @@ def prove(
     is already. Raises CertificateError at the first play in which the graphs do not compute what
     the model does, saying where; UnroundedError if that is before they round.
     """
-    subject = Subject.of(checkpoint, form)
-    stages = _stages(checkpoint, directory, form, proof, subject.banned)
+    reference = ReferenceModel.of(checkpoint, form)
+    stages = _stages(checkpoint, directory, form, proof, reference.banned)
     if is_proven_unrounded:
         del stages[_UNROUNDED]
-    programs = {name: program_of(subject, stage.scope) for name, stage in stages.items()}
+    programs = {name: program_of(reference, stage.scope) for name, stage in stages.items()}
     work = sum(program.work for program in programs.values())
-    meter = Meter(progress, work, seconds_for(work, subject.num_parameters))
+    meter = Meter(progress, work, seconds_for(work, reference.num_parameters))
     found: dict[str, Outcome] = {}
     for name, stage in stages.items():
         contract = contract_of(checkpoint.config.model, stage.form)
-        shown = replace(subject, contract=contract)
+        shown = replace(reference, contract=contract)
         with _told_as(name), stage.graphs() as graphs:
             players = load(shown, graphs, stage.judge, OnCpu(), stage.precision)
             found[name] = play_all(players, programs[name], stage.judge, meter)
             del players  # its graphs, before others take memory
     main, judge = found[_MAIN], stages[_MAIN].judge
-    answers = answers_of(main, subject.contract)
+    answers = answers_of(main, reference.contract)
     loss = None
     if isinstance(judge, LossJudge):
         assert limits is not None, "a format that rounds is held to some"
         quality = None
-        if subject.contract.generation and text:
-            quality = measure_text(subject.model, subject.contract.generation, directory, text)
+        if reference.contract.generation and text:
+            quality = measure_text(reference.model, reference.contract.generation, directory, text)
         loss = judge.result(limits, quality, answers)
-    half = stages[_IN_HALF].judge.judged if _IN_HALF in stages else ()
+    half = tuple(stages[_IN_HALF].judge.judged) if _IN_HALF in stages else ()
     return Certificate(
         cases=main.num_cases,
         tokens_compared=judge.tokens_compared,
         tokens_equal=judge.tokens_equal,
-        judged=judge.judged,
+        judged=tuple(judge.judged),
         # On a device the bits are others, and shown there.
         batch_invariant=judge.batch_invariant and target_of(form).runs_here,
         proof=proof,
@@ -120,13 +120,13 @@ def prove(
 
 def expected_seconds(checkpoint: Checkpoint, form: PackageFormat, proof: Proof) -> float:
     """Return about how long an export takes that has loaded its checkpoint."""
-    subject = Subject.of(checkpoint, form)
-    stages = _stages(checkpoint, checkpoint.path, form, proof, subject.banned)
-    work = sum(program_of(subject, stage.scope).work for stage in stages.values())
+    reference = ReferenceModel.of(checkpoint, form)
+    stages = _stages(checkpoint, checkpoint.path, form, proof, reference.banned)
+    work = sum(program_of(reference, stage.scope).work for stage in stages.values())
     config = checkpoint.config.model
     layers = config.num_encoder_layers + config.num_decoder_layers
     traced = 1 + sum(stage.form != form for stage in stages.values())
-    return _SECONDS_A_LAYER * layers * traced + seconds_for(work, subject.num_parameters)
+    return _SECONDS_A_LAYER * layers * traced + seconds_for(work, reference.num_parameters)
 
 
 @contextmanager
@@ -178,18 +178,18 @@ def _runnable(form: PackageFormat) -> PackageFormat:
 def _graphs(
     checkpoint: Checkpoint, directory: Path, form: PackageFormat, in_it: PackageFormat
 ) -> Iterator[Path]:
-    """Give the graphs in `directory`, or twins of them: the same bodies with other numbers."""
+    """Give the graphs in `directory`, or reference graphs: the same bodies with other numbers."""
     if in_it == form:
         yield directory
         return
     bodies, model = target_of(form).functions[form.precision], checkpoint.model
-    with scratch_directory("twin") as twins:
+    with scratch_directory("reference") as reference:
         with writing_scratch(num_parameters(model) * _BYTES_PER_NUMBER):
-            write_package_graphs(checkpoint, in_it, twins, functions=bodies, draws=False)
+            write_package_graphs(checkpoint, in_it, reference, functions=bodies, draws=False)
         for draws in SAMPLING_GRAPHS:  # the package's own are proven
             if (directory / draws).exists():
-                shutil.copy(directory / draws, twins)
-        yield twins
+                shutil.copy(directory / draws, reference)
+        yield reference
 
 
 def answers_of(outcome: Outcome, contract: Contract) -> Answers | None:

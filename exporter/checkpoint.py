@@ -54,7 +54,7 @@ _FEW_LAYERS = 128  # built in a second
 class CheckpointConfig(BaseModel):
     """`config.json`, in which an option stands if it is not its default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format_version: Annotated[int, Field(gt=0, le=FORMAT_VERSION)] = FORMAT_VERSION
     task: str  # the model was trained for it: a name of `exporter.tasks`, or the user's own
@@ -272,7 +272,7 @@ def read_config(directory: Path) -> CheckpointConfig:
                 f"{directory}: checkpoint format {shortened(version)} is newer than "
                 f"{FORMAT_VERSION}, the newest that this release reads; upgrade tokenweir"
             )
-        return CheckpointConfig.model_validate(content)
+        return CheckpointConfig.model_validate_json(json.dumps(content))
     except ValidationError as error:
         problems = problems_of(error, CONFIG_NAME)
         raise CheckpointError(f"{path} is not valid: {problems}; train it again") from error

@@ -20,7 +20,7 @@ from exporter.prover.execution import Execution
 from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
-from exporter.prover.players import Subject, load, play_all, program_of
+from exporter.prover.players import ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter, Progress, seconds_for
 
@@ -45,22 +45,24 @@ def prove_on_device(
     """
     manifest = package.manifest
     form, shown = manifest.format, manifest.certificate
-    subject = Subject.of(checkpoint, form)
+    reference = ReferenceModel.of(checkpoint, form)
     judge: ExactJudge | LossJudge
     if shown.loss:
-        judge = LossJudge(banned=subject.banned)
+        judge = LossJudge(banned=reference.banned)
     else:
-        judge = ExactJudge(precision=form.precision, banned=subject.banned, needs_equal_bits=False)
-    players = load(subject, package.path, judge, execution, form.precision)
-    program = program_of(subject, Scope(shown.proof, few=shown.proof == "quick"), players)
-    expected = seconds_for(program.work, subject.num_parameters)
+        judge = ExactJudge(
+            precision=form.precision, banned=reference.banned, needs_equal_bits=False
+        )
+    players = load(reference, package.path, judge, execution, form.precision)
+    program = program_of(reference, Scope(shown.proof, few=shown.proof == "quick"), players)
+    expected = seconds_for(program.work, reference.num_parameters)
     meter = Meter(progress, program.work, expected)
     outcome = play_all(players, program, judge, meter, all_at_once=True)
     loss = None
     if isinstance(judge, LossJudge):
         assert shown.loss is not None, "its limits are those of the package"
         loss = judge.result(
-            LossLimits.of(shown.loss), answers=answers_of(outcome, subject.contract)
+            LossLimits.of(shown.loss), answers=answers_of(outcome, reference.contract)
         )
         _check_no_more(loss, shown.loss, form.precision)
     if isinstance(players, GeneratingPair) and players.batch.is_on_device:

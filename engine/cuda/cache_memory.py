@@ -36,7 +36,7 @@ class DeviceCacheMemory:
     def cut(self, row: int, start: int, stop: int) -> None:
         """See CacheMemory: nothing is given back."""
 
-    def settle(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
+    def release_pages(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
         """See CacheMemory: nothing is given back."""
 
     def clear(self, row: int, start: int, stop: int) -> None:

@@ -68,7 +68,7 @@ class StepRunner(Protocol):
     def collect(self) -> StepResult:
         """Return what the earliest step has brought that was not collected, waiting for it."""
 
-    def contents(self) -> object:
+    def snapshot(self) -> object:
         """Return what memory holds when no step is under way; equal to that of the KVCache."""
 
     def reset(self) -> None:
@@ -144,8 +144,8 @@ class EngineCore:
 
         Call it between two steps, in the thread that runs them.
         """
-        problems, wanted = self.scheduler.problems(), self.scheduler.contents()
-        if wanted is not None and wanted != (found := self.runner.contents()):
+        problems, wanted = self.scheduler.problems(), self.scheduler.snapshot()
+        if wanted is not None and wanted != (found := self.runner.snapshot()):
             problems.append(f"memory holds {found}, and should hold {wanted}")
         if problems:
             raise EngineFailure("the engine is not in order: " + "; ".join(problems))

@@ -256,7 +256,7 @@ class EncoderEngine(Engine):
         self._open.pop(job, None)
         self._queue.remove(job)
         if outcome is not None:
-            job.settle(outcome)
+            job.resolve(outcome)
 
 
 def _jobs(batch: list[WaitingItem]) -> list[PredictionJob]:

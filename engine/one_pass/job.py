@@ -70,14 +70,14 @@ class PredictionJob:
         )
         return Prediction(items, timing)
 
-    def settle(self, outcome: Prediction | TokenweirError) -> None:
+    def resolve(self, outcome: Prediction | TokenweirError) -> None:
         """Hand the outcome to the event loop of its caller; any thread may."""
         try:
-            self.loop.call_soon_threadsafe(self._settle, outcome)
+            self.loop.call_soon_threadsafe(self._resolve, outcome)
         except RuntimeError:  # the loop is closed
             _log.warning("request %s: its caller is gone", self.request_id)
 
-    def _settle(self, outcome: Prediction | TokenweirError) -> None:
+    def _resolve(self, outcome: Prediction | TokenweirError) -> None:
         if self.answer.done():
             return
         if isinstance(outcome, TokenweirError):

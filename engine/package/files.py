@@ -21,7 +21,7 @@ _SMALL = 2**30  # a file of so many bytes is read in a second, whatever it holds
 class FileEntry(BaseModel):
     """A file of a package."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     size: Annotated[int, Field(ge=0, lt=2**63)]

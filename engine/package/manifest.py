@@ -69,7 +69,7 @@ LEAST_POSITIONS: Mapping[str, int] = MappingProxyType(
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class CacheShape(_Model):
@@ -243,7 +243,9 @@ class Judged(_Model):
     positions: PositiveInt
     exported: Quantiles
     eager: Quantiles  # in the type of the graphs
-    runs: Literal[1, 4]  # eager runs; 4: with other orders of sums, the largest loss counts
+    runs: Annotated[
+        int, Field(ge=1, le=4)
+    ]  # eager runs; 4: with other orders of sums, the largest loss counts
     floor: Amount  # below it nothing counts
 
 

@@ -128,7 +128,7 @@ def parse_manifest(raw: bytes, place: str) -> Manifest:
             f"digest is {shortened(repr(given))}; copy the package again or export the model again"
         )
     try:
-        manifest = Manifest.model_validate(content)
+        manifest = Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise _invalid(path, problems_of(error, MANIFEST_NAME)) from error
     if problems := find_contradictions(manifest):

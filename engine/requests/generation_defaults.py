@@ -27,7 +27,7 @@ class GenerationDefaults(BaseModel):
     meaning: the width of beams, when it samples.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     strategy: Strategy | None = None
     temperature: float | None = None

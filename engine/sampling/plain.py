@@ -93,7 +93,7 @@ class SamplingInputs(NamedTuple):
     kind: SamplingGraph  # which graph it is
 
 
-class PlainDraws(NamedTuple):
+class SamplingBatch(NamedTuple):
     """Tokens to be chosen, an entry a sequence."""
 
     rows: Rows  # logits

@@ -18,8 +18,8 @@ from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.logprobs import ModelLogprobs
 from engine.sampling.plain import (
     PlainChoices,
-    PlainDraws,
     SampledColumns,
+    SamplingBatch,
     Scope,
     needs_row_sum,
     num_columns,
@@ -158,7 +158,7 @@ class Sampler:
                 choices[i] = found or None
         return choices
 
-    def choose(self, logits: StepLogits, plain: PlainDraws) -> PlainChoices:
+    def choose(self, logits: StepLogits, plain: SamplingBatch) -> PlainChoices:
         """Choose a token for each plain draw: what `sample` would choose for them."""
         best_logprobs = logits.top_logprobs[plain.rows, 0]
         is_finite = np.isfinite(logits.top_logits[plain.rows, 0]) & np.isfinite(best_logprobs)
@@ -174,7 +174,7 @@ class Sampler:
         return found
 
     def _choose_sampled(
-        self, logits: StepLogits, plain: PlainDraws, sampled: SampledColumns, found: PlainChoices
+        self, logits: StepLogits, plain: SamplingBatch, sampled: SampledColumns, found: PlainChoices
     ) -> None:
         """Put what is drawn into `found`, in the place of the likeliest tokens."""
         rows = plain.rows_of(sampled.which)
@@ -196,7 +196,7 @@ class Sampler:
     def _choose_behind_columns(
         self,
         logits: StepLogits,
-        plain: PlainDraws,
+        plain: SamplingBatch,
         sampled: SampledColumns,
         which: NDArray[np.intp],
         uniform: Doubles,

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from engine.sampling.plain import PlainDraws, Rows, SampledColumns
+from engine.sampling.plain import Rows, SampledColumns, SamplingBatch
 from engine.scheduling.sequence import Sequence
 
 
@@ -36,10 +36,10 @@ class DecodeGroup:
             sequence.plain_index = i
         self.num_steps_left = min([one.num_steps_left for one in self.sequences], default=0)
 
-    def plain_draws(self) -> PlainDraws:
+    def sampling_batch(self) -> SamplingBatch:
         """Return the draws of the plain ones behind what they have computed."""
         positions = [one.num_computed for one in self._drawn]
-        return PlainDraws(self._rows, self._sampled, positions)
+        return SamplingBatch(self._rows, self._sampled, positions)
 
     def _others(self) -> dict[Sequence, int]:
         return {one: row for row, one in enumerate(self.sequences) if not one.request.draws_plainly}

@@ -64,7 +64,7 @@ class KVCache(Protocol):
     def problems(self, requests: Iterable[Request]) -> list[str]:
         """Return what does not fit together, if these requests are those that were admitted."""
 
-    def contents(self) -> object:
+    def snapshot(self) -> object:
         """Return what memory holds when no step is under way, as the runner's `contents` does."""
 
     def clear(self) -> None:

@@ -229,9 +229,9 @@ class Scheduler:
         ]
         return found
 
-    def contents(self) -> object | None:
+    def snapshot(self) -> object | None:
         """Return what memory holds, see KVCache; None while it is still to be changed."""
-        return None if self._cache.has_changes else self._cache.contents()
+        return None if self._cache.has_changes else self._cache.snapshot()
 
     def _all(self) -> Iterator[Request]:
         return chain(self._running.values(), self._waiting)
@@ -375,7 +375,7 @@ class Scheduler:
             num_read=plan.num_read,
             parts=parts,
             slot_mapping=self._cache.slot_mapping(parts),
-            plain_draws=group.plain_draws(),
+            sampling_batch=group.sampling_batch(),
             plain=group.plain,
             begins=group.begins,
             draws=tuple(drawn.draws),
@@ -582,7 +582,7 @@ class Scheduler:
         """Take an ended request away, wherever it is."""
         if self._waiting.remove(request.key) is None:
             self._leave_batch(request, sound=sound)
-            self._waiting.settle(request, request.num_computed)
+            self._waiting.charge(request, request.num_computed)
         request.end()
 
     def _leave_batch(self, request: Request, *, sound: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.sampling.draws import BeamExpansion, Draw, TokensToScore
-from engine.sampling.plain import PlainDraws
+from engine.sampling.plain import SamplingBatch
 from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.sequence import Request, Sequence
 
@@ -86,7 +86,7 @@ class Step(NamedTuple):
     num_read: int  # source and prompt tokens
     parts: Parts
     slot_mapping: SlotMapping
-    plain_draws: PlainDraws
+    sampling_batch: SamplingBatch
     plain: tuple[Sequence, ...]  # one a plain draw
     begins: bool  # some of these may draw their first token
     draws: tuple[Draw | BeamExpansion, ...]

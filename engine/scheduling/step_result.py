@@ -16,7 +16,7 @@ class StepResult(NamedTuple):
     A choice or score of None: there is none, and its request fails.
     """
 
-    plain: PlainChoices = PlainChoices()  # those of Step.plain_draws
+    plain: PlainChoices = PlainChoices()  # those of Step.sampling_batch
     choices: tuple[Choice, ...] = ()  # one for each of Step.draws
     scores: tuple[tuple[PositionLogprobs, ...] | None, ...] = ()  # one for each of Step.scores
     alignment: Floats | None = None  # [Parts.aligned, longest source], if any

@@ -48,7 +48,7 @@ class WaitingQueue:
 
     def put_back(self, request: Request) -> None:
         """Let a request that was taken wait again, before its tenant's others of its priority."""
-        self.settle(request, 0)
+        self.charge(request, 0)
         self.add(request)
         line = self._classes[request.asked.priority].lines[request.asked.tenant]
         line.move_to_end(request.key, last=False)
@@ -80,7 +80,7 @@ class WaitingQueue:
         return head
 
     def pop(self) -> Request:
-        """Take the next request; its tenant is charged until `settle`."""
+        """Take the next request; its tenant is charged until `charge`."""
         request = self.head()
         if request is None:
             raise IndexError("no request waits")
@@ -128,7 +128,7 @@ class WaitingQueue:
             self._close_account(request.asked.tenant)
         return request
 
-    def settle(self, request: Request, num_tokens: int) -> None:
+    def charge(self, request: Request, num_tokens: int) -> None:
         """Charge a request that was taken and has ended for what it used, no more."""
         account = self._accounts[request.asked.tenant]
         account.charged -= request.max_cost

@@ -153,7 +153,7 @@ class SlotKVCache:
         ]
         return found
 
-    def contents(self) -> RowLengths:
+    def snapshot(self) -> RowLengths:
         """Return how many tokens each row holds when all its changes are done."""
         rows, sources = [0] * self._num_slots, [0] * self._num_slots
         for sequence, row in self._table.sequences.items():

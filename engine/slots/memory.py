@@ -40,9 +40,9 @@ class CacheMemory(Protocol):
     layers: tuple[LayerCache, ...]
 
     def cut(self, row: int, start: int, stop: int) -> None:
-        """Note that positions are not needed; they stay as they are until `settle`, or for good."""
+        """Note that positions are not needed; they may stay as they are until `release_pages`."""
 
-    def settle(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
+    def release_pages(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
         """Give back what was cut some steps ago, `at_rest` all of it, behind what rows hold now."""
 
     def clear(self, row: int, start: int, stop: int) -> None:
@@ -95,7 +95,7 @@ class HostCacheMemory:
             known = self._cut.get(row, _Cut(self._num_steps, 0))
             self._cut[row] = known._replace(stop=max(known.stop, stop))
 
-    def settle(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
+    def release_pages(self, lengths: NDArray[np.integer[Any]], *, at_rest: bool) -> None:
         """See CacheMemory."""
         self._num_steps += 1
         last = self._num_steps - (0 if at_rest else STEPS_AT_HAND)

@@ -18,7 +18,7 @@ class SlotCache:
     a layer lie one after the other, so that the first B of them are one piece of memory: a decode
     step binds it as it is. Memory of the host that no sequence reaches is never touched and costs
     nothing. A row that becomes shorter gives its pages back, if it loses a page of a head at least,
-    once `settle` finds that no other sequence has taken them. So running and cached rows use memory
+    once no other sequence has taken them (`release_pages`). So running and cached rows use memory
     as far as their length, and a page for each of their heads at most. A row is finite beyond its
     length: masked numbers count for nothing, but a NaN left there would reach the row's next
     sequence. Lengths lie on the host.
@@ -44,11 +44,11 @@ class SlotCache:
         self.lengths = np.zeros(num_slots, np.int32)  # positions written, a row
         self.source_lengths = np.zeros(num_slots, np.int64)
 
-    def settle(self, *, at_rest: bool) -> None:
+    def release_pages(self, *, at_rest: bool) -> None:
         """Give back what rows have lost and not taken again: of late, or `at_rest` at all."""
-        self.rows.settle(self.lengths, at_rest=at_rest)
+        self.rows.release_pages(self.lengths, at_rest=at_rest)
         if self.sources is not None:
-            self.sources.settle(self.source_lengths, at_rest=at_rest)
+            self.sources.release_pages(self.source_lengths, at_rest=at_rest)
 
     def apply(self, ops: Iterable[RowOp]) -> None:
         """Change rows, one operation after the other."""

@@ -208,7 +208,7 @@ class SlotModelRunner:
         """
         self.cache.apply(batch.row_ops)
         is_at_rest = not (batch.encodes or batch.chunks or batch.decode_ids)
-        self.cache.settle(at_rest=is_at_rest)
+        self.cache.release_pages(at_rest=is_at_rest)
         size = self._size_of(batch, is_drawn=draws is not None)
         if not self._block.holds(size):
             self._make_room(size)

@@ -54,13 +54,13 @@ class SlotStepRunner:
         if batch.future_tokens:
             batch = self._with_tokens(batch)
         if self._is_on_device:
-            draws = step.plain_draws.for_graph(self._stream)
+            draws = step.sampling_batch.for_graph(self._stream)
             whole_rows = _whole_rows(step)
             # The host scores whole chunks, or goes in turn.
             is_done_now = bool(step.scores) or (bool(whole_rows) and not step.may_be_followed)
         pending = model.start(batch, draws, () if is_done_now else whole_rows)
         seconds, num_padding = perf_counter() - started, model.num_padding - before
-        self._rows = step.plain_draws.rows
+        self._rows = step.sampling_batch.rows
         if is_done_now:
             result = self._result(step, pending, num_padding, seconds)
             self._last_ids = result.plain.token_ids
@@ -73,7 +73,7 @@ class SlotStepRunner:
         earliest = self._steps.popleft()
         return earliest if isinstance(earliest, StepResult) else earliest()
 
-    def contents(self) -> RowLengths:
+    def snapshot(self) -> RowLengths:
         """Return how many tokens each row holds."""
         return self.model.row_lengths
 
@@ -105,7 +105,7 @@ class SlotStepRunner:
         sampler, waiting = self._sampler, perf_counter()
         logits = pending()
         started = perf_counter()
-        plain = sampler.choose(logits, step.plain_draws) if step.plain else PlainChoices()
+        plain = sampler.choose(logits, step.sampling_batch) if step.plain else PlainChoices()
         choices = sampler.sample(logits, step.draws) if step.draws else ()
         scores = [sampler.score(logits, draw) for draw in step.scores]
         # The next step overwrites the array.

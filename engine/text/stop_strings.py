@@ -55,9 +55,9 @@ class StopMatcher:
 
     def fork(self) -> StopMatcher:
         """Return a copy that goes its own way."""
-        twin = copy(self)
-        twin._lengths = self._lengths.copy()
-        return twin
+        copied = copy(self)
+        copied._lengths = self._lengths.copy()
+        return copied
 
     def _advance(self, char: str) -> str | None:
         """Take one character in; return the stop string it completes."""

@@ -247,9 +247,9 @@ class IncrementalDetokenizer:
 
     def fork(self) -> IncrementalDetokenizer:
         """Return a copy that goes its own way."""
-        twin = copy(self)
-        twin._stream, twin._matcher = self._stream.fork(), self._matcher.fork()
-        return twin
+        copied = copy(self)
+        copied._stream, copied._matcher = self._stream.fork(), self._matcher.fork()
+        return copied
 
     @property
     def _matched(self) -> str | None:
@@ -323,10 +323,10 @@ class _ByteLevelStream:
         return self._decoder.decode(b"", final=True)
 
     def fork(self) -> _ByteLevelStream:
-        twin = _ByteLevelStream(self._tokenizer, self._skip_special)
-        twin._drops_space = self._drops_space
-        twin._decoder.setstate(self._decoder.getstate())
-        return twin
+        copied = _ByteLevelStream(self._tokenizer, self._skip_special)
+        copied._drops_space = self._drops_space
+        copied._decoder.setstate(self._decoder.getstate())
+        return copied
 
 
 class _WindowStream:
@@ -364,9 +364,9 @@ class _WindowStream:
         return text
 
     def fork(self) -> _WindowStream:
-        twin = _WindowStream(self._tokenizer, self._skip_special)
-        twin._context, twin._waiting = self._context.copy(), self._waiting.copy()
-        return twin
+        copied = _WindowStream(self._tokenizer, self._skip_special)
+        copied._context, copied._waiting = self._context.copy(), self._waiting.copy()
+        return copied
 
 
 def _byte_starts(text: str) -> list[int]:

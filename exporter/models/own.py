@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ class OwnConfig(TransformerConfig):
         )
 
 
-_ONE_PASS = {"d_model": 1, "num_heads": 1, "d_ff": 1, "num_encoder_layers": 1}
+_ONE_PASS: dict[str, Any] = {"d_model": 1, "num_heads": 1, "d_ff": 1, "num_encoder_layers": 1}
 
 
 class Attend(Protocol):

@@ -2,7 +2,7 @@
 
 `CachedAttention`, with rotary positions `RotaryCachedAttention`, with a bias for the distance of
 query and key `BiasedCachedAttention`; where a query sees only its last keys, `Windowed` stands
-before the first two. Each has a twin whose cache is int8. The new positions are the last of
+before the first two. Each has a form whose cache is int8. The new positions are the last of
 each row: those up to seqlens_k[b] of row b exist after the call.
 """
 

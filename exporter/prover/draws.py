@@ -19,8 +19,8 @@ from engine.package.manifest import GenerationContract
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
 from engine.sampling.plain import (
-    PlainDraws,
     SampledColumns,
+    SamplingBatch,
     SamplingGraph,
     SamplingInputs,
     first_columns,
@@ -123,13 +123,13 @@ def _params(
 
 def _plain(
     rows: list[int], params: list[SamplingParams], uniform: list[float], vocab_size: int
-) -> PlainDraws:
+) -> SamplingBatch:
     """Return the draws with these numbers as the sampler gets them."""
     numbers = [SequenceDraws(0, 0) for _ in rows]
     for one, number in zip(numbers, uniform, strict=True):
         one.put(0, [number])
     sampled = SampledColumns.of(range(len(rows)), params, numbers, vocab_size)
-    return PlainDraws(np.array(rows), sampled, [0] * len(rows))
+    return SamplingBatch(np.array(rows), sampled, [0] * len(rows))
 
 
 def check_draws(step: StepLogits, asked: AskedDraws) -> None:

@@ -189,7 +189,7 @@ class _Played:
     largest: float = 0.0  # number in float64
     num_runs: int = 1  # the eager model
 
-    def settle(self, theirs: Floats) -> None:
+    def keep_losses(self, theirs: Floats) -> None:
         """Keep what the eager model loses in any order of sums; it need not run again."""
         self.theirs = [theirs]
         self.origins = [(len(theirs), None, np.asarray)]
@@ -272,7 +272,7 @@ class ExactJudge(Judge):
             refused = any(table.faults()) or any(table.turned_tokens())
             if refused and not table.is_hopeless:
                 table = table.with_all_orders(played.origins)
-                played.settle(table.theirs)
+                played.keep_losses(table.theirs)
             faults = islice(table.faults(), 1)
             wrong += [fault.words(play, what, self._other_type) for fault in faults]
             wrong += table.turned_tokens()

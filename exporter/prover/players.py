@@ -37,8 +37,8 @@ from exporter.samples import Tokens, encode_samples
 
 
 @dataclass(frozen=True)
-class Subject:
-    """An eager model, and what it is tried with."""
+class ReferenceModel:
+    """An eager model, and what it is run on."""
 
     model: nn.Module
     contract: Contract
@@ -46,8 +46,8 @@ class Subject:
     banned: Tokens  # which the package does not write, however likely they are
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, form: PackageFormat) -> Subject:
-        """Return the subject of a package in a format."""
+    def of(cls, checkpoint: Checkpoint, form: PackageFormat) -> ReferenceModel:
+        """Return the model of a package in a format."""
         contract = contract_of(checkpoint.config.model, form)
         samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, contract.most_tokens)
         banned = checkpoint.config.generation.banned_tokens
@@ -73,31 +73,31 @@ class Outcome(NamedTuple):
 Players = GeneratingPair | ItemPair
 
 
-def program_of(subject: Subject, scope: Scope, players: Players | None = None) -> Program:
+def program_of(reference: ReferenceModel, scope: Scope, players: Players | None = None) -> Program:
     """Return what is played of a model, on a CPU or by players that were loaded elsewhere."""
-    contract, samples = subject.contract, subject.samples
+    contract, samples = reference.contract, reference.samples
     if contract.generation:
         own: dict[str, Any] = {}
         if isinstance(players, GeneratingPair):
             own = {"num_rows": players.num_rows, "buckets": players.batch.buckets}
         return generation_program(
-            contract.generation, subject.num_parameters, samples, subject.banned, scope, **own
+            contract.generation, reference.num_parameters, samples, reference.banned, scope, **own
         )
     if contract.encoding:
         return text_program(contract.encoding, samples, scope)
     assert contract.image is not None, "a model generates, encodes text, or sees images"
-    return image_program(contract.image, subject.num_parameters, scope)
+    return image_program(contract.image, reference.num_parameters, scope)
 
 
 def load(
-    subject: Subject,
+    reference: ReferenceModel,
     directory: Path,
     judge: Judge,
     execution: Execution,
     precision: Precision = "fp32",
 ) -> Players:
     """Load graphs, and set the eager model beside them, which runs in a type besides float64."""
-    model, contract = subject.model, subject.contract
+    model, contract = reference.model, reference.contract
     own = model if precision == "fp32" else copy_in(DTYPES[precision], model)
     eager = EagerModel.of(model, own, _probe(contract))
     if contract.generation:

@@ -126,7 +126,7 @@ class BlockKVCache:
         is_in_order = users == self._users and sorted(self._free) == free
         return [] if is_in_order else ["blocks have other users than are counted"]
 
-    def contents(self) -> object:
+    def snapshot(self) -> object:
         return self.num_blocks
 
     def _take(self) -> int:
@@ -170,12 +170,12 @@ class BlockStepRunner:
             rows += self._compute(self._source_of(sequence), table, start, (token,))
         array = np.asarray([*rows, *behind_chunks], np.float32).reshape(-1, VOCAB_SIZE)
         logits, sampler = step_logits(array, step.parts.num_top), Sampler()
-        plain = sampler.choose(logits, step.plain_draws)
+        plain = sampler.choose(logits, step.sampling_batch)
         choices = sampler.sample(logits, step.draws)
         scores = [sampler.score(logits, draw) for draw in step.scores]
         self._results.append(StepResult(plain, tuple(choices), tuple(scores)))
 
-    def contents(self) -> object:
+    def snapshot(self) -> object:
         return len(self._blocks)
 
     def collect(self) -> StepResult:

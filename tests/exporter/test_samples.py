@@ -10,7 +10,7 @@ import pytest
 from engine.errors import CheckpointError
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from exporter.prover.players import Subject
+from exporter.prover.players import ReferenceModel
 from exporter.samples import Tokens, encode_samples
 
 MakeCheckpoint = Callable[..., Path]
@@ -23,7 +23,7 @@ def _saved(checkpoint: Checkpoint, path: Path, task: str, *samples: str) -> Chec
 
 def _tried(checkpoint: Checkpoint) -> list[Tokens]:
     """Return the prompts, besides random ones, that the model is tried with."""
-    return Subject.of(checkpoint, PackageFormat()).samples
+    return ReferenceModel.of(checkpoint, PackageFormat()).samples
 
 
 def test_a_model_is_tried_with_the_sentences_of_its_checkpoint(

@@ -22,4 +22,4 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 class Options(BaseModel):
     """Options that are read from a file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -97,6 +97,6 @@ def _start(
         positions=PositionConfig(kind="learned"),
         scale_embeddings=False,
         embedding_norm=True,
-        pad_token_id=tokenizer.token_to_id(PAD),
+        pad_token_id=tokenizer.get_vocab()[PAD],
         labels=labels,
     )

@@ -140,7 +140,7 @@ def _start(
         norm_position="first",
         vocab_size=tokenizer.get_vocab_size(),
         max_source_len=data.shape.max_len,
-        pad_token_id=tokenizer.token_to_id(PAD),
+        pad_token_id=tokenizer.get_vocab()[PAD],
         head=HeadConfig(each_token=True),
         labels=labels,
     )

@@ -133,7 +133,7 @@ def _start(data: OwnData, pairs: Sequence[Pair]) -> tuple[Tokenizer, Transformer
         vocab_size=tokenizer.get_vocab_size(),
         max_source_len=data.shape.max_len,
         max_target_len=data.shape.max_len,
-        pad_token_id=tokenizer.token_to_id(PAD),
+        pad_token_id=tokenizer.get_vocab()[PAD],
         bos_token_id=tokenizer.token_to_id(BOS),
         eos_token_id=tokenizer.token_to_id(EOS),
     )

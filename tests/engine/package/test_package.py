@@ -258,6 +258,7 @@ def test_every_wrong_field_of_the_manifest_is_named(tmp_path: Path) -> None:
         manifest["name"] = "../x"
         manifest["target"] = "abacus"
         manifest["typo"] = 1
+        manifest["generation"]["vocab_size"] = "20"
         manifest["generation"]["cache"] = CACHE | {"max_len": 0}
         manifest["files"]["config.json"] = {"sha256": "short", "size": -1}
         manifest["certificate"]["judged"][0]["eager"]["p99"] = float("nan")
@@ -269,6 +270,7 @@ def test_every_wrong_field_of_the_manifest_is_named(tmp_path: Path) -> None:
         "name",
         "target",
         "typo",
+        "generation.vocab_size",
         "generation.cache.max_len",
         "files.config.json.sha256",
         "files.config.json.size",
@@ -569,12 +571,14 @@ def test_defaults_that_cannot_be_are_refused(tmp_path: Path) -> None:
         manifest["defaults"] = {"banned_sequences": [[1, 2], [3, 20]], "forced_end": 19}
 
     def unknown(manifest: dict[str, Any]) -> None:
-        manifest["defaults"] = {"beams": 4}
+        manifest["defaults"] = {"beams": 4, "beam": True, "temperature": "1.5"}
 
     found = _refusal(write_package(tmp_path / "p", outside))
     assert "defaults.banned_sequences: 20 is outside the vocabulary, 0 to 19" in found
     assert "forced_end" not in found
-    assert "defaults.beams" in _refusal(write_package(tmp_path / "q", unknown))
+    found = _refusal(write_package(tmp_path / "q", unknown))
+    for name in ("defaults.beams", "defaults.beam", "defaults.temperature"):  # text is no number
+        assert f"{name}: " in found
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import (
 
 from engine.requests.request import LogitControls, SamplingParams
 from engine.sampling.draws import Draw, Sampled
-from engine.sampling.plain import PlainDraws, SampledColumns, is_plain
+from engine.sampling.plain import SampledColumns, SamplingBatch, is_plain
 from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.sampler import Sampler, num_top
 from engine.sampling.top_k import step_logits
@@ -285,7 +285,7 @@ def test_plain_draws_choose_what_the_same_draws_choose_one_by_one(
     columns = SampledColumns.of(
         which, [asked[i] for i in which], [SequenceDraws(seed, i) for i in which], vocab
     )
-    plain = PlainDraws(
+    plain = SamplingBatch(
         slice(count) if is_every_row else rows, columns if which else None, [5 + i for i in which]
     )
 

@@ -63,7 +63,7 @@ def test_what_a_request_did_not_use_is_given_back_to_its_tenant() -> None:
         queue.add(request(key, tenant="b", cost=100))
 
     first = queue.pop()
-    queue.settle(first, 5)
+    queue.charge(first, 5)
     second, third = queue.pop(), queue.pop()
 
     assert [first.key, second.key, third.key] == [0, 10, 1]
@@ -75,17 +75,17 @@ def test_a_newcomer_is_not_measured_by_charges_that_are_given_back() -> None:
 
     queue.add(request(9, tenant="newcomer"))
     for one in running:
-        queue.settle(one, 10)
+        queue.charge(one, 10)
 
     assert queue.pop().key == 9
 
 
 def test_a_tenant_that_paused_has_not_saved_anything_up() -> None:
     queue = queue_of(request(1, tenant="sleeper"))
-    queue.settle(queue.pop(), 10)
+    queue.charge(queue.pop(), 10)
     for key in range(10, 14):
         queue.add(request(key, tenant="worker"))
-        queue.settle(queue.pop(), 10)
+        queue.charge(queue.pop(), 10)
     for key in range(20, 23):
         queue.add(request(key, tenant="worker"))
     for key in range(30, 33):
@@ -118,7 +118,7 @@ def test_the_accounts_of_tenants_that_never_come_back_are_forgotten() -> None:
     queue = WaitingQueue()
     for key in range(3000):
         queue.add(request(key, tenant=f"tenant {key}"))
-        queue.settle(queue.pop(), 10)
+        queue.charge(queue.pop(), 10)
 
     assert len(queue._accounts) == 0
     assert len(queue._idle) == 1024
@@ -174,7 +174,7 @@ def test_four_tenants_of_very_unequal_demand_get_equal_tokens_while_all_wait(see
                 queue.add(request(key, tenant=tenant, cost=draw.randint(cost // 2, 3 * cost // 2)))
         if len(running) == 8:
             ended, used = running.pop(draw.randrange(8))
-            queue.settle(ended, used)
+            queue.charge(ended, used)
             served[ended.asked.tenant] += used
         admitted = queue.pop()
         backlog[admitted.asked.tenant] -= 1
@@ -237,10 +237,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:
+    def charge(self, data: st.DataObject) -> None:
         ended = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         used = data.draw(st.integers(0, ended.max_cost))
-        self.queue.settle(ended, used)
+        self.queue.charge(ended, used)
         self.used[ended.asked.tenant] += used
 
     @invariant()

@@ -192,7 +192,7 @@ def test_a_row_that_becomes_shorter_gives_its_pages_back(op: RowOp, in_use: int)
     fill(cache, 1, (5.0, 32))
 
     cache.apply([op])
-    cache.settle(at_rest=True)
+    cache.release_pages(at_rest=True)
 
     assert resident(cache.rows.memory) == in_use
 
@@ -205,7 +205,7 @@ def test_the_row_of_a_source_gives_its_pages_back(kind: str) -> None:
     fill_source(cache, 1, (3.0, 32))
 
     cache.apply([RowOp(kind, 0, 0)])
-    cache.settle(at_rest=True)
+    cache.release_pages(at_rest=True)
 
     assert resident(cache.sources.memory) == bytes_of(32)
 
@@ -222,7 +222,7 @@ def test_what_sequences_leave_is_there_for_the_next_one_for_some_steps(kind: str
 
     assert STEPS_AT_HAND >= 32, "in fewer steps the next request of a closed loop has not joined"
     for _ in range(STEPS_AT_HAND // 2):
-        cache.settle(at_rest=False)
+        cache.release_pages(at_rest=False)
     assert resident(memory) == bytes_of(1600)
     fill_row(cache, 0, (4.0, 320))
     cache.apply([RowOp(kind, 0, 0)])
@@ -230,9 +230,9 @@ def test_what_sequences_leave_is_there_for_the_next_one_for_some_steps(kind: str
     rows = cache.rows if kind == "cut" else cache.sources
     written = rows.read(0, 160)
     for _ in range(STEPS_AT_HAND // 2):
-        cache.settle(at_rest=False)
+        cache.release_pages(at_rest=False)
     assert resident(memory) == bytes_of(1600)
-    cache.settle(at_rest=False)
+    cache.release_pages(at_rest=False)
 
     assert resident(memory) == bytes_of(160), "of the first cut on, whatever came in between"
     assert np.array_equal(rows.read(0, 160), written)
@@ -246,7 +246,7 @@ def test_a_cache_that_was_forgotten_has_nothing_to_give_back() -> None:
     cache.forget()
     cache.rows.write(0, np.full((2, 2, 4, 320, 64), 4.0))  # the length does not count it yet
 
-    cache.settle(at_rest=True)
+    cache.release_pages(at_rest=True)
 
     assert (cache.rows.read(0, 320) == 4.0).all()
 
@@ -261,7 +261,7 @@ def test_less_than_a_page_of_a_head_is_not_worth_a_call(kind: str) -> None:
     fill_row(cache, 0, (3.0, PAGE - 1))
 
     cache.apply([RowOp(kind, 0, 0)])
-    cache.settle(at_rest=True)
+    cache.release_pages(at_rest=True)
 
     assert resident(memory) == bytes_of(PAGE)
 

@@ -16,7 +16,7 @@ from engine.errors import CertificateError
 from engine.package.graph_io import SAMPLING_GRAPHS, check_graphs, sampling_shapes
 from engine.requests.request import SamplingParams
 from engine.sampling.logits import StepLogits
-from engine.sampling.plain import PlainDraws, SampledColumns, SamplingGraph, Scope
+from engine.sampling.plain import SampledColumns, SamplingBatch, SamplingGraph, Scope
 from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
@@ -54,12 +54,12 @@ def test_no_number_of_a_graph_is_for_nothing() -> None:
 
 def drawn(
     path: Path, step: StepLogits, how: Sequence[SamplingParams]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], PlainDraws]:
+) -> tuple[NDArray[np.int64], NDArray[np.float64], SamplingBatch]:
     """Return what a graph draws for each row of a step, and what it was asked."""
     rows, vocab_size = range(len(how)), step.logits.shape[1]
     streams = [SequenceDraws(row, 0) for row in rows]
     sampled = SampledColumns.of(rows, how, streams, vocab_size)
-    plain = PlainDraws(slice(len(how)), sampled, [1] * len(how))
+    plain = SamplingBatch(slice(len(how)), sampled, [1] * len(how))
     asked = plain.for_graph(RandomStream())
     assert asked is not None
     inputs: dict[str, Any] = {

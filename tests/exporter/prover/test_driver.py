@@ -17,7 +17,7 @@ from exporter.prover import driver
 from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
-from exporter.prover.players import Subject, load, play_all, program_of
+from exporter.prover.players import ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter, no_progress
 
@@ -54,10 +54,10 @@ class OfStepsOnly:
 def test_a_certificate_is_found_by_steps_only(tiny_graphs: TinyGraphs, tmp_path: Path) -> None:
     path, graphs = tiny_graphs("encoder-decoder")
     write_graphs(graphs, tmp_path)
-    subject, judge = Subject.of(load_checkpoint(path), PackageFormat()), ExactJudge()
-    program = program_of(subject, Scope("quick"))
+    reference, judge = ReferenceModel.of(load_checkpoint(path), PackageFormat()), ExactJudge()
+    program = program_of(reference, Scope("quick"))
 
-    players = load(subject, tmp_path, judge, OfStepsOnly())
+    players = load(reference, tmp_path, judge, OfStepsOnly())
     outcome = play_all(players, program, judge, Meter(no_progress, 1, 1))
 
     assert outcome.num_cases > 30

@@ -53,12 +53,13 @@ def test_all_options_that_do_not_go_together_are_told_at_once() -> None:
 def test_all_wrong_fields_are_told_at_once_before_what_does_not_go_together() -> None:
     wrong = {
         "d_model": None,
-        "dropout": "much",
+        "dropout": "0.1",  # text
+        "num_heads": True,
         "unknown": 1,
         "num_kv_heads": 3,
         "attention.biases": True,
         "positions.rotary_scaling": {"kind": "llama3", "factor": 2.0},
-        "image": {"size": 9, "patch_size": 2, "mean": [0.5]},
+        "image": {"size": 9, "patch_size": 2, "mean": (0.5,)},
     }
 
     with pytest.raises(ValidationError) as refused:
@@ -66,7 +67,7 @@ def test_all_wrong_fields_are_told_at_once_before_what_does_not_go_together() ->
 
     told = {".".join(map(str, one["loc"][:2])): one["msg"] for one in refused.value.errors()}
     assert {*told} == {
-        *("d_model", "dropout", "unknown", "attention.biases"),
+        *("d_model", "dropout", "num_heads", "unknown", "attention.biases"),
         *("positions.rotary_scaling", "image"),
     }
     assert told["image"] == (
@@ -92,7 +93,7 @@ def test_of_the_ways_to_stretch_positions_only_that_which_is_named_is_told() -> 
         ),
         ({"labels": ("a", "b")}, "labels is for encoder and vision-encoder, got decoder"),
         (
-            {"image": {"size": 8, "patch_size": 2, "mean": [0.5] * 3, "std": [0.5] * 3}},
+            {"image": {"size": 8, "patch_size": 2, "mean": (0.5,) * 3, "std": (0.5,) * 3}},
             "image is for vision-encoder, got decoder",
         ),
     ],

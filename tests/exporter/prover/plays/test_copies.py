@@ -17,7 +17,7 @@ from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
-from exporter.prover.players import Players, Subject, load, play_all, program_of
+from exporter.prover.players import Players, ReferenceModel, load, play_all, program_of
 from exporter.prover.plays import rows
 from exporter.prover.plays.program import Program, Scope
 from exporter.prover.plays.rows import play_row_counts
@@ -43,7 +43,7 @@ class RowsDiffer(LossJudge):
         return self.tokens_compared + self.tokens_undecided
 
 
-Loaded = tuple[Subject, Players, RowsDiffer]
+Loaded = tuple[ReferenceModel, Players, RowsDiffer]
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def load_tiny(
     def make(family: str) -> Loaded:
         checkpoint, judge = load_checkpoint(make_checkpoint(family)), RowsDiffer()
         write_graphs(traced(checkpoint.model), tmp_path)
-        subject = Subject.of(checkpoint, PackageFormat())
-        return subject, load(subject, tmp_path, judge, OnCpu()), judge
+        reference = ReferenceModel.of(checkpoint, PackageFormat())
+        return reference, load(reference, tmp_path, judge, OnCpu()), judge
 
     return make
 
@@ -87,8 +87,8 @@ def test_copies_do_not_count_but_one_that_is_far_off_is_noted(
 def test_images_that_come_again_in_a_batch_do_not_count(
     load_tiny: Callable[[str], Loaded],
 ) -> None:
-    subject, pair, found = load_tiny("vit")
-    program: Program = program_of(subject, Scope())
+    reference, pair, found = load_tiny("vit")
+    program: Program = program_of(reference, Scope())
 
     play_all(pair, program, found, Meter(no_progress, 1, 1))
 

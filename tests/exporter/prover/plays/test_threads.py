@@ -15,7 +15,7 @@ from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge
 from exporter.prover.pair import GeneratingPair
-from exporter.prover.players import Subject, load
+from exporter.prover.players import ReferenceModel, load
 from exporter.prover.plays import rows
 from exporter.prover.plays.rows import play_threads, thread_counts
 from tests.exporter.conftest import MakeCheckpoint
@@ -37,7 +37,7 @@ def make_pair(
     write_graphs(traced(checkpoint.model), directory)
 
     def make(judge: Judge) -> GeneratingPair:
-        pair = load(Subject.of(checkpoint, PackageFormat()), directory, judge, OnCpu())
+        pair = load(ReferenceModel.of(checkpoint, PackageFormat()), directory, judge, OnCpu())
         assert isinstance(pair, GeneratingPair)
         return pair
 
