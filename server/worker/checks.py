@@ -23,7 +23,8 @@ MAX_NAME_CHARS = 32  # a wrong name is repeated up to here
 def check_count(path: str, count: int, limits: RequestLimits) -> None:
     """Raise InvalidRequest for none of something, or more than a call may have."""
     if not 1 <= count <= limits.max_inputs:
-        what = f"{count} of them are outside 1 to {limits.max_inputs}"
+        hint = "divide them between calls" if count else "send at least one"
+        what = f"{count} of them are outside 1 to {limits.max_inputs}; {hint}"
         raise_if_any([FieldViolation(path, what)])
 
 

@@ -408,15 +408,17 @@ def test_whatever_numbers_are_sent_they_are_possible_or_refused(
         assert all(params.controls.banned_sequences)
 
 
-@pytest.mark.parametrize("count", [0, 65])
-def test_the_number_of_inputs_is_checked_before_any_is_looked_at(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "hint"), [(0, "send at least one"), (65, "divide them between calls")]
+)
+def test_the_number_of_inputs_is_checked_before_any_is_looked_at(count: int, hint: str) -> None:
     request = pb.GenerateRequest(model="dates", inputs=[pb.Input()] * count)
 
     with pytest.raises(InvalidRequest) as caught:
         _convert(request)
 
     assert caught.value.violations == (
-        FieldViolation("inputs", f"{count} of them are outside 1 to 64"),
+        FieldViolation("inputs", f"{count} of them are outside 1 to 64; {hint}"),
     )
 
 
