@@ -424,7 +424,7 @@ def test_the_number_of_inputs_is_checked_before_any_is_looked_at(count: int, hin
 
 def test_what_a_request_leaves_away_has_the_defaults_of_the_package() -> None:
     package = generation_package(
-        strategy="beam", beam=4, length_penalty=1.0, banned_tokens=[3], forced_begin=[5]
+        strategy="beam", beam=4, length_penalty=1.0, banned_tokens=(3,), forced_begin=(5,)
     )
     wide = pb.Decoding(beam=pb.BeamSearch())
 
@@ -483,7 +483,7 @@ def test_a_scored_text_stands_behind_the_forced_beginning_of_the_package() -> No
 
     (score,) = convert.score_requests(
         request,
-        manifest=generation_package(forced_begin=[5]).manifest,
+        manifest=generation_package(forced_begin=(5,)).manifest,
         limits=RequestLimits(),
         request_ids=iter(["id"]),
         deadline=None,

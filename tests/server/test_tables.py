@@ -14,9 +14,9 @@ def test_the_certificate_shows_what_a_package_gives_to_requests(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    ids = range(100, 150)
+    ids = tuple(range(100, 150))
     package = generation_package(
-        beam=4, length_penalty=1.0, forced_begin=[7], forced_end=1, banned_tokens=ids
+        beam=4, length_penalty=1.0, forced_begin=(7,), forced_end=1, banned_tokens=ids
     )
 
     print_table(certificate_table(package.manifest, package.manifest.certificate))

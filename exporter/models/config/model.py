@@ -38,6 +38,7 @@ _ONLY_FOR: Mapping[str, tuple[Architecture, ...]] = {  # the others have nothing
     "source_vocab_size": ("encoder-decoder",),
     "token_dim": ("decoder",),
     "cut_at": ("encoder",),
+    "num_token_types": ("encoder",),
     "labels": ("encoder", "vision-encoder"),
     "image": ("vision-encoder",),
     "logit_softcap": _WITH_DECODER,
@@ -398,8 +399,8 @@ def _check_head(config: TransformerConfig) -> Iterator[_Check]:
         "pooler, which makes such vectors",
     )
     yield (
-        config.architecture != "vision-encoder" or not has_pooler,
-        f"head.pooler ({head.pooler}) is for encoder, got vision-encoder",
+        config.architecture == "encoder" or not has_pooler,
+        f"head.pooler ({head.pooler}) is for encoder, got {config.architecture}",
     )
     yield (
         not head.each_token or (config.head_dim == config.d_model and config.cut_at is None),

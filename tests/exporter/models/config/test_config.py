@@ -92,6 +92,8 @@ def test_of_the_ways_to_stretch_positions_only_that_which_is_named_is_told() -> 
             "attention.windowed_layers has -1, 7; the layers are 0 to 0",
         ),
         ({"labels": ("a", "b")}, "labels is for encoder and vision-encoder, got decoder"),
+        ({"num_token_types": 2}, "num_token_types is for encoder, got decoder"),
+        ({"head.pooler": "tanh"}, "head.pooler (tanh) is for encoder, got decoder"),
         (
             {"image": {"size": 8, "patch_size": 2, "mean": (0.5,) * 3, "std": (0.5,) * 3}},
             "image is for vision-encoder, got decoder",
