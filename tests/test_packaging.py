@@ -178,7 +178,7 @@ def _tokenweir(light: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_the_wheel_brings_the_client_typed_and_nothing_that_compares_engines(light: Path) -> None:
     assert (light / "tokenweir" / "py.typed").is_file()
     assert (light / "tokenweir" / "v1" / "common_pb2.pyi").is_file()
-    assert not (light / "loadtest" / "peers").exists()
+    assert not (light / "loadtest" / "lab").exists()
     assert not (light / "loadtest" / "results").exists()
     assert sum(path.stat().st_size for path in light.rglob("*") if _is_ours(path, light)) < 4e6
 

@@ -14,7 +14,7 @@ from tokenweir import AsyncClient, TokenweirClientError
 from engine.package.files import FileEntry
 from engine.package.package import read_manifest, write_manifest
 from exporter.export import export_package
-from loadtest.studies.served import Served, served
+from loadtest.lab.serve import Served, served
 from loadtest.studies.swaps import SETTINGS, measure, under_version
 from tests.test_end_to_end import CONFIGS, TRANSLATE, _save_random
 from tests.traces import traced  # noqa: F401 - a fixture

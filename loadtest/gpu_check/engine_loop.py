@@ -16,7 +16,7 @@ from engine.scheduling.sequence import TokenRequest
 from engine.slots.runner import SlotModelRunner
 from engine.slots.warm_up import warm_up
 from loadtest.gpu_check.contract_file import read_contract
-from loadtest.peers.worker import LoadOptions, Prompts
+from loadtest.lab.peers.worker import LoadOptions, Prompts
 
 _CHUNK = 128  # tokens of a prompt computed in one call
 _BUCKETS = (1, 32)  # rows of decode calls for fewer requests than there may be

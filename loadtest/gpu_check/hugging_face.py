@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from loadtest.gpu_check.shapes import DTYPES, SHAPES, Shape, default_dtype
-from loadtest.peers.worker import LoadOptions, Prompts
+from loadtest.lab.peers.worker import LoadOptions, Prompts
 
 _SEED = 0
 _QUICK = {  # by the names that the families have for the same things

@@ -9,14 +9,14 @@ from engine.machine import num_cores
 from loadtest.gpu_check.part import Outcome, Settings, is_emulated
 from loadtest.gpu_check.shapes import SHAPES, build
 from loadtest.gpu_check.watch import Watch
-from loadtest.peers.comparison import (
+from loadtest.lab.peers.comparison import (
     Comparison,
     Plan,
     compare,
     start_process,
 )
-from loadtest.peers.results import Line, summarize
-from loadtest.peers.works import OURS, Engine, Setting, Work
+from loadtest.lab.peers.results import Line, summarize
+from loadtest.lab.peers.works import OURS, Engine, Setting, Work
 
 CONCURRENCIES = (1, 32, 256)
 _QUICK_CONCURRENCIES = (1, 3)

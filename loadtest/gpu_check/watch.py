@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 
 from loadtest.gpu_check.gpu_use import GpuUse
-from loadtest.peers.comparison import StartWorker, Worker
-from loadtest.peers.process import Sample
-from loadtest.peers.worker import LoadOptions, Prompts
-from loadtest.peers.works import Engine
+from loadtest.lab.peers.comparison import StartWorker, Worker
+from loadtest.lab.peers.process import Sample
+from loadtest.lab.peers.worker import LoadOptions, Prompts
+from loadtest.lab.peers.works import Engine
 
 
 class Watch:

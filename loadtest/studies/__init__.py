@@ -1,1 +1,1 @@
-"""Studies of the engine alone: what batching at every step brings, and how its cost grows."""
+"""Studies that are about to leave; the others are in loadtest.lab."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from loadtest.studies.heading import write_result
-from loadtest.studies.served import served
+from loadtest.lab.result import write_result
+from loadtest.lab.serve import served
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # processor time is counted in so many ticks a second
 _WHOLE = """
@@ -158,7 +158,7 @@ def main(
             f"{use.name} {pid}": _memory_of(pid, seen) for pid, use in seen[0].items()
         },
     }
-    write_result("loadtest.studies.idle", content, out)
+    write_result(content, out)
     for process in [*processes, total(processes)]:
         click.echo(
             f"{process.cores:7.4f} cores {process.memory / 1e6:7.1f} MB "

@@ -24,9 +24,9 @@ import click
 from tokenweir import AsyncClient, TokenweirClientError
 
 from engine.package.package import read_manifest, write_manifest
-from loadtest.studies.heading import write_result
+from loadtest.lab.result import write_result
+from loadtest.lab.serve import Served, served
 from loadtest.studies.idle import read_tree
-from loadtest.studies.served import Served, served
 
 SETTINGS = "[log]\nrequests = false\n[gateway.doors]\nadmin_port = 0\n"
 _SHARES = (5, 50, 100)
@@ -137,7 +137,7 @@ def main(package: Path, swaps: int, streams: int, settle: float, out: Path) -> N
     """Swap versions of PACKAGE under load; write OUT.json."""
     with served(package, SETTINGS) as server:
         found = asyncio.run(measure(server, package, swaps, streams, settle))
-    write_result("loadtest.studies.swaps", found, out)
+    write_result(found, out)
     click.echo(
         f"{swaps} swaps: {found['answers']} answers, {found['failed']} failed, memory "
         f"{found['growth'] / 2**20:+.1f} MiB"  # type: ignore[operator]

@@ -14,11 +14,11 @@ from engine.session import NOT_CAPTURED
 from loadtest.gpu_check import certificates, speed, steps, watch
 from loadtest.gpu_check.part import Settings
 from loadtest.gpu_check.timing import Timed
-from loadtest.peers.comparison import Comparison, Plan
-from loadtest.peers.process import Sample
-from loadtest.peers.results import Line
-from loadtest.peers.worker import LoadOptions
-from loadtest.peers.works import Engine
+from loadtest.lab.peers.comparison import Comparison, Plan
+from loadtest.lab.peers.process import Sample
+from loadtest.lab.peers.results import Line
+from loadtest.lab.peers.worker import LoadOptions
+from loadtest.lab.peers.works import Engine
 
 TIMES = {
     "eager": Timed(total=400.0, host=40.0, busy=0.4),

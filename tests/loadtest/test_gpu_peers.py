@@ -12,8 +12,8 @@ import torch
 from loadtest.gpu_check import pieces, speed
 from loadtest.gpu_check.hugging_face import HuggingFaceAdapter, load
 from loadtest.gpu_check.part import Settings
-from loadtest.peers.comparison import Comparison
-from loadtest.peers.worker import LoadOptions
+from loadtest.lab.peers.comparison import Comparison
+from loadtest.lab.peers.worker import LoadOptions
 
 PEER = "torch eager, growing cache"
 WHY = "RuntimeError: torch 2.13.0+cpu sees no CUDA device"

@@ -6,12 +6,11 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from loadtest import origin
-from loadtest.studies.heading import heading
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "loadtest" / "results"
@@ -135,16 +134,6 @@ def test_code_outside_of_a_repository_has_no_commit(
     monkeypatch.setattr(origin, "__file__", str(tmp_path / "origin.py"))
 
     assert origin.code_commit() == "unknown: the code is in no repository"
-
-
-def test_a_result_says_by_which_command_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["soak.py", "a package", "--out", "x"])
-
-    head = heading("loadtest.studies.soak")
-
-    assert head["command"] == "python -m loadtest.studies.soak 'a package' --out x"
-    assert head["commit"] and head["machine"] and head["written_at"]
-    assert "numpy" in cast(Any, head["versions"])
 
 
 def test_a_version_is_that_of_the_distribution_that_is_installed() -> None:

@@ -24,7 +24,7 @@ from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from loadtest.benchmark.report import DecodeStep
-from loadtest.studies import trees
+from loadtest.lab import regression
 from server.cli.app import run
 from tests import fake_gpu
 from tests.stand_in_certificate import export_with_stand_in, shown_on_device
@@ -273,7 +273,8 @@ def test_the_study_of_trees_holds_this_tree_against_another(package: Path, tmp_p
     options = ["--prompt-tokens", "6", "--new-tokens", "3", "--streams", "1,2", "--seconds", "0"]
 
     done = CliRunner().invoke(
-        trees.main, [str(package), "--against", tree, str(package), *options, "--out", str(out)]
+        regression.main,
+        [str(package), "--against", tree, str(package), *options, "--out", str(out)],
     )
 
     assert done.exit_code == 0, done.output

@@ -461,7 +461,7 @@ async def _num_rests_of_20_calls(first: float, monkeypatch: pytest.MonkeyPatch) 
     [
         ("server.ray.serving", None),
         ("server.ray.serving", "event_engine_fork"),
-        ("server.studies.served_stand_in, server.gateway.gateway", None),
+        ("loadtest.lab.stand_in.process, server.gateway.gateway", None),
     ],
 )
 def test_where_models_are_served_grpc_has_no_threads_before_that_of_the_server(

@@ -1,0 +1,57 @@
+"""Starts a study: `python -m loadtest.lab NAME`; without a name it lists them all.
+
+Every study is a module with `main(args, prog_name)`, as commands of click are. This file needs
+nothing that is to be installed, for a study may run where little is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+COMMAND = "python -m loadtest.lab"
+
+
+class Study(NamedTuple):
+    """A study: its module, and what it finds."""
+
+    module: str
+    about: str
+
+
+STUDIES = {
+    "batching": Study(
+        "loadtest.lab.batching", "throughput at equal p99 latency: continuous batching and static"
+    ),
+    "chaos": Study("loadtest.lab.chaos.command", "answers of a server to which harm is done"),
+    "growth": Study("loadtest.lab.growth", "time of a decode step by batch and context"),
+    "idle": Study("loadtest.studies.idle", "costs of a server without requests"),
+    "overhead": Study("loadtest.lab.overhead", "costs of a token and a request outside the model"),
+    "overload": Study(
+        "loadtest.lab.overload", "answers in time where more is asked than can be answered"
+    ),
+    "peers": Study("loadtest.lab.peers.command", "other engines and servers on the same work"),
+    "regression": Study("loadtest.lab.regression", "the engine of this checkout and of older ones"),
+    "served": Study("loadtest.lab.served", "tokens a second of a server and of its engine alone"),
+    "soak": Study("loadtest.lab.soak", "latency, memory and work under a load that goes on"),
+    "swaps": Study("loadtest.studies.swaps", "memory while versions of a model come and go"),
+}
+
+
+def main(args: Sequence[str]) -> NoReturn:
+    """Run the study that the first argument names, with the others."""
+    if not args or args[0] in ("-h", "--help"):
+        print(f"Usage: {COMMAND} NAME [OPTIONS]\n")
+        print("\n".join(f"  {name:<12}{study.about}" for name, study in STUDIES.items()))
+        sys.exit()
+    name, *rest = args
+    if name not in STUDIES:
+        sys.exit(f"no study is called {name!r}; known: {', '.join(STUDIES)}")
+    study: Any = importlib.import_module(STUDIES[name].module)
+    sys.exit(study.main(args=rest, prog_name=f"{COMMAND} {name}"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,51 @@
+"""How a server of a comparison is started and asked."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Protocol, cast
+
+from pydantic import JsonValue
+
+from loadtest.lab.peers.worker import LoadOptions
+
+MODEL = "peer"  # every server's name for its model
+_FOLDER = "loadtest.lab.peers.servers"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A server as it is started, and as the load test asks it."""
+
+    command: tuple[str, ...]
+    address: str  # "host:port", or the "http://host:port/v1" of OpenAI's protocol
+    versions: Mapping[str, str]
+    options: Mapping[str, JsonValue] = field(default_factory=dict)  # for every request
+
+
+class ServerModule(Protocol):
+    """A module of loadtest.lab.peers.servers."""
+
+    def launch(self, options: LoadOptions, port: int) -> Launch:
+        """Return how the server is started; raises what its engine raises where it is missing."""
+        ...
+
+
+def load_server(name: str) -> ServerModule:
+    """Import the module of a server."""
+    return cast(ServerModule, importlib.import_module(name if "." in name else f"{_FOLDER}.{name}"))
+
+
+def python_server(module: str, options: LoadOptions, port: int) -> tuple[str, ...]:
+    """Return the command of a server of ours: `main` of a module, with options and port."""
+    call = f"import sys; from {module} import main; main(*sys.argv[1:])"
+    return (sys.executable, "-c", call, json.dumps(asdict(options)), str(port))
+
+
+def options_of(text: str) -> LoadOptions:
+    """Return the options as `python_server` writes them."""
+    return LoadOptions(**json.loads(text))

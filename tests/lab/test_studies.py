@@ -1,0 +1,512 @@
+"""The studies of the engine: their traces, policies and sums; no test looks at a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace as Namespace
+from typing import Any, cast
+
+import pytest
+from click import ClickException
+from tokenweir import AsyncClient
+from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
+
+from engine.config import EngineConfig
+from engine.generation.async_engine import AsyncEngine
+from engine.package.manifest import GenerationContract
+from engine.slots.batch import ScheduledBatch
+from loadtest.benchmark.engine_bench import EngineBench
+from loadtest.benchmark.work import BenchmarkWork, generation_contract
+from loadtest.errors import LoadTestError
+from loadtest.lab.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
+from loadtest.lab.batching import (
+    AtEqualP99,
+    Point,
+    _measure,
+    at_equal_p99,
+    throughput_within,
+)
+from loadtest.lab.first_token import first_token_of, measure_first_token
+from loadtest.lab.growth import Model, measure_steps
+from loadtest.lab.machine import Machine
+from loadtest.lab.overhead import Cost, Paced, costs_of, measure_paced
+from loadtest.lab.overhead_stages import STAGES, Do, Used, Work
+from loadtest.lab.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.lab.process_tree import read_tree
+from loadtest.lab.regression import Tree, Turn, Worker, ratios_of, result_of, started, take_turns
+from loadtest.lab.served import Burst, Pair, Share
+from loadtest.lab.stand_in.model import FullSteps, StepLog
+from loadtest.metrics import OwnLoad, RequestRecord, distribution
+from loadtest.studies.idle import ProcessUse, compare, total
+from tests.server.scripted_server import scripted_server, stream_messages
+
+WORK = TraceWork(
+    num_requests=2000,
+    num_prompt_tokens=4,
+    mean_new_tokens=20.0,
+    max_new_tokens=1000,
+    vocab_size=11,
+    seed=1,
+)
+
+MakeEngine = Callable[..., Awaitable[Any]]
+
+
+def test_gaps_and_lengths_have_their_means() -> None:
+    trace = draw_trace(5.0, WORK)
+
+    assert trace[-1].at == pytest.approx(2000 / 5.0, rel=0.1)
+    assert sum(a.num_new_tokens for a in trace) / 2000 == pytest.approx(20.0, rel=0.1)
+
+
+def test_every_rate_has_the_same_work_sooner_or_later() -> None:
+    slow, fast = draw_trace(1.0, WORK), draw_trace(4.0, WORK)
+
+    assert [a.prompt for a in slow] == [a.prompt for a in fast]
+    assert [a.num_new_tokens for a in slow] == [a.num_new_tokens for a in fast]
+    assert slow[-1].at == pytest.approx(4 * fast[-1].at)
+
+
+def test_no_output_is_longer_than_allowed_or_empty() -> None:
+    lengths = {a.num_new_tokens for a in draw_trace(1.0, replace(WORK, max_new_tokens=7))}
+
+    assert min(lengths) == 1 and max(lengths) == 7
+
+
+def trace_of(*lengths: int) -> list[Arrival]:
+    return [Arrival(0.0, (1, 2, 3), length) for length in lengths]
+
+
+async def test_a_static_batch_starts_when_the_last_one_has_ended(make_engine: MakeEngine) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
+
+    served = await serve_trace(engine, trace_of(1, 9, 2, 2), "early exit", max_batch=2)
+
+    assert [one.num_new_tokens for one in served] == [1, 9, 2, 2]
+    assert served[0].ended < served[1].ended
+    joined = [step for step, batch in enumerate(runner.batches) for _ in batch.chunks]
+    assert len(joined) == 4
+    assert joined[2] >= 9, "the second batch waits for the longest request"
+
+
+async def test_a_static_batch_keeps_its_size_and_answers_at_its_end(
+    make_engine: MakeEngine,
+) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
+
+    served = await serve_trace(engine, trace_of(1, 9, 2, 3), "static", max_batch=2)
+
+    assert [one.num_new_tokens for one in served] == [1, 9, 2, 3], "its own tokens count"
+    ends = [one.ended for one in served]
+    assert ends[0] == ends[1] < ends[2] == ends[3]
+    # Tokens that a request computes behind its prompt: the longest of its batch, without the last.
+    assert sum(len(batch.decode_ids) for batch in runner.batches) == 2 * (9 - 1) + 2 * (3 - 1)
+
+
+async def test_continuous_requests_join_while_others_run(make_engine: MakeEngine) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=2))
+    all_wait = threading.Event()  # else those that have come may end before the rest comes
+    runner.before_step = lambda: all_wait.wait(60)
+
+    serving = asyncio.create_task(
+        serve_trace(engine, trace_of(1, 9, 2, 2), "continuous", max_batch=2)
+    )
+    while engine.load().running + engine.load().waiting < 4:
+        await asyncio.sleep(0)
+    all_wait.set()
+    await serving
+
+    assert len(runner.batches) < 9 + 4
+
+
+def point(policy: Any, throughput: float, p99: float) -> Point:
+    return Point(policy, throughput, throughput, 0.0, 0.0, p99, ())
+
+
+POINTS = [
+    point("continuous", 1.0, 1.0),
+    point("continuous", 4.0, 2.0),
+    point("continuous", 6.0, 8.0),
+    point("static", 1.0, 2.0),
+    point("static", 2.0, 4.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "p99", "expected"),
+    [
+        ("continuous", 0.5, 0.0),
+        ("continuous", 2.0, 4.0),
+        ("continuous", 4.0, 5.0),  # half-way between 2 and 8 in the logarithm
+        ("continuous", 99.0, 6.0),
+        ("static", 4.0, 2.0),
+    ],
+)
+def test_throughput_within_a_latency_lies_on_the_line(
+    policy: Any, p99: float, expected: float
+) -> None:
+    assert throughput_within(POINTS, policy, p99) == pytest.approx(expected)
+
+
+def test_policies_are_compared_at_every_latency_that_static_has() -> None:
+    one, other = at_equal_p99(POINTS)
+
+    assert one == AtEqualP99("static", 2.0, 4.0, 1.0) and one.ratio == 4.0
+    assert other == AtEqualP99("static", 4.0, pytest.approx(5.0), 2.0)
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    values = [float(n) for n in range(100, 0, -1)]
+
+    assert (quantile(values, 0.5), quantile(values, 0.99), quantile([3.0], 0.99)) == (50, 99, 3)
+
+
+def test_the_floor_is_the_larger_of_reading_and_multiplying(
+    make_contract: Callable[..., GenerationContract],
+) -> None:
+    contract, model = make_contract(), Model(weight_bytes=400, num_weights=100)
+    slow_memory, slow_cores = Machine(100.0, 1e9), Machine(1e9, 1000.0)
+
+    # A layer with one head of one number: 2 numbers a position of 4 bytes.
+    assert model.floor(slow_memory, contract, 1, 5) == pytest.approx((400 + 2 * 5 * 4) / 100)
+    assert model.floor(slow_cores, contract, 100, 5) == pytest.approx(
+        (2 * 100 * 100 + 2 * 1000) / 1000
+    )
+
+
+class FakeRunner:
+    """Notes the contexts that decode steps are made at."""
+
+    def __init__(self) -> None:
+        self.cache = self
+        self.seen: list[tuple[int, int]] = []
+        self.lengths = FakeLengths()
+
+    def run(self, batch: ScheduledBatch) -> None:
+        self.seen.append((len(batch.decode_ids), self.lengths.last + 1))
+
+
+class FakeLengths:
+    last = 0
+
+    def __setitem__(self, rows: slice, length: int) -> None:
+        self.last = length
+
+
+def test_every_batch_and_context_is_measured_once_a_round() -> None:
+    runner: Any = FakeRunner()
+    cells = [(1, 8), (2, 8), (1, 16)]
+
+    seconds = measure_steps(runner, cells, num_rounds=3)
+
+    assert {cell: len(times) for cell, times in seconds.items()} == dict.fromkeys(cells, 3)
+    assert sorted(runner.seen) == sorted(cells * 4), "a round before the first warms up"
+
+
+async def test_a_server_and_an_engine_get_work_in_turns_and_no_prompt_twice(
+    make_engine: MakeEngine,
+) -> None:
+    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
+    work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=3)
+    vocab_size = generation_contract(engine.package).vocab_size
+    with scripted_server() as server:
+        server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
+        async with AsyncClient(server.address) as client:
+            found = await Pair(EngineBench(engine), client, "m", vocab_size, os.getpid()).share(
+                work, 2, turns=2
+            )
+
+    asked = [tuple(request.request.inputs[0].tokens.ids) for request in server.requests]
+    alone = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks]
+    assert len({*asked, *alone}) == len(asked) + len(alone) == 2 * 3 * 2
+    assert len(asked) == len(alone)
+    assert {len(prompt) for prompt in asked} == {6}
+    assert (len(found.served), len(found.engine)) == (2, 2)
+
+
+def test_what_serving_leaves_is_the_median_of_the_ratios_of_turns() -> None:
+    served = tuple(
+        Burst(rate, {"worker": ms, "gateway": 2}) for rate, ms in ((90, 5), (99, 6), (40, 9))
+    )
+    alone = tuple(Burst(rate, {"engine": 4}) for rate in (100, 100, 50))
+
+    found = Share(8, served, alone)
+
+    assert found.ratio() == {"median": 0.9, "least": 0.8, "most": 0.99}
+    assert found.processor_ms() == {"served": {"worker": 6, "gateway": 2}, "engine": {"engine": 4}}
+
+
+def test_processes_that_lived_all_the_time_are_compared_the_busiest_first() -> None:
+    before = {1: ProcessUse("a", 1.0, 100), 2: ProcessUse("b", 5.0, 100), 3: ProcessUse("c", 0, 1)}
+    after = {1: ProcessUse("a", 2.0, 160), 2: ProcessUse("b", 9.0, 90), 4: ProcessUse("d", 7, 1)}
+
+    busiest, other = compare(before, after, seconds=10)
+    both = total([busiest, other])
+
+    assert (busiest.name, busiest.cores, busiest.growth) == ("b", 0.4, -10)
+    assert (other.name, other.cores, other.growth) == ("a", 0.1, 60)
+    assert (both.name, both.cores, both.memory, both.growth) == ("2 processes", 0.5, 250, 50)
+
+
+def test_tree_has_a_process_and_all_below_it() -> None:
+    child = subprocess.Popen(["sh", "-c", "sleep 60 & wait"])
+    try:
+        while len(tree := read_tree(child.pid)) < 2:
+            os.sched_yield()
+        whole = read_tree(os.getpid())
+    finally:
+        for pid in sorted(tree, reverse=True):
+            os.kill(pid, 15)
+        child.wait()
+
+    assert {use.name for use in tree.values()} <= {"sh", "sleep"}
+    assert tree.keys() < whole.keys()
+    assert whole[os.getpid()].processor_seconds > 0 and whole[os.getpid()].memory > 1e6
+
+
+def test_prompts_of_the_study_of_overload_never_repeat() -> None:
+    first, other = prompts(1), prompts(2)
+
+    assert len(set(first)) == len(first)
+    assert set(first) == set(other)
+    assert first != other
+
+
+def test_fairness_and_goodput_are_ratios_of_what_was_measured() -> None:
+    idle, flooded = distribution([0.01] * 9), distribution([0.03] * 9)
+    assert idle is not None
+    assert flooded is not None
+
+    fairness = Fairness(idle, flooded, num_flooding=300)
+    own = OwnLoad(0.2, None)
+    rounds = (Overload(100.0, 400.0, n, {}, own) for n in (80.0, 20.0, 90.0))
+    goodput = Goodput(timeout=1.0, rounds=tuple(rounds))
+
+    assert (round(fairness.ratio_p50, 6), round(fairness.ratio_p99, 6)) == (3.0, 3.0)
+    assert (goodput.share, goodput.shares) == (0.8, (0.2, 0.8, 0.9))
+
+
+def test_every_overload_is_held_against_the_closed_loops_around_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speeds = iter([1.0, 100.0, 200.0, 400.0])  # closed loops; the first warms up
+    offered, asked = _scripted_sender(monkeypatch, speeds, late=iter([False, False]))
+
+    goodput = measure_goodput(
+        "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
+    )
+
+    assert offered == [(2000, 2000, 400.0), (4000, 4000, 800.0)]
+    assert [one.capacity for one in goodput.rounds] == [150.0, 300.0]
+    assert goodput.shares == (120 / 300, 120 / 150)
+    assert not goodput.invalid
+    messages = [GenerateStreamRequest.FromString(data).request for data in asked]
+    assert len({message.request_id for message in messages}) == len(messages)
+    assert {message.model for message in messages} == {"dates"}
+    assert all(len(message.inputs) == 1 for message in messages)
+
+
+def test_an_overload_whose_sender_was_late_does_not_count_and_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _scripted_sender(monkeypatch, itertools.repeat(100.0), late=iter([True, False, True, False]))
+
+    goodput = measure_goodput(
+        "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
+    )
+
+    assert (len(goodput.rounds), len(goodput.invalid)) == (2, 2)
+    assert all(one.own.is_limit for one in goodput.invalid)
+
+    _scripted_sender(monkeypatch, itertools.repeat(100.0), late=itertools.repeat(True))
+    with pytest.raises(ClickException, match="the limit in 3 rounds, in the last one with 90% of"):
+        measure_goodput(
+            "a:1", "dates", times=4.0, timeout=1.0, concurrency=8, seconds=5.0, num_rounds=2
+        )
+
+
+def _scripted_sender(
+    monkeypatch: pytest.MonkeyPatch, speeds: Iterator[float], late: Iterator[bool]
+) -> tuple[list[tuple[int, int, float]], list[bytes]]:
+    """Put one in place with known loops; return what it offers, and is asked in closed ones."""
+    offered: list[tuple[int, int, float]] = []
+    asked: list[bytes] = []
+
+    class Sender:
+        def __init__(self, address: str, method: str, timeout: float) -> None:
+            pass
+
+        def closed_loop(self, requests: Sequence[bytes], concurrency: int) -> Any:
+            asked.extend(requests)
+            return Namespace(answered_per_second=next(speeds))
+
+        def open_loop(self, requests: Sequence[bytes], times: Sequence[float]) -> Any:
+            offered.append((len(requests), len(times), round(len(times) / times[-1], -2)))
+            ends = ((0.5, 1.0), (0.5, 4.9), (0.5, 0.9), (0.5, 5.1), (1.1, 3.0))
+            own = OwnLoad(0.9 if next(late) else 0.2, None)
+            calls = [Namespace(ok=True, end_to_end=one, finished=end) for one, end in ends]
+            return Namespace(calls=calls * 240, own=own)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("loadtest.lab.overload.LightSender", Sender)
+
+    return offered, asked
+
+
+async def test_a_study_that_fails_stops_its_engine() -> None:
+    class Engine:
+        is_running = False
+
+        async def start(self) -> None:
+            self.is_running = True
+
+        async def stop(self) -> None:
+            self.is_running = False
+
+    engine = Engine()
+    work = TraceWork(
+        num_requests=1,
+        num_prompt_tokens=1,
+        mean_new_tokens=1.0,
+        max_new_tokens=1,
+        vocab_size=8,
+        seed=0,
+    )
+
+    with pytest.raises(AttributeError):  # it generates nothing
+        await _measure(cast(AsyncEngine, engine), [1.0], work, 1, lambda points: None)
+
+    assert not engine.is_running
+
+
+def test_trees_do_the_same_work_in_turns_and_each_is_first_as_often() -> None:
+    asked: list[tuple[str, int]] = []
+
+    class FakeWorker:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def do(self, num_streams: int, number: int, work: BenchmarkWork) -> Turn:
+            asked.append((self.name, number))
+            return Turn(float(number), 0.0)
+
+    workers = cast(list[Worker], [FakeWorker("new"), FakeWorker("old")])
+    new, old = take_turns(workers, 8, BenchmarkWork(), seconds=0.0)
+
+    assert asked == [("new", 0), ("old", 0), ("old", 1), ("new", 1)]
+    assert new == old == [Turn(1.0, 0.0)], "the first one warms up"
+
+
+def test_trees_are_compared_within_a_turn() -> None:
+    own, other = [Turn(1.0, 3.0), Turn(9.0, 9.0)], [Turn(2.0, 2.0), Turn(6.0, 3.0)]
+
+    assert ratios_of(own, other) == {"processor": 1.0, "processor_least": 0.5, "wall": 2.25}
+
+
+def test_turns_of_all_starts_count_and_each_start_is_told(tmp_path: Path) -> None:
+    trees = [Tree(tmp_path / name, tmp_path) for name in ("own", "other")]
+    starts = [
+        [[Turn(1.0, 1.0)] * 3, [Turn(2.0, 1.0)] * 3],
+        [[Turn(3.0, 1.0)], [Turn(2.0, 1.0)]],
+    ]
+
+    result = result_of(8, trees, starts)
+
+    assert (result["streams"], result["turns"], result["processor_seconds"]) == (8, 4, 1.0)
+    assert result["ratios"] == {
+        str(tmp_path / "other"): {
+            **dict.fromkeys(("processor", "processor_least"), pytest.approx(0.75**0.5)),
+            "wall": pytest.approx(1.0),
+            "processor_by_start": [0.5, 1.5],
+        }
+    }
+
+
+def test_a_tree_that_cannot_read_its_package_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        pytest.raises(LoadTestError, match=f"give a package that this tree can .*{tmp_path}"),
+        started(Tree(Path(__file__).parents[2], tmp_path), max_num_seqs=1),
+    ):
+        pass
+    assert "PackageError" in capfd.readouterr().err
+
+
+def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
+    short = Used(40, 10, {"worker": 3.0}, FullSteps())
+    long = Used(120, 30, {"worker": 7.0}, FullSteps())
+
+    assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", STAGES)
+async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(stage: str) -> None:
+    async with STAGES[stage](2, "0.001 a row") as do:
+        for _ in range(100):  # until both were answered at the same time
+            used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
+            if used.full_steps.num_tokens:
+                break
+
+    assert used.num_tokens == 16
+    assert 0 < used.num_messages <= (16 if stage == "core" else 4)
+    assert used.full_steps.num_tokens > 0
+    assert all(seconds > 0 for seconds in used.processor.values())
+
+
+def test_full_steps_of_another_process_are_counted_and_forgotten(tmp_path: Path) -> None:
+    ours, theirs = StepLog(tmp_path / "steps"), StepLog(tmp_path / "steps")
+
+    theirs.add(32, 1.0, 1.5)
+    theirs.add(30, 2.0, 2.25)
+
+    assert ours.take() == FullSteps(num_tokens=62, busy=0.75, first=1.0, last=2.25)
+    assert ours.take() == FullSteps()
+
+
+def test_a_model_that_waits_is_idle_between_its_steps() -> None:
+    steps = FullSteps(num_tokens=20, busy=0.3, first=1.0, last=2.0)
+
+    assert (steps.tokens_per_second, steps.idle) == (20, pytest.approx(0.7))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["worker", "proxy", "gateway"])
+def test_a_first_token_is_later_at_the_client_than_from_the_engine(stage: str) -> None:
+    first = measure_first_token(None, 2, 8, stage)
+
+    assert (first.model, first.stage) == ("stand-in", stage)
+    assert (first.num_streams, first.num_requests) == (2, 8)
+    assert 0 < first.engine < first.client
+    assert 0 < first.added <= first.added_p90
+
+
+def test_a_request_without_a_token_has_no_time_to_it() -> None:
+    with pytest.raises(LoadTestError, match="1 of 1 requests had no token"):
+        first_token_of("dates", "gateway", 1, [RequestRecord(0, 0, 0.0, 0.0, 1.0, "UNAVAILABLE")])
+
+
+async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def never_full(num_slots: int, step: str) -> AsyncIterator[Do]:
+        async def do(work: Work) -> Used:
+            return Used(0, 0, {}, FullSteps())
+
+        yield do
+
+    monkeypatch.setitem(STAGES, "gateway", never_full)
+
+    unknown = Paced("gateway", "joined", 256, None, None)
+
+    assert await measure_paced("gateway", "joined", 256) == unknown
