@@ -22,6 +22,7 @@ _DISTRIBUTIONS = (
     "ray",
     "tokenizers",
     "torch",
+    "transformers",
     "uvloop",
 )
 

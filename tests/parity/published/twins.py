@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from exporter.huggingface import FAMILIES
-from loadtest.lab.peers.family_shapes import FamilyShape
 from loadtest.lab.peers.models import save_with_words
+from tests.parity.published.shapes import FamilyShape
 
 NUM_PROMPTS, NUM_TOKENS, NUM_BEAMS = 8, 64, 4
 _PROMPT_LENGTHS = (1, 2, 5, 12, 25, 50, 50, 50)
