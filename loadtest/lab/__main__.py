@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from loadtest.errors import LoadTestError
+
 COMMAND = "python -m loadtest.lab"
 
 
@@ -33,8 +35,9 @@ STUDIES = {
         "loadtest.lab.overload", "answers in time where more is asked than can be answered"
     ),
     "peers": Study("loadtest.lab.peers.command", "other engines and servers on the same work"),
-    "regression": Study("loadtest.lab.regression", "the engine of this checkout and of older ones"),
-    "served": Study("loadtest.lab.served", "tokens a second of a server and of its engine alone"),
+    "regression": Study(
+        "loadtest.lab.regression", "engine and server of this checkout, and those of older ones"
+    ),
     "soak": Study("loadtest.lab.soak", "latency, memory and work under a load that goes on"),
     "swaps": Study("loadtest.studies.swaps", "memory while versions of a model come and go"),
 }
@@ -50,7 +53,10 @@ def main(args: Sequence[str]) -> NoReturn:
     if name not in STUDIES:
         sys.exit(f"no study is called {name!r}; known: {', '.join(STUDIES)}")
     study: Any = importlib.import_module(STUDIES[name].module)
-    sys.exit(study.main(args=rest, prog_name=f"{COMMAND} {name}"))
+    try:
+        sys.exit(study.main(args=rest, prog_name=f"{COMMAND} {name}"))
+    except LoadTestError as error:
+        sys.exit(f"Error: {error}")
 
 
 if __name__ == "__main__":

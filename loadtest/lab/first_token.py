@@ -11,14 +11,14 @@ from pathlib import Path
 from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
-from loadtest.lab.overhead_stages import part
+from loadtest.lab.overhead_stages import start_parts
 from loadtest.lab.overload import prompts
 from loadtest.lab.stand_in.model import NAME
 from loadtest.metrics import RequestRecord
 from loadtest.runner import run
 from loadtest.work.ask import texts
 
-_STAND_IN = "0.0005 a row"  # the step time of a model that computes nothing
+_STAND_IN = "0.0005"  # seconds of a row, of a model that computes nothing
 _WARM_UP = 64  # requests
 _NUM_TOKENS = 16  # per output at most; a date has fewer
 
@@ -42,15 +42,13 @@ def measure_first_token(
 ) -> FirstToken:
     """Measure a closed loop on a package that takes dates; on a model that only waits, if None.
 
-    It is asked of a worker, or in the stages `gateway` and `proxy` of what is before that.
+    It is asked of a worker, or in the stage `gateway` of what is in front of that.
     """
     argument, name = (_STAND_IN, "stand-in") if package is None else (str(package), package.name)
-    with ExitStack() as parts:
-        asked = parts.enter_context(part("worker", num_streams, argument))
-        if stage != "worker":
-            asked = parts.enter_context(part(stage, num_streams, asked.address))
-        _closed_loop(asked.address, num_streams, max(_WARM_UP, num_streams), seed=1)
-        records = _closed_loop(asked.address, num_streams, num_requests, seed=2)
+    with ExitStack() as stack:
+        address = start_parts(stack, stage, num_streams, argument)[stage].address
+        _closed_loop(address, num_streams, max(_WARM_UP, num_streams), seed=1)
+        records = _closed_loop(address, num_streams, num_requests, seed=2)
     return first_token_of(name, stage, num_streams, records)
 
 

@@ -3,21 +3,15 @@
 `python -m loadtest.lab overhead --out loadtest/results/overhead`
 
 The model computes nothing. Its engine is asked step by step, then as AsyncEngine, then behind a
-worker, then behind a worker and a gateway, then the same by TLS with a token that has quotas;
-worker, gateway and client have a process each. The engine has a thread, or in stages of that name a
-process, too. Counted is processor time, so what else the machine does changes little. The same
-requests are made with short and with long outputs: the difference is what tokens cost, the rest
-what requests cost.
+worker, then behind a worker and a gateway; worker, gateway and client have a process each. Counted
+is processor time, so what else the machine does changes little. The same requests are made with
+short and with long outputs: the difference is what tokens cost, the rest what requests cost.
 
 Deltas are joined by 16 tokens, or each token is a message. For that a step waits so long that its
 messages have gone before the next one has others: if not, they would be fewer.
 
-At last the model waits as long as a GPU computes: 0.45 ms for a step of 32 sequences, 1.8 ms for
-256. The study tells how many tokens a second that gives, and how long the model had nothing to do.
-
-Behind a worker, a proxy and a gateway it also tells how much later than from the engine a client
-has the first token: with one stream, and with 16 streams of a `--package` that takes dates. A proxy
-in the place of the gateway does nothing but hand calls on, by grpc.aio.
+Behind a worker and a gateway it also tells how much later than from the engine a client has the
+first token: with one stream, and with 16 streams of a `--package` that takes dates.
 """
 
 from __future__ import annotations
@@ -32,13 +26,11 @@ import click
 import uvloop
 
 from loadtest.lab.first_token import FirstToken, measure_first_token
-from loadtest.lab.overhead_stages import STAGES, Do, Used, Work
+from loadtest.lab.overhead_stages import SERVED, STAGES, Do, Used, Work
 from loadtest.lab.result import write_result
 
 _SHORT = 16  # tokens of an output
 _LEAST_REQUESTS = 32  # per measurement
-_GPU_TOKENS = 1200  # per output
-_SERVED = ("worker", "proxy", "gateway")
 _FIRST_OF_ONE, _FIRST_OF_MANY, _MANY = 200, 960, 16  # requests, requests, streams
 
 
@@ -47,12 +39,12 @@ class Deltas(NamedTuple):
 
     tokens_per_message: int
     long: int  # tokens of an output
-    step: str  # see step_time
+    seconds_a_row: float  # a step of the model
 
 
 _DELTAS = {
-    "joined": Deltas(16, 16 + 128, "0.00002 a row"),
-    "one by one": Deltas(1, 16 + 32, "0.0003 a row"),
+    "joined": Deltas(16, 16 + 128, 0.00002),
+    "one by one": Deltas(1, 16 + 32, 0.0003),
 }
 
 
@@ -75,17 +67,6 @@ class Overhead:
     costs: Mapping[str, Cost]  # by process, medians
 
 
-@dataclass(frozen=True)
-class Paced:
-    """How one stage keeps a model busy that takes the time of a GPU."""
-
-    stage: str
-    deltas: str
-    num_streams: int
-    tokens_per_second: float | None  # None: some had ended before others began
-    idle: float | None  # the share of the time in which the model had nothing to do
-
-
 def costs_of(short: Used, long: Used, num_requests: int) -> dict[str, Cost]:
     """Return what every process takes, from the same requests with short and with long outputs."""
     tokens, messages = long.num_tokens - short.num_tokens, long.num_messages - short.num_messages
@@ -103,23 +84,11 @@ async def measure_overhead(
     """Measure a stage with these numbers of streams, in turns; the first round warms up."""
     how = _DELTAS[deltas]
     rounds: dict[int, list[tuple[Used, Used]]] = {count: [] for count in counts}
-    async with STAGES[stage](max(counts), how.step) as do:
+    async with STAGES[stage](max(counts), how.seconds_a_row) as do:
         for _ in range(num_rounds + 1):
             for count in counts:
                 rounds[count].append(await _short_and_long(do, count, how))
     return [_overhead(stage, deltas, count, found[1:]) for count, found in rounds.items()]
-
-
-async def measure_paced(stage: str, deltas: str, num_streams: int) -> Paced:
-    """Measure a stage on a model that takes the time of a GPU."""
-    each = _DELTAS[deltas].tokens_per_message
-    work = Work(num_streams, num_streams, _GPU_TOKENS, each)
-    async with STAGES[stage](num_streams, "gpu") as do:
-        await do(work._replace(num_tokens=_SHORT))
-        steps = (await do(work)).full_steps
-    if not steps.num_tokens:
-        return Paced(stage, deltas, num_streams, None, None)
-    return Paced(stage, deltas, num_streams, steps.tokens_per_second, steps.idle)
 
 
 async def _short_and_long(do: Do, num_streams: int, how: Deltas) -> tuple[Used, Used]:
@@ -150,14 +119,7 @@ def _overhead(
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="Of what is counted; 0: nothing is.",
-)
-@click.option(
-    "--turns",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Of models as fast as a GPU.",
+    help="Of what is counted; with 0 first tokens alone are measured.",
 )
 @click.option("--stages", default=",".join(STAGES), show_default=True, metavar="STAGE,...")
 @click.option(
@@ -166,9 +128,7 @@ def _overhead(
     help="One that takes dates: its first tokens are measured too.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
-def main(
-    streams: str, rounds: int, turns: int, stages: str, package: Path | None, out: Path
-) -> None:
+def main(streams: str, rounds: int, stages: str, package: Path | None, out: Path) -> None:
     """Measure what tokens and requests cost outside of the model, and write OUT.json."""
     counts, names = [int(count) for count in streams.split(",")], stages.split(",")
     overheads: list[Overhead] = []
@@ -177,18 +137,9 @@ def main(
             found = uvloop.run(measure_overhead(stage, deltas, counts, rounds))
             overheads += found
             _tell(found)
-    paced = [
-        uvloop.run(measure_paced(name, deltas, n))
-        for _ in range(turns)
-        for name in names
-        for deltas in _deltas_of(name)
-        for n in counts
-        if n > 1
-    ]
-    _tell_paced(paced)
-    first = [one for name in names if name in _SERVED for one in _first_tokens(package, name)]
+    first = [one for name in names if name in SERVED for one in _first_tokens(package, name)]
     _tell_first_tokens(first)
-    write_result(_document(overheads, paced, first), out)
+    write_result(_document(overheads, first), out)
 
 
 def _deltas_of(stage: str) -> list[str]:
@@ -203,16 +154,13 @@ def _first_tokens(package: Path | None, stage: str) -> list[FirstToken]:
     return found
 
 
-def _document(
-    overheads: Sequence[Overhead], paced: Sequence[Paced], first: Sequence[FirstToken]
-) -> dict[str, object]:
+def _document(overheads: Sequence[Overhead], first: Sequence[FirstToken]) -> dict[str, object]:
     return {
         "unit": "microseconds of processor time",
         "overheads": [
             {**asdict(one), "costs": {name: cost._asdict() for name, cost in one.costs.items()}}
             for one in overheads
         ],
-        "paced": [asdict(one) for one in paced],
         "first_token_milliseconds": [asdict(one) for one in first],
     }
 
@@ -228,15 +176,6 @@ def _tell(overheads: Sequence[Overhead]) -> None:
             f"{one.stage}, {one.num_streams} streams, {one.deltas} "
             f"({one.tokens_per_message:.1f} tokens a message): {costs}"
         )
-
-
-def _tell_paced(paced: Sequence[Paced]) -> None:
-    for one in paced:
-        found = "some had ended before others began"
-        if one.idle is not None:
-            found = f"{one.tokens_per_second:,.0f} tokens/s, idle {one.idle:.0%} of the time"
-        what = f"{one.stage}, {one.num_streams} streams, {one.deltas}"
-        click.echo(f"{what}, a model as fast as a GPU: {found}")
 
 
 def _tell_first_tokens(first: Sequence[FirstToken]) -> None:

@@ -1,4 +1,4 @@
-"""The study of overload: one tenant beside another's flood, and answers in time at too high a rate.
+"""The study of overload: answers in time where far more is asked than can be answered.
 
 `python -m loadtest.lab overload dates --out loadtest/results/overload-dates` asks a server that
 runs. Server and load test want cores of their own, or each takes what the other is measured by:
@@ -20,59 +20,28 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import subprocess
-import sys
-import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from loadtest.arrival.arrival import ClosedLoop, OpenLoop
+from loadtest.arrival.arrival import OpenLoop
 from loadtest.arrival.rates import Rates
-from loadtest.config import LoadConfig
-from loadtest.errors import LoadTestError
 from loadtest.lab.light_sender import LightLoop, LightSender
 from loadtest.lab.result import write_result
-from loadtest.metrics import Distribution, OwnLoad
-from loadtest.runner import run
-from loadtest.work.ask import texts
+from loadtest.metrics import OwnLoad
 
 _MONTHS = (
     "january february march april may june july august september october november december"
 ).split()
-_SETTLE = 15.0  # seconds; a gateway remembers tenants for a while, and then one alone has all
 _WARM_UP = 300  # requests
 _OUTPUT = pb.Output(token_ids=True)  # as the client asks by itself
 _METHOD = "/tokenweir.v1.GenerationService/GenerateStream"
 _PATIENCE = 60.0  # seconds, the deadline in a closed loop: nobody is late there
-_FLOOD = """
-import sys
-from loadtest.lab.overload import flood
-flood(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-"""
-
-
-@dataclass(frozen=True)
-class Fairness:
-    """Latencies of a tenant that sends one request after the other."""
-
-    idle: Distribution  # nobody else is there
-    flooded: Distribution  # another tenant keeps `num_flooding` streams going
-    num_flooding: int
-
-    @property
-    def ratio_p50(self) -> float:
-        return self.flooded.p50 / self.idle.p50
-
-    @property
-    def ratio_p99(self) -> float:
-        return self.flooded.p99 / self.idle.p99
 
 
 @dataclass(frozen=True)
@@ -116,22 +85,6 @@ def prompts(seed: int) -> tuple[str, ...]:
     ]
     random.Random(seed).shuffle(dates)
     return tuple(dates)
-
-
-def flood(address: str, model: str, concurrency: int) -> None:
-    """Keep so many streams of one tenant going, until the process ends."""
-    config = LoadConfig(address, model, ClosedLoop(concurrency), num_requests=10**6)
-    run(config, texts(prompts(1), tenant="flood"))
-
-
-def measure_fairness(address: str, model: str, num_flooding: int, num_requests: int) -> Fairness:
-    """Measure a tenant alone, then beside a flood from a process of its own."""
-    _one_by_one(address, model, num_requests, seed=2)  # warms the server up
-    idle = _one_by_one(address, model, num_requests, seed=3)
-    with _flooding(address, model, num_flooding):
-        _one_by_one(address, model, max(1, num_requests // 4), seed=4)  # until the flood is there
-        flooded = _one_by_one(address, model, num_requests, seed=5)
-    return Fairness(idle, flooded, num_flooding)
 
 
 def measure_goodput(
@@ -204,34 +157,9 @@ def _answered_a_second(loop: LightLoop, timeout: float, seconds: float) -> float
     return answered / (seconds - timeout)
 
 
-def _one_by_one(address: str, model: str, num_requests: int, seed: int) -> Distribution:
-    config = LoadConfig(address, model, ClosedLoop(1), num_requests=num_requests)
-    try:
-        latency = run(config, texts(prompts(seed), tenant="other")).summary.end_to_end
-    except LoadTestError as error:
-        raise click.ClickException(f"{error}") from error
-    if latency is None:
-        raise click.ClickException(f"no request of {num_requests} was answered by {address}")
-    return latency
-
-
-@contextmanager
-def _flooding(address: str, model: str, concurrency: int) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", _FLOOD, address, model, str(concurrency)])
-    try:
-        yield
-        if process.poll() is not None:
-            raise click.ClickException("the flood has ended before the measurement")
-    finally:
-        process.kill()
-        process.wait()
-
-
 @click.command()
 @click.argument("model")
 @click.option("--address", default="127.0.0.1:50051", show_default=True)
-@click.option("--flood", "num_flooding", type=click.IntRange(1), default=300, show_default=True)
-@click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--times", type=float, default=4.0, show_default=True, help="Of the capacity.")
 @click.option("--timeout", type=float, default=1.0, show_default=True, help="Seconds.")
 @click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
@@ -241,8 +169,6 @@ def _flooding(address: str, model: str, concurrency: int) -> Iterator[None]:
 def main(
     model: str,
     address: str,
-    num_flooding: int,
-    requests: int,
     times: float,
     timeout: float,
     concurrency: int,
@@ -251,12 +177,6 @@ def main(
     out: Path,
 ) -> None:
     """Ask the server for MODEL, which takes dates, and write OUT.json."""
-    fairness = measure_fairness(address, model, num_flooding, requests)
-    click.echo(
-        f"beside {num_flooding} streams of another tenant: p50 {fairness.ratio_p50:.1f} times, "
-        f"p99 {fairness.ratio_p99:.1f} times that of an idle server"
-    )
-    time.sleep(_SETTLE)
     goodput = measure_goodput(
         address,
         model,
@@ -267,18 +187,8 @@ def main(
         num_rounds=rounds,
     )
     _tell_goodput(goodput, times)
-    write_result(_document(fairness, goodput), out)
-
-
-def _document(fairness: Fairness, goodput: Goodput) -> dict[str, object]:
-    return {
-        "fairness": {
-            **asdict(fairness),
-            "ratio_p50": fairness.ratio_p50,
-            "ratio_p99": fairness.ratio_p99,
-        },
-        "goodput": {"share": goodput.share, "shares": goodput.shares, **asdict(goodput)},
-    }
+    content = {"share": goodput.share, "shares": goodput.shares, **asdict(goodput)}
+    write_result({"goodput": content}, out)
 
 
 def _tell_goodput(goodput: Goodput, times: float) -> None:

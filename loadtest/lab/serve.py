@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+ROOT = Path(__file__).parents[2]
 _START_TIMEOUT = 180.0  # seconds
 
 
@@ -28,29 +30,35 @@ class Served:
     admin: str | None = None  # address of its admin port
 
 
+def environment(tree: Path) -> dict[str, str]:
+    """Return that of a process which has the code of a checkout."""
+    path = tree.resolve()
+    places = (path, path / "proto" / "python", path / "proto" / "gen")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
+
+
 @contextlib.contextmanager
 def served(
-    package: Path, settings: str, replicas: int = 1, threads: int = 1, cores: str | None = None
+    package: Path,
+    settings: str,
+    replicas: int = 1,
+    threads: int = 1,
+    cores: str | None = None,
+    options: Sequence[str] = (),
+    tree: Path = ROOT,
 ) -> Iterator[Served]:
     """Serve a package with settings in TOML until the end of the block; `cores` as of taskset."""
-    kept_to = [] if cores is None else ["taskset", "-c", cores]
-    command = [
-        *kept_to,
-        sys.executable,
-        "-c",
-        "from server.cli import main; main()",
-        "serve",
-        str(package),
-    ]
+    command = [] if cores is None else ["taskset", "-c", cores]
+    command += [sys.executable, "-P", "-c", "from server.cli import main; main()", "serve"]
+    command += [str(package), "--port", "0", "--threads", f"{threads}", "--replicas", f"{replicas}"]
     with (
         tempfile.NamedTemporaryFile("w", suffix=".toml") as file,
         tempfile.NamedTemporaryFile() as log,
     ):
         file.write(settings)
         file.flush()
-        options = ["--config", file.name, "--port", "0", "--threads", str(threads)]
-        number = ["--replicas", str(replicas)]
-        process = subprocess.Popen([*command, *options, *number], stdout=log, stderr=log)
+        command += ["--config", file.name, *options]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(tree))
         try:
             said = _wait(process, Path(log.name))
             page = re.search(r"metrics on (http://\S+)", said)

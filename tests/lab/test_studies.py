@@ -7,24 +7,21 @@ import itertools
 import os
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace as Namespace
 from typing import Any, cast
 
 import pytest
 from click import ClickException
-from tokenweir import AsyncClient
 from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
 from engine.package.manifest import GenerationContract
 from engine.slots.batch import ScheduledBatch
-from loadtest.benchmark.engine_bench import EngineBench
-from loadtest.benchmark.work import BenchmarkWork, generation_contract
+from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
 from loadtest.lab.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.lab.batching import (
@@ -37,14 +34,23 @@ from loadtest.lab.batching import (
 from loadtest.lab.first_token import first_token_of, measure_first_token
 from loadtest.lab.growth import Model, measure_steps
 from loadtest.lab.machine import Machine
-from loadtest.lab.overhead import Cost, Paced, costs_of, measure_paced
-from loadtest.lab.overhead_stages import STAGES, Do, Used, Work
-from loadtest.lab.overload import Fairness, Goodput, Overload, measure_goodput, prompts
+from loadtest.lab.overhead import Cost, costs_of
+from loadtest.lab.overhead_stages import SERVED, STAGES, Used, Work
+from loadtest.lab.overload import Goodput, Overload, measure_goodput, prompts
 from loadtest.lab.process_tree import read_tree
-from loadtest.lab.regression import Tree, Turn, Worker, ratios_of, result_of, started, take_turns
-from loadtest.lab.served import Burst, Pair, Share
-from loadtest.lab.stand_in.model import FullSteps, StepLog
-from loadtest.metrics import OwnLoad, RequestRecord, distribution
+from loadtest.lab.regression import (
+    Limits,
+    ServerSide,
+    Tree,
+    Turn,
+    _client,
+    engine_of,
+    pairs_of,
+    result_of,
+    take_turns,
+)
+from loadtest.lab.turns import Ratio, ratio_of
+from loadtest.metrics import OwnLoad, RequestRecord
 from loadtest.studies.idle import ProcessUse, compare, total
 from tests.server.scripted_server import scripted_server, stream_messages
 
@@ -211,37 +217,31 @@ def test_every_batch_and_context_is_measured_once_a_round() -> None:
     assert sorted(runner.seen) == sorted(cells * 4), "a round before the first warms up"
 
 
-async def test_a_server_and_an_engine_get_work_in_turns_and_no_prompt_twice(
-    make_engine: MakeEngine,
-) -> None:
-    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
-    work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=3)
-    vocab_size = generation_contract(engine.package).vocab_size
-    with scripted_server() as server:
+def test_a_server_is_asked_for_the_work_of_a_turn_and_no_prompt_twice() -> None:
+    work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=2)
+    with scripted_server() as server, asyncio.Runner() as runner:
         server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
-        async with AsyncClient(server.address) as client:
-            found = await Pair(EngineBench(engine), client, "m", vocab_size, os.getpid()).share(
-                work, 2, turns=2
-            )
+        client = runner.run(_client(server.address))
+        side = ServerSide(client, runner, os.getpid(), 11)
+        turns = [side.do(2, number, work) for number in range(3)]
+        with pytest.raises(LoadTestError, match="asked for 3 tokens, got 2"):
+            side.do(2, 3, replace(work, num_new_tokens=3))
+        runner.run(client.close())
 
-    asked = [tuple(request.request.inputs[0].tokens.ids) for request in server.requests]
-    alone = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks]
-    assert len({*asked, *alone}) == len(asked) + len(alone) == 2 * 3 * 2
-    assert len(asked) == len(alone)
-    assert {len(prompt) for prompt in asked} == {6}
-    assert (len(found.served), len(found.engine)) == (2, 2)
+    asked = [tuple(request.request.inputs[0].tokens.ids) for request in server.requests[-8:]]
+    assert len(set(asked)) == len(asked) == 8 and {len(prompt) for prompt in asked} == {6}
+    assert all(turn.wall > 0 and turn.processor >= 0 for turn in turns)
 
 
-def test_what_serving_leaves_is_the_median_of_the_ratios_of_turns() -> None:
-    served = tuple(
-        Burst(rate, {"worker": ms, "gateway": 2}) for rate, ms in ((90, 5), (99, 6), (40, 9))
-    )
-    alone = tuple(Burst(rate, {"engine": 4}) for rate in (100, 100, 50))
-
-    found = Share(8, served, alone)
-
-    assert found.ratio() == {"median": 0.9, "least": 0.8, "most": 0.99}
-    assert found.processor_ms() == {"served": {"worker": 6, "gateway": 2}, "engine": {"engine": 4}}
+def test_engines_are_held_against_engines_and_each_against_its_server() -> None:
+    assert pairs_of(["new", "old"], False) == {"engine by engine of old": (0, 1)}
+    assert pairs_of(["new"], True) == {"engine by server of new": (0, 1)}
+    assert pairs_of(["new", "old"], True) == {
+        "engine by server of new": (0, 2),
+        "engine by engine of old": (0, 1),
+        "server by server of old": (2, 3),
+        "engine by server of old": (1, 3),
+    }
 
 
 def test_processes_that_lived_all_the_time_are_compared_the_busiest_first() -> None:
@@ -280,17 +280,11 @@ def test_prompts_of_the_study_of_overload_never_repeat() -> None:
     assert first != other
 
 
-def test_fairness_and_goodput_are_ratios_of_what_was_measured() -> None:
-    idle, flooded = distribution([0.01] * 9), distribution([0.03] * 9)
-    assert idle is not None
-    assert flooded is not None
-
-    fairness = Fairness(idle, flooded, num_flooding=300)
+def test_goodput_is_the_median_of_the_shares_of_rounds() -> None:
     own = OwnLoad(0.2, None)
     rounds = (Overload(100.0, 400.0, n, {}, own) for n in (80.0, 20.0, 90.0))
     goodput = Goodput(timeout=1.0, rounds=tuple(rounds))
 
-    assert (round(fairness.ratio_p50, 6), round(fairness.ratio_p99, 6)) == (3.0, 3.0)
     assert (goodput.share, goodput.shares) == (0.8, (0.2, 0.8, 0.9))
 
 
@@ -389,10 +383,10 @@ async def test_a_study_that_fails_stops_its_engine() -> None:
     assert not engine.is_running
 
 
-def test_trees_do_the_same_work_in_turns_and_each_is_first_as_often() -> None:
+def test_sides_do_the_same_work_in_turns_and_each_is_first_as_often() -> None:
     asked: list[tuple[str, int]] = []
 
-    class FakeWorker:
+    class FakeSide:
         def __init__(self, name: str) -> None:
             self.name = name
 
@@ -400,36 +394,33 @@ def test_trees_do_the_same_work_in_turns_and_each_is_first_as_often() -> None:
             asked.append((self.name, number))
             return Turn(float(number), 0.0)
 
-    workers = cast(list[Worker], [FakeWorker("new"), FakeWorker("old")])
-    new, old = take_turns(workers, 8, BenchmarkWork(), seconds=0.0)
+    new, old = take_turns([FakeSide("new"), FakeSide("old")], 8, BenchmarkWork(), seconds=0.0)
 
     assert asked == [("new", 0), ("old", 0), ("old", 1), ("new", 1)]
     assert new == old == [Turn(1.0, 0.0)], "the first one warms up"
 
 
-def test_trees_are_compared_within_a_turn() -> None:
-    own, other = [Turn(1.0, 3.0), Turn(9.0, 9.0)], [Turn(2.0, 2.0), Turn(6.0, 3.0)]
-
-    assert ratios_of(own, other) == {"processor": 1.0, "processor_least": 0.5, "wall": 2.25}
-
-
-def test_turns_of_all_starts_count_and_each_start_is_told(tmp_path: Path) -> None:
-    trees = [Tree(tmp_path / name, tmp_path) for name in ("own", "other")]
+def test_turns_of_all_starts_count_and_each_start_is_told() -> None:
     starts = [
         [[Turn(1.0, 1.0)] * 3, [Turn(2.0, 1.0)] * 3],
         [[Turn(3.0, 1.0)], [Turn(2.0, 1.0)]],
     ]
 
-    result = result_of(8, trees, starts)
+    result = result_of(8, {"engine by engine of old": (0, 1)}, starts)
 
     assert (result["streams"], result["turns"], result["processor_seconds"]) == (8, 4, 1.0)
     assert result["ratios"] == {
-        str(tmp_path / "other"): {
-            **dict.fromkeys(("processor", "processor_least"), pytest.approx(0.75**0.5)),
+        "engine by engine of old": {
+            "processor": pytest.approx(0.75**0.5),
+            "processor_by_start": [asdict(Ratio(r, r, r)) for r in (0.5, 1.5)],
             "wall": pytest.approx(1.0),
-            "processor_by_start": [0.5, 1.5],
+            "wall_by_start": [asdict(Ratio(1.0, 1.0, 1.0))] * 2,
         }
     }
+
+
+def test_neighbours_are_compared_turn_by_turn() -> None:
+    assert ratio_of([90, 99, 40], [100, 100, 50]) == Ratio(0.9, 0.8, 0.99)
 
 
 def test_a_tree_that_cannot_read_its_package_is_named(
@@ -437,15 +428,14 @@ def test_a_tree_that_cannot_read_its_package_is_named(
 ) -> None:
     with (
         pytest.raises(LoadTestError, match=f"give a package that this tree can .*{tmp_path}"),
-        started(Tree(Path(__file__).parents[2], tmp_path), max_num_seqs=1),
+        engine_of(Tree(Path(__file__).parents[2], tmp_path), Limits(1, 1)),
     ):
         pass
     assert "PackageError" in capfd.readouterr().err
 
 
 def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
-    short = Used(40, 10, {"worker": 3.0}, FullSteps())
-    long = Used(120, 30, {"worker": 7.0}, FullSteps())
+    short, long = Used(40, 10, {"worker": 3.0}), Used(120, 30, {"worker": 7.0})
 
     assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
 
@@ -453,36 +443,16 @@ def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("stage", STAGES)
 async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(stage: str) -> None:
-    async with STAGES[stage](2, "0.001 a row") as do:
-        for _ in range(100):  # until both were answered at the same time
-            used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
-            if used.full_steps.num_tokens:
-                break
+    async with STAGES[stage](2, 0.001) as do:
+        used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
 
     assert used.num_tokens == 16
     assert 0 < used.num_messages <= (16 if stage == "core" else 4)
-    assert used.full_steps.num_tokens > 0
     assert all(seconds > 0 for seconds in used.processor.values())
 
 
-def test_full_steps_of_another_process_are_counted_and_forgotten(tmp_path: Path) -> None:
-    ours, theirs = StepLog(tmp_path / "steps"), StepLog(tmp_path / "steps")
-
-    theirs.add(32, 1.0, 1.5)
-    theirs.add(30, 2.0, 2.25)
-
-    assert ours.take() == FullSteps(num_tokens=62, busy=0.75, first=1.0, last=2.25)
-    assert ours.take() == FullSteps()
-
-
-def test_a_model_that_waits_is_idle_between_its_steps() -> None:
-    steps = FullSteps(num_tokens=20, busy=0.3, first=1.0, last=2.0)
-
-    assert (steps.tokens_per_second, steps.idle) == (20, pytest.approx(0.7))
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("stage", ["worker", "proxy", "gateway"])
+@pytest.mark.parametrize("stage", SERVED)
 def test_a_first_token_is_later_at_the_client_than_from_the_engine(stage: str) -> None:
     first = measure_first_token(None, 2, 8, stage)
 
@@ -495,18 +465,3 @@ def test_a_first_token_is_later_at_the_client_than_from_the_engine(stage: str) -
 def test_a_request_without_a_token_has_no_time_to_it() -> None:
     with pytest.raises(LoadTestError, match="1 of 1 requests had no token"):
         first_token_of("dates", "gateway", 1, [RequestRecord(0, 0, 0.0, 0.0, 1.0, "UNAVAILABLE")])
-
-
-async def test_streams_that_never_run_all_at_once_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    @asynccontextmanager
-    async def never_full(num_slots: int, step: str) -> AsyncIterator[Do]:
-        async def do(work: Work) -> Used:
-            return Used(0, 0, {}, FullSteps())
-
-        yield do
-
-    monkeypatch.setitem(STAGES, "gateway", never_full)
-
-    unknown = Paced("gateway", "joined", 256, None, None)
-
-    assert await measure_paced("gateway", "joined", 256) == unknown

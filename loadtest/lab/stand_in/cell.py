@@ -8,6 +8,7 @@ or two, so that many can be lost in little time.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -59,7 +60,7 @@ class Cell:
         address = ""
         with suppress(TimeoutError):
             async with asyncio.timeout(_START):
-                address = (await process.stdout.readline()).decode().strip()
+                address = json.loads(await process.stdout.readline() or '""')
         if address:
             await self._sync(self._addresses | {address})
             await self._until_gone(process, address)

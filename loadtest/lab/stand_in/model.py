@@ -1,16 +1,12 @@
-"""A model that computes nothing: its answers are there at once, or after a time that is told."""
+"""A model that computes nothing: its answers are there at once, or after a time for each row."""
 
 from __future__ import annotations
 
-import mmap
 import random
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -21,9 +17,6 @@ from engine.config import EngineConfig
 from engine.cuda.lazy_rows import LazyRows, Row
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.generation.parts import EngineParts, Tell
-from engine.lifecycle.warm_up_result import WarmUpResult
-from engine.own_process.engine_process import EngineProcess
 from engine.package.manifest import CacheShape, Certificate, GenerationContract, Manifest
 from engine.package.package import Package
 from engine.sampling.logits import StepLogits
@@ -44,69 +37,6 @@ _VOCAB_SIZE = _EOS + 1
 _TOKENIZER = "tokenizer.json"
 _MOST_COLUMNS = 256  # for the likeliest tokens
 
-_FULL_STEPS = struct.Struct("@qddd")
-
-StepSeconds = Callable[[int], float]  # seconds of a step, by the number of its sequences
-
-
-class FullSteps(NamedTuple):
-    """Steps of at least nine tenths of the sequences that the model takes."""
-
-    num_tokens: int = 0
-    busy: float = 0.0  # seconds that they were to take
-    first: float = 0.0  # when the first one began, and
-    last: float = 0.0  # when the last one was to end
-
-    def with_step(self, num_tokens: int, began: float, ends: float) -> FullSteps:
-        """Return these and one more."""
-        busy = self.busy + ends - began
-        return FullSteps(self.num_tokens + num_tokens, busy, self.first or began, ends)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """From the beginning of the first to the end of the last."""
-        return self.num_tokens / (self.last - self.first)
-
-    @property
-    def idle(self) -> float:
-        """The share of that time in which the model had nothing to do."""
-        return 1 - self.busy / (self.last - self.first)
-
-
-class StepLog:
-    """Full steps of a model, whose process may differ from the caller's."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        """`path` is what the other process makes its own with; both may be first."""
-        size = _FULL_STEPS.size
-        if path is None:
-            self._memory = mmap.mmap(-1, size)
-            return
-        with path.open("a+b") as file:
-            file.truncate(size)
-            self._memory = mmap.mmap(file.fileno(), size)
-
-    def add(self, num_tokens: int, began: float, ends: float) -> None:
-        """Count one more."""
-        steps = FullSteps(*_FULL_STEPS.unpack(self._memory[:]))
-        self._memory[:] = _FULL_STEPS.pack(*steps.with_step(num_tokens, began, ends))
-
-    def take(self) -> FullSteps:
-        """Return those since this was asked last; to be asked while no step is made."""
-        steps = FullSteps(*_FULL_STEPS.unpack(self._memory[:]))
-        self._memory[:] = bytes(_FULL_STEPS.size)
-        return steps
-
-
-def step_time(name: str) -> StepSeconds | None:
-    """Return what a step takes: "at once", "gpu", or so many seconds "0.001 a row"."""
-    if name == "at once":
-        return None
-    if name == "gpu":  # 0.45 ms for 32 sequences, 1.8 ms for 256
-        return lambda num_rows: 0.00045 + (num_rows - 32) * 0.00135 / 224
-    seconds = float(name.removesuffix(" a row"))
-    return lambda num_rows: num_rows * seconds
-
 
 class StandInModel:
     """A ModelRunner that says words in a fixed order, whatever was asked.
@@ -115,14 +45,11 @@ class StandInModel:
     and whoever wants what it brings waits for its end without holding the interpreter.
     """
 
-    def __init__(
-        self, num_slots: int, seconds: StepSeconds | None = None, log: StepLog | None = None
-    ) -> None:
+    def __init__(self, num_slots: int, seconds_a_row: float = 0.0) -> None:
         self.num_padding = 0
         self.is_on_device = self.has_sampling_graphs = False  # the host chooses
-        self.log = log or StepLog()
         self._num_slots = num_slots
-        self._seconds = seconds
+        self._seconds_a_row = seconds_a_row
         # Distances of the likeliest from each other do not matter, as long as all may be drawn.
         self._logits = np.linspace(9, 8, _MOST_COLUMNS, dtype=np.float32)
         self._logprobs = self._logits - np.float32(9 + np.log(_VOCAB_SIZE))
@@ -148,8 +75,10 @@ class StandInModel:
         for chunk in batch.chunks:
             self._lengths[chunk.row] += len(chunk.token_ids)
             last_ids += chunk.token_ids[len(chunk.token_ids) - chunk.num_logits :]
-        if self._seconds is not None:
-            self._begin(len(batch.decode_ids), self._seconds(len(last_ids)))
+        if self._seconds_a_row:
+            began = max(time.perf_counter(), self._last_end)
+            self._last_end = began + self._seconds_a_row * len(last_ids)
+            self._ends.append(self._last_end)
         found = self._behind(np.array(last_ids, np.int64), batch.num_top)
         return lambda: found
 
@@ -157,13 +86,6 @@ class StandInModel:
         """Wait for the end of the earliest step that was not waited for."""
         if self._ends:
             time.sleep(max(0.0, self._ends.popleft() - time.perf_counter()))
-
-    def _begin(self, num_decoding: int, seconds: float) -> None:
-        began = max(time.perf_counter(), self._last_end)
-        self._last_end = began + seconds
-        self._ends.append(self._last_end)
-        if num_decoding >= 0.9 * self._num_slots:
-            self.log.add(num_decoding, began, self._last_end)
 
     def _behind(self, last_ids: NDArray[np.int64], num_top: int) -> StepLogits:
         N, k = len(last_ids), min(num_top, _MOST_COLUMNS)
@@ -224,40 +146,15 @@ def stand_in_core(config: EngineConfig, model: StandInModel) -> EngineCore:
     return EngineCore(scheduler, StandInRunner(model))
 
 
-class StandInEngine(NamedTuple):
-    """An engine on a stand-in."""
-
-    engine: AsyncEngine
-    log: StepLog
-    pid: int | None  # its process's; None: it is a thread
-
-
-def stand_in_engine(
-    num_slots: int, step: str, directory: Path, *, own_process: bool
-) -> StandInEngine:
-    """Return an engine on a stand-in that takes `step_time`; its files are in a directory."""
-    contract, log = _contract(), StepLog(directory / "steps")
-    _write_tokenizer(directory)
-    make = partial(_stand_in_parts, num_slots, step, directory)
-    package = Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32))
-    if not own_process:
-        parts = make(print)
-        engine = AsyncEngine(
-            package, parts.core, parts.tokenizer, parts.config, constraints=parts.constraints
-        )
-        return StandInEngine(engine, log, None)
-    process = EngineProcess(NAME, make, 8.0, niceness=0, tell=print)
-    tokenizer = Tokenizer(directory / _TOKENIZER)
-    engine = AsyncEngine(package, process, tokenizer, process.config, constraints=process)
-    return StandInEngine(engine, log, process.pid)
-
-
-def _stand_in_parts(num_slots: int, step: str, directory: Path, tell: Tell) -> EngineParts:
+def stand_in_engine(num_slots: int, seconds_a_row: float, directory: Path) -> AsyncEngine:
+    """Return an engine on a stand-in; its files are in a directory."""
     contract, config = _contract(), stand_in_config(num_slots)
-    model = StandInModel(num_slots, step_time(step), StepLog(directory / "steps"))
+    _write_tokenizer(directory)
     tokenizer = Tokenizer(directory / _TOKENIZER)
+    package = Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32))
+    core = stand_in_core(config, StandInModel(num_slots, seconds_a_row))
     constraints = ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids)
-    return EngineParts(stand_in_core(config, model), tokenizer, constraints, config, WarmUpResult)
+    return AsyncEngine(package, core, tokenizer, config, constraints=constraints)
 
 
 def _contract() -> GenerationContract:
