@@ -18,7 +18,7 @@ from tokenweir import Client
 from exporter.checkpoint import save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
-from loadtest.lab.chaos.server import free_port
+from loadtest.lab.serve import free_port
 
 _MODEL = TransformerConfig(
     architecture="decoder",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tokenweir import Client
 
-from loadtest.lab.chaos.server import free_port
+from loadtest.lab.serve import free_port
 from tests.served import served, tiny_package
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(240)]

@@ -9,12 +9,8 @@ from engine.machine import num_cores
 from loadtest.gpu_check.part import Outcome, Settings, is_emulated
 from loadtest.gpu_check.shapes import SHAPES, build
 from loadtest.gpu_check.watch import Watch
-from loadtest.lab.peers.comparison import (
-    Comparison,
-    Plan,
-    compare,
-    start_process,
-)
+from loadtest.lab.peers.comparison import Comparison, Plan, compare
+from loadtest.lab.peers.engine_process import EngineProcess
 from loadtest.lab.peers.results import Line, summarize
 from loadtest.lab.peers.works import OURS, Engine, Setting, Work
 
@@ -46,7 +42,8 @@ def compare_shape(settings: Settings, shape: str) -> Outcome:
         vocab_size=320 if settings.quick else SHAPES[shape].ours["vocab_size"],
         directory=directory,
     )
-    watch = Watch(start_process(directory / _LOG))
+    log = directory / _LOG
+    watch = Watch(lambda engine, options: EngineProcess(engine.adapter, options, log))
     found = compare(plan, watch.start, lambda text: print(text, flush=True))
     for name, why in found.missing.items():
         if name.split(" {")[0] == OURS:
@@ -84,7 +81,7 @@ def _ours(title: str, against: str | None, graphs: str, setting: Setting) -> Eng
 
 def _summary(lines: tuple[Line, ...], found: Comparison) -> str:
     ratios = [
-        f"{line.engine.partition(',')[0]} {line.ratio:.2f} at {line.concurrency}"
+        f"{line.engine.partition(',')[0]} {line.ratio.median:.2f} at {line.concurrency}"
         for line in lines
         if line.ratio is not None
     ]
@@ -98,12 +95,12 @@ def _found(shape: str, lines: tuple[Line, ...], found: Comparison, watch: Watch)
             "streams": line.concurrency,
             "engine": line.engine,
             "tokens/s": line.tokens_per_second,
-            "decode tokens/s": line.decode_tokens_per_second,
-            "prefill tokens/s": line.prefill_tokens_per_second,
-            "their time / ours": line.ratio,
-            "least": line.least_ratio,
-            "largest": line.largest_ratio,
-            "of decode": line.decode_ratio,
+            "first token ms": 1e3 * line.first_token,
+            "ms a token behind it": 1e3 * line.output_token if line.output_token else None,
+            "their time / ours": line.ratio and line.ratio.median,
+            "least": line.ratio and line.ratio.least,
+            "largest": line.ratio and line.ratio.largest,
+            "of a token": line.output_token_ratio and line.output_token_ratio.median,
             "GPU busy": watch.busy(line.engine, line.concurrency),
         }
         for line in lines
@@ -114,7 +111,7 @@ def _found(shape: str, lines: tuple[Line, ...], found: Comparison, watch: Watch)
             "streams": run.concurrency,
             "turn": run.round,
             "seconds": run.seconds,
-            "prompt_seconds": run.prompt_seconds,
+            "first_token": run.first_token,
         }
         for run in found.runs
     ]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,14 @@ def served(
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path) -> str:

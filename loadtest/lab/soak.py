@@ -1,15 +1,13 @@
 """The study of endurance: what becomes of latency, memory and work under a load that goes on.
 
-`taskset -c 1 python -m loadtest.lab soak packages/dates --server-cores 0 --minutes 30
---load 0.7 --out loadtest/results/soak`
+`taskset -c 1 python -m loadtest.lab soak packages/dates --server-cores 0 --minutes 30 --rate 117
+--out loadtest/results/soak`
 
-A closed loop finds how many answers a second the server gives at most. Short open loops with
-Poisson arrivals then find the rate at which its processors are busy for the asked share of the
-time, and a long one keeps to that rate. A share of the closed loop's rate would not do: requests
-that run together cost less than those that come one by one, so that 0.7 of the rate may take all of
-the processor. Drift is the p99 of the last third of the time by the p99 of its first third; its
-interval is that of a bootstrap over blocks of time, for neighbours share a queue. Another closed
-loop at the end tells what the machine has become meanwhile.
+An open loop with Poisson arrivals keeps to a rate; the share of the time for which it keeps the
+server's processors busy is told, and not a share of the rate that a closed loop reaches: requests
+that run together cost less than those that come one by one. Drift is the p99 of the last third of
+the time by the p99 of its first third; its interval is that of a bootstrap over blocks of time, for
+neighbours share a queue.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,21 +24,20 @@ import click
 import numpy as np
 from scipy.stats import bootstrap
 
-from loadtest.arrival.arrival import ClosedLoop, OpenLoop
+from engine.package.package import read_manifest
+from loadtest.arrival.arrival import OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
+from loadtest.errors import LoadTestError
 from loadtest.lab.overload import prompts
 from loadtest.lab.process_tree import read_tree
 from loadtest.lab.result import write_result
 from loadtest.lab.serve import served
-from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, RequestRecord, Window, distribution, due_in
-from loadtest.runner import Course, Watch, run
+from loadtest.runner import Course, run
 from loadtest.work.ask import texts
 
 _NUM_PARTS, _NUM_BLOCKS, _RESAMPLES = 6, 30, 1000  # parts of the time, blocks of a third of it
-_NUM_TRIES = 3  # to find a rate: each is far nearer than the one before
-_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds: no less of a processor's time can be told
 
 Seconds = dict[str, float]  # processor time, by the name of a process
 
@@ -74,9 +70,7 @@ class Drift:
 class Soak:
     """Results of a load that went on."""
 
-    capacity_before: float  # requests a second of a closed loop
-    rate: float  # requests a second of the open loop
-    capacity_after: float
+    rate: float  # requests a second
     memory_before: int  # bytes, of all processes of the server when the first part begins
     parts: tuple[Part, ...]
     drift: Drift  # in end-to-end latency
@@ -116,60 +110,19 @@ class Uses:
         self.seen.append((sum(use.memory for use in uses), seconds))
 
 
-class _Served:
-    """A server that is tried, each time for so many seconds and half as many before."""
-
-    def __init__(self, address: str, model: str, pid: int, cores: int, seconds: float) -> None:
-        self._asked = partial(LoadConfig, address, model)
-        self._pid = pid
-        self._cores = cores
-        self._seconds = seconds
-
-    def capacity(self, concurrency: int, seed: int) -> float:
-        """Return the answers a second of a closed loop."""
-        warmup, duration = self._seconds / 2, 1.5 * self._seconds
-        config = self._asked(ClosedLoop(concurrency), duration=duration, warmup=warmup)
-        return _ask(config, seed).summary.requests_per_second
-
-    def busy(self, rate: float) -> float:
-        """Return the share of the time for which an open loop keeps the cores busy."""
-        uses = Uses(self._pid, [self._seconds / 2, 1.5 * self._seconds])
-        config = self._asked(OpenLoop(Rates((rate,))), duration=1.5 * self._seconds + 1)
-        _ask(config, seed=4, watch=uses)
-        uses.end()
-        (_, before), (_, after) = uses.seen
-        spent = max(_TICK, sum(_spent(before, after).values()))
-        return spent / self._seconds / self._cores
-
-
 def measure_soak(
-    address: str,
-    model: str,
-    pid: int,
-    *,
-    cores: int,
-    minutes: float,
-    load: float,
-    warmup: float,
-    concurrency: int,
-    seconds: float,
+    address: str, model: str, pid: int, *, cores: int, minutes: float, rate: float, warmup: float
 ) -> Soak:
     """Measure a server on so many cores, of which `pid` is the first process."""
-
-    served = _Served(address, model, pid, cores, seconds)
-    before = served.capacity(concurrency, seed=1)
-    rate = rate_at(load, before, served.busy)
     edges = (warmup + np.linspace(0, minutes * 60, _NUM_PARTS + 1)).tolist()
     uses = Uses(pid, edges)
     config = LoadConfig(address, model, OpenLoop(Rates((rate,))), duration=edges[-1], warmup=warmup)
-    report = _ask(config, seed=2, watch=uses)
+    report = run(config, texts(prompts(seed=2)), uses)
     uses.end()
     records, window = report.records, report.window
     good = [record for record in records if record.ok]
     return Soak(
-        capacity_before=before,
         rate=rate,
-        capacity_after=served.capacity(concurrency, seed=3),
         memory_before=uses.seen[0][0],
         parts=tuple(parts_of(records, edges, uses.seen, cores)),
         drift=drift_of(((r.scheduled, r.end_to_end) for r in good), window),
@@ -178,24 +131,6 @@ def measure_soak(
         own=str(report.own),
         invalid=report.invalid,
     )
-
-
-def rate_at(load: float, capacity: float, busy: Callable[[float], float]) -> float:
-    """Return the rate at which processors are busy for so much of the time, as `busy` finds it.
-
-    `capacity` is the rate of requests that run together, at which each costs least.
-    """
-    rate = load * capacity / 2
-    for _ in range(_NUM_TRIES):
-        rate *= load / busy(rate)
-    return rate
-
-
-def _ask(config: LoadConfig, seed: int, watch: Watch | None = None) -> LoadReport:
-    report = run(config, texts(prompts(seed)), watch)
-    if not report.summary.num_ok:
-        raise click.ClickException(f"no request was answered: {report.summary.errors}")
-    return report
 
 
 def parts_of(
@@ -228,12 +163,12 @@ def _spent(before: Seconds, after: Seconds) -> Seconds:
 
 def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) -> Drift:
     """Return the drift of latencies, each with the time at which its request was due."""
-    at, values = np.array([one for one in latencies if one[1] is not None]).T
+    at, values = np.array([one for one in latencies if one[1] is not None]).reshape(-1, 2).T
     edges = np.linspace(window.start, window.end, 3 * _NUM_BLOCKS + 1)
     blocks = [values[(begin <= at) & (at < end)] for begin, end in pairwise(edges)]
     blocks = [block for block in blocks if block.size]
     if len(blocks) < 3:
-        raise click.ClickException("there are too few answers to tell a drift; ask for longer")
+        raise LoadTestError("there are too few answers to tell a drift; ask for longer")
 
     def p99(chosen: Iterable[int]) -> float:
         return float(np.percentile(np.concatenate([blocks[one] for one in chosen]), 99))
@@ -257,27 +192,21 @@ def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) ->
 @click.command()
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=30, show_default=True)
-@click.option("--load", type=float, default=0.7, show_default=True, help="Of the processors.")
+@click.option("--rate", type=float, required=True, help="Requests a second.")
 @click.option("--warmup", type=float, default=60, show_default=True, help="Seconds before.")
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--concurrency", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--seconds", type=float, default=60, show_default=True, help="To find a rate.")
 @click.option("--server-cores", metavar="LIST", help="Of taskset, for the server; all by default.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
     package: Path,
     minutes: float,
-    load: float,
+    rate: float,
     warmup: float,
     replicas: int,
-    concurrency: int,
-    seconds: float,
     server_cores: str | None,
     out: Path,
 ) -> None:
     """Serve PACKAGE, which takes dates, as a user does, load it for long, and write OUT.json."""
-    from engine.package.package import read_manifest
-
     with served(package, "", replicas, cores=server_cores) as server:
         soak = measure_soak(
             server.address,
@@ -285,10 +214,8 @@ def main(
             server.pid,
             cores=len(os.sched_getaffinity(server.pid)),
             minutes=minutes,
-            load=load,
+            rate=rate,
             warmup=warmup,
-            concurrency=concurrency,
-            seconds=seconds,
         )
     _tell(soak)
     write_result(asdict(soak), out)
@@ -296,8 +223,7 @@ def main(
 
 def _tell(soak: Soak) -> None:
     click.echo(
-        f"{soak.rate:.1f} requests/s; a closed loop reached {soak.capacity_before:.1f}/s before "
-        f"and {soak.capacity_after:.1f}/s after it; memory was {soak.memory_before / 1e6:.1f} MB"
+        f"{soak.rate:.1f} requests/s; memory was {soak.memory_before / 1e6:.1f} MB at the beginning"
     )
     for part in soak.parts:
         latency = part.end_to_end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from loadtest.lab.peers.worker import LoadOptions, Prompts
 
 
@@ -11,11 +13,12 @@ class CountingAdapter:
     def __init__(self, options: LoadOptions) -> None:
         self.versions = {"counting": "1.0"}
         self._short = options.setting.get("short", 0)
+        self._fails = options.setting.get("fails", 0)
 
     def generate(self, prompts: Prompts, num_new_tokens: int) -> list[list[int]]:
         print("engines talk on the standard output")
-        if prompts[0][0] < 0:
-            raise ValueError("no token is negative")
+        if self._fails:
+            raise ValueError("the engine is broken")
         length = num_new_tokens - self._short
         return [[prompt[-1] + 1 + i for i in range(length)] for prompt in prompts]
 
@@ -23,4 +26,6 @@ class CountingAdapter:
 def load(options: LoadOptions) -> CountingAdapter:
     if options.weights == "lost":
         raise FileNotFoundError("no such weights")
+    if options.setting.get("ends"):
+        sys.exit("this engine has nothing to do")
     return CountingAdapter(options)

@@ -21,7 +21,7 @@ def main(options: str, port: str) -> None:
     """Fail, or answer too little, where the setting says so."""
     setting = options_of(options).setting
     if setting.get("ends"):
-        sys.exit("this server has nothing to serve")
+        sys.exit("this server has nothing to do")
 
     def count(prompts: Sequence[Sequence[int]], num_new: int, tell: Told) -> None:
         if setting.get("fails") and num_new > 1:

@@ -14,11 +14,11 @@ from engine.session import NOT_CAPTURED
 from loadtest.gpu_check import certificates, speed, steps, watch
 from loadtest.gpu_check.part import Settings
 from loadtest.gpu_check.timing import Timed
-from loadtest.lab.peers.comparison import Comparison, Plan
-from loadtest.lab.peers.process import Sample
+from loadtest.lab.peers.comparison import Answered, Comparison, Loop, Plan
 from loadtest.lab.peers.results import Line
 from loadtest.lab.peers.worker import LoadOptions
 from loadtest.lab.peers.works import Engine
+from loadtest.lab.turns import Ratio
 
 TIMES = {
     "eager": Timed(total=400.0, host=40.0, busy=0.4),
@@ -94,10 +94,10 @@ def test_memory_of_weights_and_of_rows_are_told_apart(
     assert (found["weight_file_bytes"], found["num_rows"]) == (5, 3)
 
 
-LINE = Line("one", None, 32, 11.0, 22.0, 33.0, 1.5, 1.4, 1.6, 1.7)
+LINE = Line("one", None, 32, 11.0, 0.02, None, 0.003, Ratio(1.5, 1.4, 1.6), None, None, 3, 0)
 
 
-def test_tokens_of_whole_requests_of_decoding_and_of_prompts_have_a_column_each() -> None:
+def test_whole_requests_first_tokens_and_those_behind_have_a_column_each() -> None:
     seen: Any = SimpleNamespace(busy=lambda engine, streams: 0.7 if streams == 32 else None)
 
     (row,) = speed._found("gpt2-124m", (LINE,), Comparison((), (), {}, {}), seen)["tables"][
@@ -108,12 +108,12 @@ def test_tokens_of_whole_requests_of_decoding_and_of_prompts_have_a_column_each(
         "streams": 32,
         "engine": "one",
         "tokens/s": 11,
-        "decode tokens/s": 22,
-        "prefill tokens/s": 33,
+        "first token ms": 20,
+        "ms a token behind it": 3,
         "their time / ours": 1.5,
         "least": 1.4,
         "largest": 1.6,
-        "of decode": 1.7,
+        "of a token": None,
         "GPU busy": 0.7,
     }
 
@@ -146,12 +146,13 @@ def test_a_gpu_is_as_busy_as_in_the_middle_one_of_the_runs_that_decode(
         def __exit__(self, *given: object) -> None: ...
 
     monkeypatch.setattr(watch, "GpuUse", Use)
-    worker: Any = SimpleNamespace(versions={}, generate=lambda prompts, count: Sample(1.0, ()))
-    seen = watch.Watch(lambda engine, options: worker)
+    answered = Answered(1.0, 0.1, 0.1, ())
+    peer: Any = SimpleNamespace(versions={}, ask=lambda loop: answered)
+    seen = watch.Watch(lambda engine, options: peer)
     one = seen.start(Engine("one", "it", "it", None), LoadOptions("it", "it", 1, 3, 18, 1, {}))
 
-    for num_new_tokens in (6, 6, 6, 1):  # the last are prompts alone
-        one.generate([[1], [2]], num_new_tokens)
+    for _ in range(3):
+        one.ask(Loop(2, 4, 1, 6, 11, seed=0))
 
     assert seen.busy("one", 2) == 0.4
     assert seen.busy("one", 1) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from loadtest.errors import LoadTestError
 from loadtest.lab.process_tree import read_tree
+from loadtest.lab.serve import free_port
 
 _START_TIMEOUT = 180.0  # seconds
 _LOOK_PERIOD = 0.1  # seconds
@@ -117,11 +117,3 @@ class Server:
         except OSError:
             return 0
         return int(found[1]) if found else 0
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port

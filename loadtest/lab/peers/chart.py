@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.lab.peers.results import Line, Results
+from loadtest.lab.peers.results import Line, Results, title
 from loadtest.lab.peers.works import OURS
 from loadtest.reports.plots import write_figure
 
@@ -20,13 +20,8 @@ def write_png(results: Results, path: Path) -> None:
     concurrencies = list(dict.fromkeys(line.concurrency for line in results.lines))
     height = 1.9 + 0.32 * len({line.engine for line in results.lines})
     figure = Figure(figsize=(4.6 * len(concurrencies) + 1, height), layout="constrained", dpi=120)
-    work = results.work
-    kind = f"beam {work.num_beams}" if work.num_beams > 1 else "greedy"
-    figure.suptitle(
-        f"{work.name}: {work.num_prompt_tokens} -> {work.num_new_tokens} tokens, {kind}\n"
-        f"{results.machine}, {results.num_threads} threads",
-        fontsize=10,
-    )
+    machine = f"{results.heading['machine']}, {results.num_threads} threads"
+    figure.suptitle(f"{title(results.work)}\n{machine}", fontsize=10)
     for column, concurrency in enumerate(concurrencies):
         axes = figure.add_subplot(1, len(concurrencies), column + 1)
         _draw(axes, concurrency, [x for x in results.lines if x.concurrency == concurrency])
@@ -41,7 +36,7 @@ def _draw(axes: Axes, concurrency: int, lines: list[Line]) -> None:
     bars = axes.barh(names, [line.tokens_per_second for line in lines], color=colours)
     labels = [
         f"{line.tokens_per_second:.0f}"
-        + (f"  (ours: {line.ratio:.2f} times)" if line.ratio is not None else "")
+        + (f"  (ours: {line.ratio.median:.2f} times)" if line.ratio else "")
         for line in lines
     ]
     axes.bar_label(bars, labels, padding=3, fontsize=8)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
-from engine.machine import machine_name, num_cores
+from engine.machine import num_cores
 from loadtest.errors import LoadTestError
-from loadtest.lab.peers.comparison import Plan, compare, start_process
-from loadtest.lab.peers.results import Origin, Results, disagreements, summarize, write
-from loadtest.lab.peers.works import WORKS
-from loadtest.origin import code_commit, now
+from loadtest.lab.peers.chart import write_png
+from loadtest.lab.peers.comparison import Plan, StartPeer, compare
+from loadtest.lab.peers.engine_process import EngineProcess
+from loadtest.lab.peers.results import Results, disagreements, summarize, write
+from loadtest.lab.peers.server_process import ServerProcess
+from loadtest.lab.peers.works import WORKS, Work
+from loadtest.lab.result import heading
 
 
 @click.command()
@@ -62,56 +63,29 @@ def main(
         directory=directory.resolve(),
         seed=seed,
     )
-    origin = Origin(
-        work=work,
-        command=shlex.join(["python", "-m", "loadtest.lab", *sys.argv[1:]]),
-        commit=code_commit(),
-        started_at=now(),
-        machine=machine_name(),
-        num_threads=plan.num_threads,
-    )
-    run = _compare_servers if work.are_servers else _compare
-    run(plan, origin, directory / "workers.log", out)
-
-
-def _compare(plan: Plan, origin: Origin, log: Path, out: Path) -> None:
-    from loadtest.lab.peers.chart import write_png
-
-    comparison = compare(plan, start_process(log), click.echo)
+    head, start = heading(), starter(work, directory / "workers.log")
+    comparison = compare(plan, start, click.echo)
     results = Results(
-        **vars(origin),
-        lines=summarize(plan.work, comparison),
-        disagreements=disagreements(comparison.agreements),
+        heading=head,
+        work=work,
+        num_threads=plan.num_threads,
         comparison=comparison,
-    )
-    picture = out / f"{plan.work.name}.png"
-    write_png(results, picture)
-    _tell([*write(results, out), picture], results.disagreements)
-
-
-def _compare_servers(plan: Plan, origin: Origin, log: Path, out: Path) -> None:
-    from loadtest.lab.peers.server_comparison import compare_servers, start_server
-    from loadtest.lab.peers.server_results import (
-        ServerResults,
-        summarize_servers,
-        write_server_results,
-    )
-
-    comparison = compare_servers(plan, start_server(log), click.echo)
-    results = ServerResults(
-        **vars(origin),
-        lines=summarize_servers(plan.work, comparison),
+        lines=summarize(work, comparison),
         disagreements=disagreements(comparison.agreements),
-        comparison=comparison,
     )
-    _tell(write_server_results(results, out), results.disagreements)
-
-
-def _tell(files: Iterable[Path], disagreements: Iterable[str]) -> None:
-    for path in files:
+    picture = out / f"{name}.png"
+    if results.lines:
+        write_png(results, picture)
+    for path in (*write(results, out), picture):
         click.echo(f"written: {path}")
-    if found := "; ".join(disagreements):
-        raise click.ClickException(f"outputs differ: {found}")
+    if found := "; ".join(results.disagreements):
+        raise LoadTestError(f"outputs differ: {found}")
+
+
+def starter(work: Work, log: Path) -> StartPeer:
+    """Return what starts the engines or servers of a work as processes that write to a log."""
+    process = ServerProcess if work.are_servers else EngineProcess
+    return lambda engine, options: process(engine.adapter, options, log)
 
 
 def _make_models(model: str, directory: Path) -> None:

@@ -1,40 +1,65 @@
-"""Runs the engines of a work in turn: whatever disturbs the machine disturbs all of them."""
+"""Runs the engines or the servers of a work in turns, with the same requests."""
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from loadtest.lab.peers.process import Sample, WorkerError, WorkerProcess
-from loadtest.lab.peers.worker import LoadOptions, Prompts
+from loadtest.errors import LoadTestError
+from loadtest.lab.peers.worker import LoadOptions
 from loadtest.lab.peers.works import Engine, Setting, Work
+from loadtest.lab.turns import in_turn
+from loadtest.work.ask import Answer
 
-_PAUSE = 0.3  # seconds before a run: the threads of the last engine spin no longer
-_TRIALS = 2  # per setting, to choose the fastest
-_LEAST_REQUESTS = 4  # per run: few at once are asked for again, as one alone is soon done
+_PAUSE = 0.3  # seconds before an engine runs: the threads of the last one spin no longer
+_LEAST_REQUESTS = 4  # per run; each of many streams asks twice
+_WARM_UP_TOKENS = 8  # in an answer before the first run
+_TRIAL = -1  # the round in which settings are tried
 
 
-class Worker(Protocol):
-    """A loaded engine; a WorkerProcess outside of tests."""
+@dataclass(frozen=True)
+class Loop:
+    """So many requests, so many of them at once; the same seed asks the same."""
+
+    concurrency: int
+    num_requests: int  # a multiple of that
+    num_prompt_tokens: int
+    num_new_tokens: int
+    vocab_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Times of a loop in seconds, and every answer in the order of asking."""
+
+    seconds: float  # for all requests
+    first_token: float  # the median; of an engine the time of prompts with one new token each
+    output_token: float | None  # each of those behind it; None: there are none
+    answers: tuple[Answer, ...]
+    first_token_p99: float | None = None
+    late: tuple[str, ...] = ()  # why the figures are the client's
+
+
+class Peer(Protocol):
+    """An engine that is loaded, or a server that runs; LoadTestError says that it failed."""
 
     versions: Mapping[str, str]
 
-    def generate(self, prompts: Prompts, num_new_tokens: int) -> Sample:
-        """Run the prompts together."""
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time used so far."""
+    def ask(self, loop: Loop) -> Answered:
+        """Let it answer all requests of a loop."""
 
     def close(self) -> None:
-        """Unload."""
+        """End it."""
 
 
-StartWorker = Callable[[Engine, LoadOptions], Worker]
+StartPeer = Callable[[Engine, LoadOptions], Peer]
 
 
 @dataclass(frozen=True)
@@ -62,18 +87,32 @@ class Plan:
             setting=setting,
         )
 
+    def loop(self, concurrency: int, name: str, num_new_tokens: int) -> Loop:
+        """Return a loop that is the same for all, with prompts that no other has."""
+        return Loop(
+            concurrency=concurrency,
+            num_requests=max(_LEAST_REQUESTS, 2 * concurrency),
+            num_prompt_tokens=self.work.num_prompt_tokens,
+            num_new_tokens=num_new_tokens,
+            vocab_size=self.vocab_size,
+            seed=random.Random(f"{self.seed} {concurrency} {name}").randrange(2**31),
+        )
+
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement of one engine: the whole work, and its prompts with one token each."""
+    """One loop of one engine; times in seconds, see Answered."""
 
     engine: str
     concurrency: int
     round: int
     setting: Setting
-    seconds: float  # a batch of requests, the mean if several are run
-    prompt_seconds: float  # the same with one new token each
-    others_cpu_seconds: float  # used meanwhile by the workers that have nothing to do
+    seconds: float
+    tokens_per_second: float
+    first_token: float
+    output_token: float | None
+    first_token_p99: float | None
+    late: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -94,195 +133,139 @@ class Comparison:
 
     runs: tuple[Run, ...]
     agreements: tuple[Agreement, ...]
-    missing: dict[str, str]  # engines that could not be loaded, and why
+    missing: dict[str, str]  # engines that did not run, and why
     versions: dict[str, str]
 
 
 def compare(
-    plan: Plan, start: StartWorker, note: Callable[[str], None], pause: float = _PAUSE
+    plan: Plan, start: StartPeer, note: Callable[[str], None], pause: float = _PAUSE
 ) -> Comparison:
-    """Load every engine, then measure them in turn, every round in another order."""
-    with contextlib.ExitStack() as stack:
-        fleet = _Fleet(plan, start, note)
-        stack.callback(fleet.close)
-        fleet.load()
-        runs: list[Run] = []
-        agreements: list[Agreement] = []
-        for concurrency in plan.concurrencies:
-            measured = _Concurrency(plan, fleet, concurrency, note, pause)
-            runs += measured.measure()
-            agreements += measured.agreements()
-        return Comparison(tuple(runs), tuple(agreements), fleet.missing, fleet.versions)
+    """Choose the setting of each, then measure them in turns, every round in another order.
 
-
-def start_process(log: Path) -> StartWorker:
-    """Return what starts workers as processes that write to a log."""
-    return lambda engine, options: WorkerProcess(engine.adapter, options, log)
-
-
-def prompts_of(plan: Plan, concurrency: int, name: str) -> list[list[int]]:
-    """Return random prompts, the same for every engine that asks by the same name."""
-    draw = random.Random(f"{plan.seed} {concurrency} {name}")
-    return [
-        [draw.randrange(plan.vocab_size) for _ in range(plan.work.num_prompt_tokens)]
-        for _ in range(concurrency)
-    ]
-
-
-class _Fleet:
-    """A worker for every engine and setting."""
-
-    def __init__(self, plan: Plan, start: StartWorker, note: Callable[[str], None]) -> None:
-        self._plan, self._start, self._note = plan, start, note
-        self.workers: dict[Engine, list[tuple[Setting, Worker]]] = {}
-        self.missing: dict[str, str] = {}
-        self.versions: dict[str, str] = {}
-
-    def load(self) -> None:
-        """Start all workers that can be started."""
-        for engine in self._plan.work.engines:
-            for setting in engine.settings:
-                self._load(engine, setting)
-
-    def all(self) -> list[Worker]:
-        """Return every worker."""
-        return [worker for workers in self.workers.values() for _, worker in workers]
-
-    def close(self) -> None:
-        """End all workers."""
-        for worker in self.all():
-            worker.close()
-
-    def _load(self, engine: Engine, setting: Setting) -> None:
+    Engines stay loaded to the end. Servers are started anew each time, and have the machine alone.
+    Ctrl-C ends it early, with as much as was measured.
+    """
+    with ExitStack() as loaded:
+        turns = _Turns(plan, start, note, 0.0 if plan.work.are_servers else pause, loaded)
         try:
-            worker = self._start(engine, self._plan.options(engine, setting))
-        except WorkerError as error:
-            self.missing[engine.name] = str(error)
-            self._note(f"without {engine.name}: {error}")
-            return
-        self.versions.update(worker.versions)
-        self.workers.setdefault(engine, []).append((setting, worker))
-        self._note(f"loaded {engine.name} {dict(setting) or ''}")
+            settings = {engine: turns.choose(engine) for engine in plan.work.engines}
+            for number in range(plan.num_rounds):
+                for engine in in_turn(plan.work.engines, number):
+                    turns.take(engine, settings[engine], number)
+        except KeyboardInterrupt:
+            note("interrupted")
+        return Comparison(
+            tuple(turns.runs), tuple(turns.agreements()), turns.missing, turns.versions
+        )
 
 
-class _Concurrency:
-    """All rounds of one concurrency."""
+class _Turns:
+    """The runs so far."""
 
     def __init__(
         self,
         plan: Plan,
-        fleet: _Fleet,
-        concurrency: int,
+        start: StartPeer,
         note: Callable[[str], None],
         pause: float,
+        stack: ExitStack,
     ) -> None:
-        self._plan, self._fleet, self._concurrency = plan, fleet, concurrency
-        self._note, self._pause = note, pause
-        self._outputs: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {}  # engine, round
+        self._plan, self._start, self._note = plan, start, note
+        self._pause, self._stack = pause, stack
+        self._loaded: dict[str, Peer] = {}  # engines, by name and setting
+        self._answers: dict[tuple[str, int, int], tuple[Answer, ...]] = {}
+        self.runs: list[Run] = []
+        self.missing: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
 
-    def measure(self) -> list[Run]:
-        """Choose every engine's setting, then run the rounds."""
-        engines = [
-            (engine, *chosen)
-            for engine, workers in self._fleet.workers.items()
-            if engine.max_concurrency is None or self._concurrency <= engine.max_concurrency
-            if (chosen := self._fastest(engine, workers)) is not None
-        ]
-        runs = []
-        for number in range(self._plan.num_rounds if engines else 0):
-            first = number % len(engines)
-            for engine, setting, worker in engines[first:] + engines[:first]:
-                runs.append(self._run(engine, setting, worker, number))
-        return runs
+    def choose(self, engine: Engine) -> dict[int, Setting]:
+        """Return by concurrency the setting with which an engine is fastest."""
+        most = engine.max_concurrency or max(self._plan.concurrencies)
+        counts = [count for count in self._plan.concurrencies if count <= most]
+        if len(engine.settings) == 1:
+            return dict.fromkeys(counts, engine.settings[0])
+        tried: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for place, setting in enumerate(engine.settings):
+            for run in self._measure(engine, setting, counts, _TRIAL):
+                tried[run.concurrency].append((-run.tokens_per_second, place))
+        chosen = {count: engine.settings[min(found)[1]] for count, found in tried.items()}
+        self._note(f"{engine.name} is fastest with {chosen}")
+        return chosen
 
-    def agreements(self) -> list[Agreement]:
-        """Compare the outputs of every engine with those of the one of ours."""
-        found = []
-        for engine in self._fleet.workers:
-            rounds = [n for n in range(self._plan.num_rounds) if (engine.name, n) in self._outputs]
-            pairs = [
-                pair
-                for n in rounds
-                if engine.against and (engine.against, n) in self._outputs
-                for pair in zip(
-                    self._outputs[engine.name, n], self._outputs[engine.against, n], strict=True
-                )
-            ]
-            if engine.against and pairs:
-                equal = sum(one == other for one, other in pairs)
-                found.append(
-                    Agreement(
-                        engine.name,
-                        engine.against,
-                        self._concurrency,
-                        engine.must_agree,
-                        equal,
-                        len(pairs),
-                    )
-                )
-        return found
+    def take(self, engine: Engine, settings: Mapping[int, Setting], number: int) -> None:
+        """Run an engine at every concurrency."""
+        for setting in engine.settings:
+            counts = [count for count, chosen in settings.items() if chosen == setting]
+            for run in self._measure(engine, setting, counts, number):
+                self.runs.append(run)
 
-    def _fastest(
-        self, engine: Engine, workers: Sequence[tuple[Setting, Worker]]
-    ) -> tuple[Setting, Worker] | None:
-        """Warm up, and try every setting if there are several; None: the engine fails with all."""
-        times: list[tuple[float, int]] = []
-        for index, (setting, worker) in enumerate(workers):
-            try:
-                times.append((self._try(worker, _TRIALS if len(workers) > 1 else 0), index))
-            except WorkerError as error:
-                self._note(f"{engine.name} fails with {dict(setting)}: {error}")
-                self._fleet.missing[f"{engine.name} {dict(setting) or ''}".strip()] = str(error)
-        if not times:
-            return None
-        setting, worker = workers[min(times)[1]]
-        if len(workers) > 1:
-            self._note(f"{engine.name} at {self._concurrency}: fastest with {dict(setting)}")
-        return setting, worker
+    def agreements(self) -> Iterator[Agreement]:
+        """Compare the answers of every engine with those of ours."""
+        for engine in self._plan.work.engines:
+            for count in self._plan.concurrencies:
+                same = [*self._compared(engine, count)]
+                if engine.against and same:
+                    who = (engine.name, engine.against, count, engine.must_agree)
+                    yield Agreement(*who, sum(same), len(same))
 
-    def _try(self, worker: Worker, num_trials: int) -> float:
-        worker.generate(self._prompts("warm-up"), 2)
-        prompts, num_new = self._prompts("trial"), self._plan.work.num_new_tokens
-        trials = [self._generate(worker, prompts, num_new).seconds for _ in range(num_trials)]
-        return min(trials, default=0.0)
+    def _compared(self, engine: Engine, concurrency: int) -> Iterator[bool]:
+        """Say of each answer whether ours to the same request is the same."""
+        for number in range(self._plan.num_rounds):
+            theirs = self._answers.get((engine.name, concurrency, number))
+            ours = self._answers.get((engine.against or "", concurrency, number))
+            if theirs and ours:
+                yield from map(_is_same, theirs, ours)
 
-    def _run(self, engine: Engine, setting: Setting, worker: Worker, number: int) -> Run:
-        others = [other for other in self._fleet.all() if other is not worker]
-        # Never the same prompt twice: what is kept of one must not help another.
-        time.sleep(self._pause)
-        alone, _ = self._timed(worker, f"prefill {number}", 1)
-        before = sum(other.cpu_seconds() for other in others)
-        seconds, tokens = self._timed(worker, f"{number}", self._plan.work.num_new_tokens)
-        self._outputs[engine.name, number] = tokens
-        run = Run(
+    def _measure(
+        self, engine: Engine, setting: Setting, counts: Sequence[int], number: int
+    ) -> Iterator[Run]:
+        """Yield a run of each concurrency; what fails once is named, and not tried again."""
+        name = f"{engine.name} {dict(setting) or ''}".strip()
+        if not counts or name in self.missing:
+            return
+        try:
+            with self._started(name, engine, setting) as peer:
+                self.versions.update(peer.versions)
+                peer.ask(self._plan.loop(max(counts), f"warm-up {number}", _WARM_UP_TOKENS))
+                for count in counts:
+                    time.sleep(self._pause)
+                    yield self._run(peer, engine, setting, count, number)
+        except LoadTestError as error:
+            self.missing[name] = str(error)
+            self._note(f"without {name}: {error}")
+
+    @contextmanager
+    def _started(self, name: str, engine: Engine, setting: Setting) -> Iterator[Peer]:
+        options = self._plan.options(engine, setting)
+        if self._plan.work.are_servers:
+            with closing(self._start(engine, options)) as server:
+                yield server
+            return
+        if name not in self._loaded:
+            self._loaded[name] = self._stack.enter_context(closing(self._start(engine, options)))
+        yield self._loaded[name]
+
+    def _run(self, peer: Peer, engine: Engine, setting: Setting, count: int, number: int) -> Run:
+        loop = self._plan.loop(count, str(number), self._plan.work.num_new_tokens)
+        answered = peer.ask(loop)
+        rate = loop.num_requests * loop.num_new_tokens / answered.seconds
+        self._answers[engine.name, count, number] = answered.answers
+        self._note(f"round {number}, {count} at once, {engine.name}: {rate:.1f} tokens/s")
+        return Run(
             engine=engine.name,
-            concurrency=self._concurrency,
+            concurrency=count,
             round=number,
             setting=setting,
-            seconds=seconds,
-            prompt_seconds=alone,
-            others_cpu_seconds=sum(other.cpu_seconds() for other in others) - before,
+            seconds=answered.seconds,
+            tokens_per_second=rate,
+            first_token=answered.first_token,
+            output_token=answered.output_token,
+            first_token_p99=answered.first_token_p99,
+            late=answered.late,
         )
-        rate = self._concurrency * self._plan.work.num_new_tokens / seconds
-        self._note(
-            f"round {number}, {self._concurrency} at once, {engine.name}: {rate:.1f} tokens/s"
-        )
-        return run
 
-    def _timed(
-        self, worker: Worker, name: str, num_new_tokens: int
-    ) -> tuple[float, tuple[tuple[int, ...], ...]]:
-        """Return the mean seconds of a batch of prompts, and the outputs of all batches."""
-        samples = [
-            worker.generate(self._prompts(f"{name}, {k}"), num_new_tokens)
-            for k in range(max(1, _LEAST_REQUESTS // self._concurrency))
-        ]
-        mean = sum(sample.seconds for sample in samples) / len(samples)
-        return mean, tuple(output for sample in samples for output in sample.tokens)
 
-    def _prompts(self, name: str) -> list[list[int]]:
-        return prompts_of(self._plan, self._concurrency, name)
-
-    def _generate(self, worker: Worker, prompts: Prompts, num_new_tokens: int) -> Sample:
-        time.sleep(self._pause)
-        return worker.generate(prompts, num_new_tokens)
+def _is_same(one: Answer, other: Answer) -> bool:
+    """Say whether two answers have the same tokens, or the same text where ids are not told."""
+    field = "token_ids" if "token_ids" in one and "token_ids" in other else "text"
+    return one[field] == other[field]

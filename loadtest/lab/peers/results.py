@@ -3,75 +3,72 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
-
-from pydantic import TypeAdapter
 
 from loadtest.lab.peers.comparison import Agreement, Comparison, Run
 from loadtest.lab.peers.works import Work
-from loadtest.result_file import write_atomically
+from loadtest.lab.turns import Ratio, ratio_of
+from loadtest.result_file import write_atomically, write_document
 
 _LEAST_AGREEMENT = 0.98  # share of outputs: two logits may be as near as float32 rounds
-
-
-class Compared(Protocol):
-    """The fields that comparisons of workers and of servers share."""
-
-    @property
-    def agreements(self) -> tuple[Agreement, ...]: ...
-    @property
-    def missing(self) -> Mapping[str, str]: ...
-    @property
-    def versions(self) -> Mapping[str, str]: ...
+_HEAD = """\
+| at once | engine | tokens/s | first token ms (p99) | ms a token behind it | against \
+| tokens/s, times (least - largest) | first token, times | token, times |
+|---|---|---|---|---|---|---|---|---|
+"""
+_ABOUT = {
+    False: "Medians of {} rounds in which the engines took turns; the first token is that of the "
+    "prompts alone.",
+    True: "A closed loop of so many streams, sent by the load test on the same machine. Medians of "
+    "{} rounds in which the servers took turns, each started anew with nothing beside it.",
+}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One engine at one concurrency: medians over the rounds."""
+    """One engine at one concurrency: medians over the rounds, in seconds.
+
+    A ratio is a peer's time over ours in the same round: above 1 we are faster.
+    """
 
     engine: str
     against: str | None
     concurrency: int
     tokens_per_second: float  # new ones, over the time of the whole work
-    decode_tokens_per_second: float | None  # all but the first, over the time beyond prompts
-    prefill_tokens_per_second: float
-    ratio: float | None  # its time over ours, of the same round
-    least_ratio: float | None
-    largest_ratio: float | None
-    decode_ratio: float | None
+    first_token: float
+    first_token_p99: float | None
+    output_token: float | None  # each behind the first
+    ratio: Ratio | None  # in the time of the whole work
+    first_token_ratio: Ratio | None
+    output_token_ratio: Ratio | None
+    num_runs: int
+    num_late: int  # runs in which the load test was late
 
 
 @dataclass(frozen=True)
-class Origin:
-    """The work of a comparison, and the origin of its figures."""
-
-    work: Work
-    command: str
-    commit: str  # our code's
-    started_at: str
-    machine: str
-    num_threads: int
-
-
-@dataclass(frozen=True)
-class Results(Origin):
+class Results:
     """Everything there is to keep of a comparison."""
 
+    heading: Mapping[str, object]  # see loadtest.lab.result
+    work: Work
+    num_threads: int
+    comparison: Comparison
     lines: tuple[Line, ...]
     disagreements: tuple[str, ...]  # between engines that must agree
-    comparison: Comparison
 
 
 def summarize(work: Work, comparison: Comparison) -> tuple[Line, ...]:
     """Return a line for every engine and concurrency."""
+    runs: dict[tuple[str | None, int], dict[int, Run]] = {}
+    for run in comparison.runs:
+        runs.setdefault((run.engine, run.concurrency), {})[run.round] = run
     return tuple(
-        _line(work, engine.name, engine.against, concurrency, comparison.runs)
+        _line(engine.name, engine.against, own, runs.get((engine.against, concurrency), {}))
         for concurrency in dict.fromkeys(run.concurrency for run in comparison.runs)
         for engine in work.engines
-        if _runs(comparison.runs, engine.name, concurrency)
+        if (own := runs.get((engine.name, concurrency)))
     )
 
 
@@ -87,131 +84,95 @@ def disagreements(agreements: Iterable[Agreement]) -> tuple[str, ...]:
 
 def write(results: Results, directory: Path) -> list[Path]:
     """Write the table and everything that was measured; return the files."""
-    document = TypeAdapter(Results).dump_json(results, indent=1)
-    return write_files(results.work.name, document, to_markdown(results), directory)
-
-
-def write_files(name: str, document: bytes, table: str, directory: Path) -> list[Path]:
-    """Write a document of JSON and a table; return the files."""
     directory.mkdir(parents=True, exist_ok=True)
-    json_file, markdown = (directory / f"{name}.{kind}" for kind in ("json", "md"))
-    write_atomically(json_file, document + b"\n")
-    write_atomically(markdown, table.encode())
+    json_file, markdown = (directory / f"{results.work.name}.{kind}" for kind in ("json", "md"))
+    content = asdict(results)
+    write_document({**content.pop("heading"), **content}, json_file)
+    write_atomically(markdown, to_markdown(results).encode())
     return [json_file, markdown]
 
 
 def to_markdown(results: Results) -> str:
     """Return the table with what a reader must know of it."""
-    comparison = results.comparison
-    num_rounds = len({run.round for run in comparison.runs})
-    parts = [
-        "Random weights, the same for all engines; random prompts. Medians of "
-        f"{num_rounds} rounds in which the engines took turns; a ratio is a peer's time over ours "
-        "in the same round: above 1 we are faster. Decode: without the time of the prompts alone.",
-        _table(results.lines),
+    work, comparison, head = results.work, results.comparison, results.heading
+    about = _ABOUT[work.are_servers].format(len({run.round for run in comparison.runs}))
+    agreements = "\n".join(
+        f"| {a.concurrency} | {a.engine} | {a.against}: {a.equal} of {a.compared} "
+        f"| {'yes' if a.must_agree else 'no'} |"
+        for a in comparison.agreements
+    )
+    agreement_head = "| at once | engine | outputs equal to those of | must |\n|---|---|---|---|\n"
+    notes = [
+        f"- {line.engine} at {line.concurrency}: the load test was late in {line.num_late} of "
+        f"{line.num_runs} runs"
+        for line in results.lines
+        if line.num_late
     ]
-    end = end_of_table(comparison, results.disagreements, results)
-    return paragraphs(title(results.work), *parts, *end)
-
-
-def paragraphs(*parts: str) -> str:
-    """Return what is not empty, with blank lines between."""
+    notes += [f"- DISAGREES: {text}" for text in results.disagreements]
+    notes += [f"- without {name}: {why}" for name, why in comparison.missing.items()]
+    versions = ", ".join(f"{name} {is_}" for name, is_ in sorted(comparison.versions.items()))
+    parts = (
+        f"# {title(work)}",
+        "Random weights, the same for all; random prompts, which none is asked twice. "
+        f"{about} A ratio is a peer's time over ours in the same round: above 1 we are faster.",
+        _HEAD + "\n".join(map(_row, results.lines)),
+        agreement_head + agreements if agreements else "",
+        "\n".join(notes),
+        f"- machine: {head['machine']}, {results.num_threads} threads\n"
+        f"- started: {head['written_at']}\n- commit: {head['commit']}\n"
+        f"- command: `{head['command']}`\n- versions: {versions}",
+    )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def title(work: Work) -> str:
-    """Return the heading of a table."""
+    """Return what was asked."""
     kind = f"beam {work.num_beams}" if work.num_beams > 1 else "greedy"
-    return f"# {work.name}: {work.num_prompt_tokens} -> {work.num_new_tokens} tokens, {kind}"
-
-
-def end_of_table(
-    comparison: Compared, disagreements: Iterable[str], origin: Origin
-) -> tuple[str, ...]:
-    """Return what stands below a table: agreement, what is missing, where the figures are from."""
-    versions = sorted(comparison.versions.items())
-    return (
-        _agreement_table(comparison.agreements),
-        "\n".join(f"- DISAGREES: {text}" for text in disagreements),
-        "\n".join(f"- without {name}: {why}" for name, why in comparison.missing.items()),
-        f"- machine: {origin.machine}, {origin.num_threads} threads\n"
-        f"- started: {origin.started_at}\n- commit: {origin.commit}\n"
-        f"- command: `{origin.command}`\n- versions: "
-        + ", ".join(f"{name} {number}" for name, number in versions),
-    )
+    return f"{work.name}: {work.num_prompt_tokens} -> {work.num_new_tokens} tokens, {kind}"
 
 
 def _line(
-    work: Work, engine: str, against: str | None, concurrency: int, all_runs: Sequence[Run]
+    engine: str, against: str | None, by_round: Mapping[int, Run], ours: Mapping[int, Run]
 ) -> Line:
-    runs = _runs(all_runs, engine, concurrency)
-    ours = {run.round: run for run in _runs(all_runs, against, concurrency)}
-    ratios = [run.seconds / ours[run.round].seconds for run in runs if run.round in ours]
-    decode_ratios = [
-        _decode(run) / _decode(ours[run.round])
-        for run in runs
-        if run.round in ours and _decode(run) > 0 and _decode(ours[run.round]) > 0
-    ]
-    decode = statistics.median(_decode(run) for run in runs)
-    num_decoded = concurrency * (work.num_new_tokens - 1)
+    runs = [*by_round.values()]
+    pairs = [(run, ours[number]) for number, run in by_round.items() if number in ours]
     return Line(
         engine=engine,
         against=against,
-        concurrency=concurrency,
-        tokens_per_second=concurrency * work.num_new_tokens / _median(r.seconds for r in runs),
-        decode_tokens_per_second=num_decoded / decode if num_decoded and decode > 0 else None,
-        prefill_tokens_per_second=concurrency
-        * work.num_prompt_tokens
-        / _median(r.prompt_seconds for r in runs),
-        ratio=statistics.median(ratios) if ratios else None,
-        least_ratio=min(ratios, default=None),
-        largest_ratio=max(ratios, default=None),
-        decode_ratio=statistics.median(decode_ratios) if decode_ratios else None,
+        concurrency=runs[0].concurrency,
+        tokens_per_second=statistics.median(run.tokens_per_second for run in runs),
+        first_token=statistics.median(run.first_token for run in runs),
+        first_token_p99=_median(run.first_token_p99 for run in runs),
+        output_token=_median(run.output_token for run in runs),
+        ratio=_ratio(pairs, lambda run: run.seconds),
+        first_token_ratio=_ratio(pairs, lambda run: run.first_token),
+        output_token_ratio=_ratio(pairs, lambda run: run.output_token),
+        num_runs=len(runs),
+        num_late=sum(bool(run.late) for run in runs),
     )
 
 
-def _runs(runs: Sequence[Run], engine: str | None, concurrency: int) -> list[Run]:
-    return [run for run in runs if run.engine == engine and run.concurrency == concurrency]
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
-def _decode(run: Run) -> float:
-    return run.seconds - run.prompt_seconds
+def _ratio(
+    pairs: Sequence[tuple[Run, Run]], time_of: Callable[[Run], float | None]
+) -> Ratio | None:
+    """Return theirs over ours, of the rounds in which both took time."""
+    times = [(time_of(run), time_of(ours)) for run, ours in pairs]
+    known = [(a, b) for a, b in times if a is not None and b is not None and a > 0 and b > 0]
+    return ratio_of(*zip(*known, strict=True)) if known else None
 
 
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
-
-
-def _table(lines: Sequence[Line]) -> str:
-    head = (
-        "| at once | engine | tokens/s | decode tokens/s | prefill tokens/s | against "
-        "| ratio (least - largest) | decode ratio |\n|---|---|---|---|---|---|---|---|\n"
-    )
-    return head + "\n".join(
+def _row(line: Line) -> str:
+    p99 = f" ({line.first_token_p99 * 1e3:.0f})" if line.first_token_p99 else ""
+    first, later = line.first_token_ratio, line.output_token_ratio
+    return (
         f"| {line.concurrency} | {line.engine} | {line.tokens_per_second:.1f} "
-        f"| {_number(line.decode_tokens_per_second, '.1f')} "
-        f"| {line.prefill_tokens_per_second:.0f} | {line.against or ''} | {_ratio(line)} "
-        f"| {_number(line.decode_ratio, '.2f')} |"
-        for line in lines
-    )
-
-
-def _ratio(line: Line) -> str:
-    if line.ratio is None or line.least_ratio is None or line.largest_ratio is None:
-        return ""
-    return f"{line.ratio:.2f} ({line.least_ratio:.2f} - {line.largest_ratio:.2f})"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _agreement_table(agreements: Sequence[Agreement]) -> str:
-    if not agreements:
-        return ""
-    head = "| at once | engine | outputs equal to those of | must |\n|---|---|---|---|\n"
-    return head + "\n".join(
-        f"| {a.concurrency} | {a.engine} | {a.against}: {a.equal} of {a.compared} "
-        f"| {'yes' if a.must_agree else 'no'} |"
-        for a in agreements
+        f"| {line.first_token * 1e3:.0f}{p99} "
+        f"| {f'{line.output_token * 1e3:.1f}' if line.output_token else ''} "
+        f"| {line.against or ''} | {line.ratio or ''} "
+        f"| {f'{first.median:.2f}' if first else ''} | {f'{later.median:.2f}' if later else ''} |"
     )

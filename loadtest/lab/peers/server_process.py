@@ -1,33 +1,28 @@
-"""A server as its driver sees it: started, asked by the load test, ended."""
+"""A server in a process of its own: started, asked by the load test, ended."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from loadtest.answers import KeptAnswer
 from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
-from loadtest.lab.peers.process import WorkerError
+from loadtest.lab.peers.comparison import Answered, Loop
 from loadtest.lab.peers.servers.launch import MODEL, load_server
 from loadtest.lab.peers.worker import LoadOptions
+from loadtest.lab.serve import free_port
 from loadtest.load_report import LoadReport
-from loadtest.metrics import Distribution
 from loadtest.runner import LoadTest
 from loadtest.target.open_target import connect_to, nothing_more
 from loadtest.target.target import CallFailed
-from loadtest.work.ask import Answer
 from loadtest.work.common import Common
 from loadtest.work.lengths import parse_lengths
 from loadtest.work.synthetic import Synthetic
@@ -38,40 +33,14 @@ _END_TIMEOUT = 60.0  # seconds for a server to end when it is told to
 _REQUEST_TIMEOUT = 300.0  # seconds
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A closed loop; the same seed asks the same."""
-
-    concurrency: int
-    num_requests: int
-    num_prompt_tokens: int
-    num_new_tokens: int
-    vocab_size: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Answered:
-    """Results of a closed loop: latencies in seconds, and every answer in the order of asking."""
-
-    seconds: float
-    time_to_first_token: Distribution | None
-    time_per_output_token: Distribution | None
-    end_to_end: Distribution | None
-    answers: tuple[Answer, ...]
-    client_share: float  # the load test's share of a core
-    invalid: tuple[str, ...]  # why the figures are the client's
-
-
 class ServerProcess:
-    """A server and all below it; raises WorkerError if it does not answer."""
+    """A server and all below it; LoadTestError says that it does not answer."""
 
     def __init__(self, name: str, options: LoadOptions, log: Path) -> None:
-        port = _free_port()
         try:
-            self._launch = load_server(name).launch(options, port)
+            self._launch = load_server(name).launch(options, free_port())
         except (ImportError, OSError, subprocess.CalledProcessError) as error:
-            raise WorkerError(f"{type(error).__name__}: {error}") from error
+            raise LoadTestError(f"{type(error).__name__}: {error}") from error
         self.versions: Mapping[str, str] = self._launch.versions
         self._log = log
         with log.open("ab") as out:
@@ -89,7 +58,7 @@ class ServerProcess:
             raise
 
     def ask(self, loop: Loop) -> Answered:
-        """Send a closed loop; WorkerError where an answer is none, or has not the length.
+        """Send a closed loop; LoadTestError where an answer is none, or has not the length.
 
         Ctrl-C raises KeyboardInterrupt, though a load test by itself goes on to its report.
         """
@@ -97,7 +66,7 @@ class ServerProcess:
         if report.interrupted:
             raise KeyboardInterrupt
         if failed := [record for record in report.records if not record.ok]:
-            raise WorkerError(
+            raise LoadTestError(
                 f"{len(failed)} of {len(report.records)} requests failed: "
                 f"{failed[0].error} {failed[0].message}"
             )
@@ -106,16 +75,16 @@ class ServerProcess:
             len(ids) for one in kept if isinstance(ids := one.answer.get("token_ids"), list)
         }
         if lengths != {loop.num_new_tokens}:
-            raise WorkerError(f"asked for {loop.num_new_tokens} tokens, got {sorted(lengths)}")
-        summary = report.summary
+            raise LoadTestError(f"asked for {loop.num_new_tokens} tokens, got {sorted(lengths)}")
+        first, later = report.summary.time_to_first_token, report.summary.time_per_output_token
+        assert first is not None, "every answer has tokens"
         return Answered(
-            seconds=summary.duration,
-            time_to_first_token=summary.time_to_first_token,
-            time_per_output_token=summary.time_per_output_token,
-            end_to_end=summary.end_to_end,
+            seconds=report.summary.duration,
+            first_token=first.p50,
+            output_token=later.p50 if later else None,
             answers=tuple(one.answer for one in kept),
-            client_share=report.own.processor_share if report.own else 0.0,
-            invalid=report.invalid,
+            first_token_p99=first.p99,
+            late=report.invalid,
         )
 
     def close(self) -> None:
@@ -126,17 +95,6 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _load(self, loop: Loop) -> tuple[LoadReport, list[KeptAnswer]]:
         config = LoadConfig(
@@ -157,7 +115,7 @@ class ServerProcess:
         try:
             return test.run(), list(test.kept)
         except LoadTestError as error:
-            raise WorkerError(f"{error}; its log is {self._log}") from error
+            raise LoadTestError(f"{error}; its log is {self._log}") from error
 
     async def _wait_until_there(self) -> None:
         """Return when the server knows its model and computes with it."""
@@ -172,20 +130,13 @@ class ServerProcess:
                 return
             except (LoadTestError, CallFailed) as error:
                 if self._process.poll() is not None:
-                    raise WorkerError(
+                    raise LoadTestError(
                         f"the server has ended by itself; its log is {self._log}"
                     ) from error
                 if time.monotonic() > deadline:
-                    raise WorkerError(
+                    raise LoadTestError(
                         f"no answer within {_START_TIMEOUT:g} s ({error}); its log is {self._log}"
                     ) from error
             finally:
                 await target.close()
             await asyncio.sleep(_LOOK_PERIOD)
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
