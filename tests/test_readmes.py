@@ -238,7 +238,7 @@ def _read_before(path: Path) -> Iterator[Path]:
     """Yield the READMEs that come before one: the first of all, and those that it links to."""
     if path != ROOT / "README.md":
         yield ROOT / "README.md"
-        for link in re.findall(r"\]\((\.\./\w+/README\.md)", path.read_text()):
+        for link in re.findall(r"\]\((\.\./[\w./]*README\.md)", path.read_text()):
             yield (path.parent / link).resolve()
 
 

@@ -49,8 +49,8 @@ def test_a_kept_table_says_so_too(path: Path) -> None:
 
 
 def _rows(header: str) -> Iterator[list[str]]:
-    """Yield the cells of a table in loadtest/README.md, an empty one as in the row above."""
-    lines = (ROOT / "loadtest" / "README.md").read_text().partition(header)[2].splitlines()[2:]
+    """Yield the cells of a table in loadtest/results/README.md, an empty one as in the row above."""
+    lines = (RESULTS / "README.md").read_text().partition(header)[2].splitlines()[2:]
     above: list[str] = []
     for line in itertools.takewhile(lambda line: line.startswith("|"), lines):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
