@@ -88,7 +88,7 @@ class Turn(NamedTuple):
 
 
 class Side(Protocol):
-    """What takes turns."""
+    """An engine or a server that takes turns with others."""
 
     def do(self, num_streams: int, number: int, work: BenchmarkWork) -> Turn:
         """Do some work, whose prompts are those of this number."""
@@ -114,7 +114,7 @@ class Tree(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What every side may use."""
+    """The bounds of every side."""
 
     num_seqs: int
     num_threads: int  # others than the first wait busily for their work

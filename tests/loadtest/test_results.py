@@ -49,7 +49,7 @@ def test_a_kept_table_says_so_too(path: Path) -> None:
 
 
 def _rows(header: str) -> Iterator[list[str]]:
-    """Yield the cells of a table in loadtest/results/README.md, an empty one as in the row above."""
+    """Yield the cells of a table of its README, an empty one as in the row above."""
     lines = (RESULTS / "README.md").read_text().partition(header)[2].splitlines()[2:]
     above: list[str] = []
     for line in itertools.takewhile(lambda line: line.startswith("|"), lines):
