@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from engine.config import Device, EngineConfig
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     any_path,
-    decode_buckets_option,
-    device_option,
     examples,
-    gpu_memory_option,
     package_path,
     read_numbers,
 )
+from server.cli.setting_options import engine_option
 
 if TYPE_CHECKING:
-    from engine.config import Device, EngineConfig
     from loadtest.benchmark.report import BenchmarkReport
     from loadtest.benchmark.work import BenchmarkWork
 
@@ -49,9 +47,9 @@ if TYPE_CHECKING:
 @click.option("--beam", type=click.IntRange(2), metavar="WIDTH", help="Beam search instead.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Of the model.  [default: one a core]")
-@device_option
-@gpu_memory_option
-@decode_buckets_option
+@engine_option("device")
+@engine_option("gpu_memory_utilization")
+@engine_option("decode_buckets")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and draws.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
 @needs("cpu")
@@ -111,7 +109,6 @@ def _work_and_settings(
 ) -> tuple[BenchmarkWork, EngineConfig]:
     if beam is not None and strategy is not None:
         raise click.UsageError("give --strategy, or --beam for beam search")
-    from engine.config import EngineConfig
     from loadtest.benchmark.work import BenchmarkWork
 
     work = BenchmarkWork(
