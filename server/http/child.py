@@ -1,7 +1,7 @@
 """The HTTP server in a process of its own, beside a gateway.
 
-Its settings come by the standard input. It writes its URL to the standard output once it serves, and
-its log to the standard error, a JSON object a line.
+Its settings come by the standard input. It writes its URL to the standard output once it serves,
+and its log to the standard error, a JSON object a line.
 """
 
 from __future__ import annotations
