@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from engine.config import Device
+from server.cli.app import cli
 from server.cli.checkpoints import print_report
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.extras import needs
 from server.cli.generation import print_stream
 from server.cli.interruption import cleaned_up
-from server.cli.load_test import report_load_test
-from server.cli.load_test_files import ReportFiles
 from server.cli.options import any_path, examples
 from server.cli.packages import export_with_progress
 from server.cli.service import announce, serve_until_ended
@@ -34,7 +33,6 @@ LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
 
 
 @click.command(
-    short_help="Show all of it on this machine, in a few minutes.",
     epilog=examples(
         "tokenweir demo",
         "tokenweir demo --keep-serving",
@@ -170,24 +168,15 @@ async def _show(package: Path, out: Path, device: Device) -> int:
 
 def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]:
     """Ask the server the dates, load-test it; return what went wrong."""
-    from loadtest.arrival.arrival import ClosedLoop
-    from loadtest.config import LoadConfig
-    from loadtest.work.ask import texts
-
     _headline("Ask")
     problems = _ask(address)
     _headline("Load test")
-    config = LoadConfig(
-        address,
-        MODEL,
-        ClosedLoop(LOAD_CONCURRENCY),
-        num_requests=LOAD_REQUESTS,
-        admin_address=admin_address,
-    )
-    files = ReportFiles(json=out / LAST, html=out / "loadtest.html", png=out / "loadtest.png")
-    files.check()
-    report = report_load_test(config, texts(tuple(TYPED_DATES)), files)
-    return [*problems, *(f"load test: {problem}" for problem in report.faults)]
+    pages = {"--json": out / LAST, "--html": out / "loadtest.html", "--png": out / "loadtest.png"}
+    place = {"--server": address, **({"--admin": admin_address} if admin_address else {})}
+    load = {"--model": MODEL, "--concurrency": LOAD_CONCURRENCY, "--requests": LOAD_REQUESTS}
+    words = [str(word) for pair in {**load, **place, **pages}.items() for word in pair]
+    code = cli.main(["loadtest", *words], "tokenweir", standalone_mode=False)
+    return [*problems, *(["the load test has failed"] if code else [])]
 
 
 def _ask(address: str) -> list[str]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Run one more gateway before the workers of a service.",
     epilog=examples(
         "RAY_ADDRESS=10.0.0.1:6379 tokenweir serve packages/dates --no-gateway",
         "tokenweir gateway --ray-address 10.0.0.1:6379",

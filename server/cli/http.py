@@ -27,7 +27,6 @@ _ADMIN_SECONDS = 4.0
 
 @click.command(
     "http",
-    short_help="Answer OpenAI's protocol over HTTP, in front of a server.",
     epilog=examples(
         "tokenweir http --port 8000",
         "tokenweir http --server server.example:50051 --tls-ca ca.pem --port 8000",

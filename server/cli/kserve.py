@@ -16,7 +16,6 @@ from server.front_config import kserve_config
 
 @click.command(
     "kserve",
-    short_help="Answer KServe's protocol over gRPC, in front of a server.",
     epilog=examples(
         "tokenweir kserve --port 8001",
         "tokenweir kserve --server server.example:50051 --tls-ca ca.pem --port 8001",

@@ -44,7 +44,6 @@ text_option = click.option(
 
 
 @click.command(
-    short_help="Export a checkpoint to a package, proven equal.",
     epilog=examples(
         "tokenweir export checkpoints/dates --out packages/dates",
         "tokenweir export checkpoints/dates --out new --name dates --version 2",
@@ -185,7 +184,6 @@ def export_with_progress(
 
 
 @click.command(
-    short_help="Compare a package with its checkpoint again.",
     epilog=examples(
         "tokenweir verify packages/dates checkpoints/dates",
         "tokenweir verify packages/gpt2 checkpoints/gpt2 --device cuda",

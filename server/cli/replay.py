@@ -30,7 +30,6 @@ _CAUSES = {
 
 
 @click.command(
-    short_help="Ask recorded requests again, and compare the answers.",
     epilog=examples(
         'tokenweir generate --model dates --record dates.jsonl "3rd of Feb, 1998"',
         "tokenweir replay dates.jsonl",

@@ -31,7 +31,6 @@ _BOUNDS = ("min_replicas", "max_replicas")
 
 
 @click.command(
-    short_help="Serve packages over gRPC.",
     epilog=examples(
         "tokenweir serve packages/dates",
         "tokenweir serve packages/dates packages/digits --replicas 2 --port 50051",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import click
 
 from engine.config import Device, EngineConfig
+from engine.machine import quota_notice
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
@@ -16,15 +17,12 @@ from server.cli.options import (
     package_path,
     read_numbers,
 )
+from server.cli.progress import show_progress
 from server.cli.setting_options import engine_option
-
-if TYPE_CHECKING:
-    from loadtest.benchmark.report import BenchmarkReport
-    from loadtest.benchmark.work import BenchmarkWork
+from server.cli.tables import print_table
 
 
 @click.command(
-    short_help="Measure the engine on a package, without a server.",
     epilog=examples(
         "tokenweir bench packages/gpt2",
         "tokenweir bench packages/gpt2 --concurrency 1,32 --json bench.json",
@@ -56,9 +54,17 @@ if TYPE_CHECKING:
 def bench(
     package: Path,
     concurrencies: tuple[int, ...],
+    prompt_tokens: int,
+    new_tokens: int,
+    strategy: Literal["greedy", "topk"] | None,
+    beam: int | None,
     rounds: int,
+    threads: int | None,
+    device: Device | None,
+    gpu_memory_utilization: float,
+    decode_buckets: tuple[int, ...],
+    seed: int,
     json_file: Path | None,
-    **typed: Any,
 ) -> None:
     """Run PACKAGE on random prompts in this process: scheduler, model, sampler, detokenizer.
 
@@ -66,15 +72,29 @@ def bench(
     medians; a decode step is what the work takes beyond its prompts. If that is less than its
     parts, as noise makes it with tiny models, their shares are unclear.
     """
-    work, settings = _work_and_settings(**typed)
-    from engine.machine import quota_notice
+    # Not above: some installs lack what they need, and have the help.
     from loadtest.benchmark.run import run_benchmark
-    from server.cli.progress import show_progress
-    from server.cli.tables import benchmark_tables, print_table
+    from loadtest.benchmark.work import BenchmarkWork
+    from loadtest.cli.benchmark_report import benchmark_tables, write_benchmark
+    from loadtest.reports.report import check_place
 
+    if beam is not None and strategy is not None:
+        raise click.UsageError("give --strategy, or --beam for beam search")
+    work = BenchmarkWork(
+        num_prompt_tokens=prompt_tokens,
+        num_new_tokens=new_tokens,
+        strategy="beam" if beam is not None else strategy or "greedy",
+        beam_width=beam or 1,
+        seed=seed,
+    )
+    settings = EngineConfig(
+        num_threads=threads or 0,
+        max_num_seqs=max(decode_buckets, default=0),
+        device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        decode_buckets=decode_buckets,
+    )
     if json_file is not None:
-        from loadtest.reports.report import check_place
-
         check_place(json_file)
     if notice := quota_notice():
         click.echo(notice, err=True)
@@ -91,56 +111,5 @@ def bench(
     for table in benchmark_tables(report):
         print_table(table)
     if json_file is not None:
-        _write_benchmark(report, json_file)
+        write_benchmark(report, json_file)
         click.echo(f"written: {json_file}")
-
-
-def _work_and_settings(
-    *,
-    prompt_tokens: int,
-    new_tokens: int,
-    strategy: Literal["greedy", "topk"] | None,
-    beam: int | None,
-    threads: int | None,
-    device: Device | None,
-    gpu_memory_utilization: float,
-    decode_buckets: tuple[int, ...],
-    seed: int,
-) -> tuple[BenchmarkWork, EngineConfig]:
-    if beam is not None and strategy is not None:
-        raise click.UsageError("give --strategy, or --beam for beam search")
-    from loadtest.benchmark.work import BenchmarkWork
-
-    work = BenchmarkWork(
-        num_prompt_tokens=prompt_tokens,
-        num_new_tokens=new_tokens,
-        strategy="beam" if beam is not None else strategy or "greedy",
-        beam_width=beam or 1,
-        seed=seed,
-    )
-    settings = EngineConfig(
-        num_threads=threads or 0,
-        max_num_seqs=max(decode_buckets, default=0),
-        device=device,
-        gpu_memory_utilization=gpu_memory_utilization,
-        decode_buckets=decode_buckets,
-    )
-    return work, settings
-
-
-def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
-    from pydantic import TypeAdapter
-
-    from engine.machine import machine_name
-    from loadtest.benchmark.report import BenchmarkReport
-    from loadtest.origin import code_commit, now, typed_command
-    from loadtest.result_file import write_document
-
-    content = {
-        "command": typed_command(),
-        "commit": code_commit(),
-        "machine": machine_name(),
-        "written_at": now(),
-        **TypeAdapter(BenchmarkReport).dump_python(report, mode="json"),
-    }
-    write_document(content, path)
