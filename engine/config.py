@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.errors import ConfigError
+from engine.setting import check_bounds, setting
 
 Device = Literal["cpu", "cuda"]
 
 DEFAULT_NUM_SEQS = 32
 MOST_CHOSEN_SEQS = 256  # more are to be asked for: an empty row of a device costs what others do
 
-# Limits of what every request has; the others forbid an option where they are 0.
-_AT_LEAST_ONE = frozenset({"max_num_outputs", "max_inputs", "max_image_bytes", "max_image_pixels"})
-
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The largest values a request may ask for."""
+    """The largest values a request may ask for; a limit of 0 forbids the option."""
 
-    max_num_outputs: int = 8
-    max_best_of: int = 16
-    max_beam_width: int = 16
-    max_logprobs: int = 20
-    max_logit_biases: int = 1024
-    max_banned_tokens: int = 1024
-    max_forced_tokens: int = 64  # that an output begins with
-    max_constraint_chars: int = 65536  # all its texts together
-    max_choices: int = 256
-    max_stop_strings: int = 16
-    max_stop_string_chars: int = 256
-    max_stop_token_ids: int = 64
-    max_inputs: int = 64
-    max_image_bytes: int = 10 << 20
-    max_image_pixels: int = 1 << 24  # a small file can hold a huge image; as RGB 48 MiB
+    max_num_outputs: int = setting(8, "Outputs of a prompt.", ge=1)
+    max_best_of: int = setting(16, "Samples of a prompt, of which the best are returned.", ge=0)
+    max_beam_width: int = setting(16, "Beams of a prompt.", ge=0)
+    max_logprobs: int = setting(20, "Alternatives of a token.", ge=0)
+    max_logit_biases: int = setting(1024, "Tokens with a bias.", ge=0)
+    max_banned_tokens: int = setting(1024, "Tokens that may not be generated.", ge=0)
+    max_forced_tokens: int = setting(64, "Tokens that an output begins with.", ge=0)
+    max_constraint_chars: int = setting(65536, "Characters of a constraint, all its texts.", ge=0)
+    max_choices: int = setting(256, "Texts to choose from.", ge=0)
+    max_stop_strings: int = setting(16, "Texts that end an output.", ge=0)
+    max_stop_string_chars: int = setting(256, "Characters of such a text.", ge=0)
+    max_stop_token_ids: int = setting(64, "Tokens that end an output.", ge=0)
+    max_inputs: int = setting(64, "Inputs of a call.", ge=1)
+    max_image_bytes: int = setting(10 << 20, "Bytes of an image.", ge=1)
+    max_image_pixels: int = setting(  # as RGB 48 MiB
+        1 << 24, "Pixels of an image; a small file can hold a huge one.", ge=1
+    )
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            least = int(limit.name in _AT_LEAST_ONE)
-            if value < least:
-                raise ConfigError(f"{limit.name} ({value}) must be at least {least}")
+        check_bounds(self)
 
     @property
     def most_sequences(self) -> int:
@@ -53,41 +49,67 @@ class RequestLimits:
 class EngineConfig:
     """How much an engine takes on at once."""
 
-    # Sequences in the running batch = slots of the cache; 0: as many as a device has memory for.
-    max_num_seqs: int = DEFAULT_NUM_SEQS
-    max_num_batched_tokens: int = 1024  # tokens computed in one step, decode and prefill together
-    prefill_chunk_size: int = 128  # prompts are cut at multiples of it, whatever else runs
-    max_queue_size: int = 256  # requests waiting; one more is refused
-    max_waiting_tokens: int = 262_144  # that waiting requests may come to cost; more are refused
-    reuse_prefixes: bool = True  # compute a tenant's equal beginnings and sources once
-    num_threads: int = 0  # onnxruntime's; 0: one per core
-    # An engine longer in one step counts as hung, unless that is less than four times what a full
-    # step took when the model was tried out; inf: never.
-    max_step_seconds: float = 8.0
-    device: Device | None = None  # None: what the package was made for
-    # Whether a model that generates has a process for itself, beside that of the event loop; None:
-    # on a GPU, which would wait for it. On a CPU both want the same cores.
-    own_process: bool | None = None
-    gpu_memory_utilization: float = 0.9  # share of the device's memory
-    # Rows of a decode call on a device, rising: the smallest that holds the batch is taken.
-    # (): one, of max_num_seqs. With several a row is no longer computed alike in every batch.
-    decode_buckets: tuple[int, ...] = ()
+    # Also the slots of the cache.
+    max_num_seqs: int = setting(
+        DEFAULT_NUM_SEQS,
+        "Sequences decoded at once, per model; 0: as many as a device has memory for.",
+        ge=0,
+    )
+    max_num_batched_tokens: int = setting(
+        1024, "Tokens computed in one step, decode and prefill together.", ge=1
+    )
+    prefill_chunk_size: int = setting(
+        128, "Prompts are cut at multiples of it, whatever else runs.", ge=1
+    )
+    max_queue_size: int = setting(256, "Requests that wait; one more is refused.", ge=1)
+    max_waiting_tokens: int = setting(
+        262_144, "Tokens that waiting requests may come to cost; more are refused.", ge=1
+    )
+    reuse_prefixes: bool = setting(
+        True, "Compute equal beginnings and sources of a tenant's requests once."
+    )
+    num_threads: int = setting(
+        0, "Threads of each worker; 0: its share of the cores.", option="--threads", ge=0
+    )
+    max_step_seconds: float = setting(
+        8.0,
+        "A worker whose model is longer in one step counts as hung and is replaced; a slow model "
+        "has four times what a full step takes at the start, where that is more. inf: never.",
+        option="--max-step-seconds",
+        metavar="SECONDS",
+        gt=0,
+    )
+    device: Device | None = setting(
+        None,
+        "Where models run.",
+        option="--device",
+        unset="what their package was made for",
+    )
+    # On a GPU the event loop would wait for the model. On a CPU both want the same cores.
+    own_process: bool | None = setting(
+        None,
+        "Whether a model that generates has a process for itself.",
+        unset="on a GPU only",
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "Share of a GPU's memory; workers and models on one GPU divide it.",
+        option="--gpu-memory-utilization",
+        metavar="SHARE",
+        gt=0,
+        le=1,
+    )
+    # The smallest that holds the batch is taken. (): one, of max_num_seqs.
+    decode_buckets: tuple[int, ...] = setting(
+        (),
+        "Rows of a decode call on a GPU, rising; with several, answers may depend on the batch.",
+        option="--decode-buckets",
+        unset="one number, all that a worker decodes at once",
+    )
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_num_batched_tokens",
-            "prefill_chunk_size",
-            "max_queue_size",
-            "max_waiting_tokens",
-        ):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"{name} ({value}) must be at least 1")
-        if not self.max_step_seconds > 0:
-            raise ConfigError(f"max_step_seconds ({self.max_step_seconds}) must be above 0")
-        if self.num_threads < 0:
-            raise ConfigError(f"num_threads ({self.num_threads}) must be 0, one per core, or more")
+        check_bounds(self)
         self._check_num_seqs()
         self._check_device()
 
@@ -126,11 +148,6 @@ class EngineConfig:
         return device == "cuda" if self.own_process is None else self.own_process
 
     def _check_num_seqs(self) -> None:
-        if self.max_num_seqs < 0:
-            raise ConfigError(
-                f"max_num_seqs ({self.max_num_seqs}) must be 1 or more, or 0: as many as there is "
-                "memory for"
-            )
         least = self.max_num_seqs or 1
         if self.max_num_batched_tokens < least + self.prefill_chunk_size:
             raise ConfigError(
@@ -140,11 +157,6 @@ class EngineConfig:
             )
 
     def _check_device(self) -> None:
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"gpu_memory_utilization ({self.gpu_memory_utilization}) must be above 0 and at "
-                "most 1, the whole memory; 0.9 leaves room for what onnxruntime takes beside it"
-            )
         buckets = self.decode_buckets
         if any(low >= high for low, high in zip((0, *buckets), buckets, strict=False)):
             raise ConfigError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokenweir.compare import differences
+
 from loadtest.work.ask import Answer, Ask
 
 _MAX_SHOWN = 200  # characters of a value in a message
@@ -51,10 +53,10 @@ class Checks:
 
 def difference(index: int, wanted: Answer, got: Answer) -> WrongAnswer | None:
     """Return the first field of `wanted` that is another one in `got`, bit for bit."""
-    for field, value in wanted.items():
-        if field not in got or got[field] != value:
-            return WrongAnswer(index, field, _short(value), _short(got.get(field)))
-    return None
+    found = next(differences(wanted, got), None)
+    if found is None:
+        return None
+    return WrongAnswer(index, found.field, _short(found.wanted), _short(found.got))
 
 
 def checks_of(

@@ -116,7 +116,7 @@ class ParsingInterceptor(WrappingInterceptor):
         async def around(behavior: Behavior, data: bytes, context: Context) -> Any:
             if len(data) > self._max_bytes:
                 limit = f"more than {self._max_bytes:,}, the most that a request may have"
-                way_out = "start the server with a larger max_request_bytes ([worker] of --config)"
+                way_out = "start the server with a larger max_request_bytes ([limits] of --config)"
                 what = f"{len(data):,} bytes are {limit}; send less in a call, or {way_out}"
                 raise InvalidRequest([FieldViolation("request", what)])
             request = _parsed(parse, data, method)

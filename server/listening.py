@@ -93,6 +93,11 @@ def listen(
         ) from error
 
 
+def listen_at(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there, for a server that is given one."""
+    return socket.create_server((host, port), family=family_of(host), backlog=1024)
+
+
 def check_ports_are_free(*wanted: tuple[str, str, int]) -> None:
     """Raise ConfigError if nobody can listen there, or two want the same port.
 

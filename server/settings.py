@@ -1,302 +1,492 @@
-"""The settings of a server: every value, and whether a file, an option or a default says it.
+"""All that a person may set of a server: one tree, whose fields have their help and option.
 
-A file is TOML. Its sections are dataclasses: `[serve]` has the fields of ServeConfig that are no
-dataclass themselves, every other section those of one that is. Servers that run by themselves have
-the same file; of theirs `serve` does not look at `[kserve]`.
+A file of settings is TOML with these sections. Options of commands, `--print-config` and the page
+`settings.md` are made of the tree; what the parts of a server are made with is derived from it.
 """
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
-from server.config import FOLLOWING, GatewayRoleConfig, LogConfig, ServeConfig
-from server.front_config import FrontConfig, HttpConfig, KserveConfig
-from server.identity.config import CERTIFICATES
-from server.packages.address import is_remote
-from server.setting_checks import nearest
+from engine.setting import setting
+from server.hosts import is_loopback
 
-_OWN = "serve"  # the section of ServeConfig's own fields
-_OF_FRONTS = (
-    *("serve.host", "serve.grace", "log"),
-    *(f"gateway.doors.{name}" for name in (*CERTIFICATES, "insecure")),
-)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
+T = TypeVar("T", bound="DataclassInstance")
 
-@dataclass(frozen=True)
-class Role:
-    """A command that runs by itself with the file of a service: what of it counts there."""
-
-    counting: Sequence[str] = ()  # settings, and sections as a whole; of `serve` all that there are
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # those that differ
-
-
-ROLES: Mapping[str, Role] = {
-    "serve": Role(defaults={"engine.max_num_seqs": 0}),  # chosen for the device
-    "gateway": Role(
-        (
-            *("serve.name", "serve.host", "serve.port", "serve.grace"),
-            *("gateway", "log", "metrics", "tracing"),
-        ),
-        {"gateway.prefix_affinity": True},
-    ),
-    "http": Role((*_OF_FRONTS, "serve.http_port", "http"), {"serve.http_port": HttpConfig.port}),
-    "kserve": Role((*_OF_FRONTS, "kserve")),
-}
+MEBIBYTE = 1 << 20
+MOST_REQUEST_BYTES = 64 * MEBIBYTE
+_BESIDE_AN_IMAGE = MEBIBYTE // 16  # bytes of a request
+_ALL = frozenset(("0.0.0.0", "::"))  # addresses of this machine
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
+_PORT: Mapping[str, Any] = {"ge": 0, "le": 65535}
+_SECONDS: Mapping[str, Any] = {"gt": 0, "lt": math.inf, "metavar": "SECONDS"}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A value, and what says so: "default", the name of a file, or an option."""
+class Listen:
+    """The address of the service, and how it ends."""
 
-    value: Any
-    origin: str
+    host: str = setting("127.0.0.1", "Interface to listen on.", option="--host")
+    port: int = setting(50051, "Port of the gateway; 0: any free one.", option="--port", **_PORT)
+    name: str = setting(
+        "tokenweir", "Name of the service; two on one Ray cluster need two.", option="--name"
+    )
+    gateway: bool = setting(
+        True,
+        "With a gateway, or workers only: `tokenweir gateway` then runs those, on a Ray cluster.",
+        option="--gateway/--no-gateway",
+    )
+    grace: float = setting(
+        30.0,
+        "Requests in flight at SIGTERM or Ctrl-C get this long to finish.",
+        option="--grace",
+        **{"metavar": "SECONDS", "ge": 0, "lt": math.inf},
+    )
+    prefix_affinity: bool = setting(
+        False,
+        "Send a prompt to the worker that last had one with the same beginning, while others have "
+        "about as much to do.",
+        option="--prefix-affinity/--no-prefix-affinity",
+    )
+    max_connection_age: float = setting(
+        math.inf,
+        "Seconds until clients are told to connect anew, and so to find other gateways; what runs "
+        "on a connection ends there. inf: never.",
+        gt=0,
+    )
+    reflection: bool = setting(
+        False, "Describe the services to clients that ask for it.", option="--reflection"
+    )
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise ConfigError(
+                f"listen.name ({self.name!r}) may have letters, digits, '_', '.' and '-' only"
+            )
 
 
-class Settings:
-    """Settings by name, such as "serve.port"; what is given later wins."""
+@dataclass(frozen=True)
+class Tls:
+    """Certificates."""
 
-    def __init__(self, command: str = "serve") -> None:
-        """`command` decides the defaults, and which settings are told."""
-        self._role = ROLES[command]
-        found = [*_sections(ServeConfig, _OWN), *_sections(KserveConfig, "kserve")]
-        self._sections = {name: owner for name, owner in found if name not in FOLLOWING}
-        self._types = {
-            f"{section}.{name}": kind
-            for section, owner in self._sections.items()
-            for name, kind in get_type_hints(owner).items()
-            if not is_dataclass(kind)
-        }
-        for name in FOLLOWING:
-            self._types.pop(name, None)
-        self._given: dict[str, Setting] = {}
+    cert: Path | None = setting(
+        None,
+        "Take calls by TLS only, with this certificate; a renewed file is read by itself.",
+        option="--tls-cert",
+        metavar="PEM",
+    )
+    key: Path | None = setting(
+        None, "Key of the certificate, without a password.", option="--tls-key", metavar="PEM"
+    )
+    client_ca: Path | None = setting(
+        None,
+        "Take clients only that show a certificate which one of these has signed.",
+        option="--tls-client-ca",
+        metavar="PEM",
+    )
 
-    def read(self, path: Path) -> None:
-        """Take in a file; paths in it are relative to it.
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ConfigError(
+                f"tls.cert ({self.cert}) and tls.key ({self.key}) belong together; give both, or "
+                "none"
+            )
+        if self.client_ca is not None and self.cert is None:
+            raise ConfigError(
+                f"tls.client_ca ({self.client_ca}) needs a certificate of the server too; give "
+                "tls.cert and tls.key"
+            )
 
-        Raises ConfigError for what is not TOML, an unknown key, or a value of another type.
-        """
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
-        self.take(document, str(path), path.parent)
 
-    def take(self, document: Mapping[str, Any], origin: str, folder: Path) -> None:
-        """Take in the sections of a document; paths in it are relative to the folder.
+@dataclass(frozen=True)
+class Auth:
+    """Authentication of clients."""
 
-        Raises ConfigError for an unknown key, or a value of another type, with the origin.
-        """
-        for name, value in self._leaves(document, origin):
-            self.give(name, self._typed(name, value, origin, folder), origin)
+    tokens: Path | None = setting(
+        None,
+        "Take calls only with a token of this file; `tokenweir token` makes one.",
+        option="--tokens",
+        metavar="TOML",
+    )
+    insecure: bool = setting(
+        False,
+        "Let other machines call without certificates or tokens (see --host).",
+        option="--insecure",
+    )
 
-    def give(self, name: str, value: Any, origin: str) -> None:
-        """Set one value."""
-        self._given[name] = Setting(value, origin)
 
-    def __contains__(self, name: str) -> bool:
-        """Return whether a file or an option has set this."""
-        return name in self._given
+@dataclass(frozen=True)
+class Admin:
+    """The port for operators."""
 
-    def __getitem__(self, name: str) -> Setting:
-        """Return a setting."""
-        if name in self._given:
-            return self._given[name]
-        section, _, key = name.rpartition(".")
-        (found,) = (one for one in fields(self._sections[section]) if one.name == key)
-        return Setting(self._role.defaults.get(name, _default(found)), "default")
+    port: int | None = setting(
+        None,
+        "Port of those who operate the server; 0: any free one.",
+        option="--admin-port",
+        unset="none",
+        **_PORT,
+    )
+    tokens: Path | None = setting(
+        None,
+        "Take calls at the admin port only with a token of this file.",
+        option="--admin-tokens",
+        metavar="TOML",
+    )
 
-    def config(self) -> ServeConfig:
-        """Return the settings; ConfigError, with file and key, where they are out of bounds."""
-        config: ServeConfig = self._make(_OWN)
-        return config
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.port is None:
+            raise ConfigError(
+                f"admin.tokens ({self.tokens}) are for the admin port; give admin.port"
+            )
 
-    def gateway_role(self, ray_address: str) -> GatewayRoleConfig:
-        """Return those of a gateway by itself."""
-        own = {key: self[f"{_OWN}.{key}"].value for key in ("name", "grace")}
-        place = {key: self[f"{_OWN}.{key}"].value for key in ("host", "port")}
-        parts = {name: self._make(name) for name in ("log", "metrics", "tracing")}
-        gateway = replace(self._make("gateway"), **place)
-        return GatewayRoleConfig(ray_address, **own, gateway=gateway, **parts)
 
-    def http(self, admin_token: str | None) -> HttpConfig:
-        """Return those of an HTTP server by itself."""
-        front: HttpConfig = self._front("http")
-        return replace(front, port=self[f"{_OWN}.http_port"].value, admin_token=admin_token)
+@dataclass(frozen=True, kw_only=True)
+class Http:
+    """OpenAI's protocol over HTTP, and a page for people."""
 
-    def kserve(self) -> KserveConfig:
-        """Return those of a KServe server by itself."""
-        front: KserveConfig = self._front("kserve")
-        return front
+    port: int | None = setting(
+        None,
+        "Port of OpenAI's protocol over HTTP, and of a page for people; 0: any free one.",
+        option="--http-port",
+        unset="none",
+        **_PORT,
+    )
+    timeout: float = setting(
+        600.0,
+        "Deadline of a request, waiting included.",
+        option="--timeout",
+        **_SECONDS,
+    )
+    max_requests: int = setting(1024, "Requests open at once; one more is refused.", ge=1)
+    max_body_bytes: int = setting(
+        4 << 20, "Bytes of a request; a longer one is refused.", option="--max-body-bytes", ge=1
+    )
+    body_seconds: float = setting(30.0, "Time for the body of a request to come.", **_SECONDS)
+    head_seconds: float = setting(10.0, "Time for the head of a request to come.", **_SECONDS)
+    max_head_bytes: int = setting(64 << 10, "Bytes of the head of a request.", ge=1)
+    keep_alive_seconds: float = setting(
+        75.0, "Time of a connection without a request; proxies should wait less.", **_SECONDS
+    )
+    ping_seconds: float = setting(1.0, "Silence in a stream before a comment is sent.", **_SECONDS)
+    allowed_origins: tuple[str, ...] = setting(
+        (), 'Sites whose pages may call, as https://chat.example; "*": all.'
+    )
 
-    def log(self) -> LogConfig:
-        """Return those of what is logged."""
-        log: LogConfig = self._make("log")
-        return log
-
-    def _front(self, section: str) -> Any:
-        host, grace = (self[f"{_OWN}.{key}"].value for key in ("host", "grace"))
-        front: FrontConfig = self._make(section)
-        return front.beside(host, grace, self._make("gateway.doors"))
-
-    def check(self) -> None:
-        """Raise what `config` raises, except for what it takes packages to see."""
-        if self[f"{_OWN}.packages"].value:
-            self.config()
-        for section in self._sections:
-            if section != _OWN:
-                self._make(section)
-
-    def lines(self) -> Iterator[str]:
-        """Return what counts as a file that `read` takes, each with where it came from."""
-        for section, owner in self._sections.items():
-            names = (f"{section}.{key}" for key in get_type_hints(owner))
-            if found := [line for name in names if self._counts(name) for line in self._line(name)]:
-                yield from (f"[{section}]", *found, "")
-
-    def _counts(self, name: str) -> bool:
-        counting = self._role.counting
-        return not counting or any(f"{name}.".startswith(f"{one}.") for one in counting)
-
-    def _line(self, name: str) -> Iterator[str]:
-        key = name.rpartition(".")[2]
-        if name in FOLLOWING:
-            yield f"# {key} follows from {FOLLOWING[name]}"
-        elif name in self._types:
-            setting = self[name]
-            is_missing = setting.value is None or setting.value == {}
-            text = f"# {key} is not set" if is_missing else f"{key} = {_toml(setting.value)}"
-            yield f"{text}  # {setting.origin}"
-
-    def _make(self, section: str) -> Any:
-        """Return the dataclass of a section, those inside it made first."""
-        owner = self._sections[section]
-        values: dict[str, Any] = {}
-        for key, kind in get_type_hints(owner).items():
-            name = f"{section}.{key}"
-            inner = key if section == _OWN else name
-            if name in self._types:
-                values[key] = self[name].value
-            elif is_dataclass(kind) and inner not in FOLLOWING:
-                values[key] = self._make(inner)
-        try:
-            return owner(**values)
-        except ConfigError as error:
-            raise ConfigError(f"{self._blamed(section, str(error))}{error}") from error
-
-    def _blamed(self, section: str, message: str) -> str:
-        """Return the origin and name of the values of a section that an error speaks of."""
-        found = [
-            f"{setting.origin}, {name}: "
-            for name, setting in self._given.items()
-            if name.rpartition(".")[0] == section and name.rpartition(".")[2] in message
-        ]
-        return next(iter(found), "")
-
-    def _leaves(
-        self, table: Mapping[str, Any], origin: str, section: str = ""
-    ) -> Iterator[tuple[str, Any]]:
-        """Return all values by name; ConfigError for the first name that there is not."""
-        for key, value in table.items():
-            name = f"{section}.{key}" if section else key
-            if name in FOLLOWING:
-                raise ConfigError(f"{origin}: {name} follows from {FOLLOWING[name]}; leave it out")
-            if name in self._types:
-                yield name, value
-            elif name in self._sections and isinstance(value, dict):
-                yield from self._leaves(value, origin, name)
-            elif any(known.startswith(f"{name}.") for known in self._types):
-                raise ConfigError(f"{origin}: {name} is a section, [{name}], not a value")
-            else:
-                unknown = _first_leaf(name, value)
+    def __post_init__(self) -> None:
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"{origin}: there is no setting {unknown}; the nearest is "
-                    f"{nearest(unknown, self._types)}"
+                    f"http.allowed_origins ({origin}) must be as browsers send them, as "
+                    "https://chat.example, without a slash at the end, or *"
                 )
 
-    def _typed(self, name: str, value: Any, origin: str, folder: Path) -> Any:
-        """Return a value of the type that a setting has."""
-        # Not above: commands without a file need no extra.
-        from pydantic import TypeAdapter, ValidationError
 
-        kind = self._types[name]
-        value = _as_paths(value, kind, folder)
-        try:
-            # Strictly: "8" is not a number, and 1 is not true.
-            return TypeAdapter(kind, config={"strict": True}).validate_python(value)
-        except ValidationError as error:
-            (first, *_) = error.errors()
-            where = f"{name}{_keys(value, first['loc'])}"
+@dataclass(frozen=True, kw_only=True)
+class Kserve:
+    """KServe's protocol over gRPC, of `tokenweir kserve`."""
+
+    port: int = setting(8001, "Port to listen on; 0: any free one.", option="--port", **_PORT)
+    timeout: float = setting(
+        600.0, "Deadline of a request, waiting included.", option="--timeout", **_SECONDS
+    )
+    max_requests: int = setting(1024, "Requests open at once; one more is refused.", ge=1)
+    max_request_bytes: int = setting(
+        16 << 20, "Bytes of a request; a longer one is refused.", option="--max-request-bytes", ge=1
+    )
+    max_open_bytes: int = setting(256 << 20, "Bytes of all open requests together.", ge=1)
+
+
+@dataclass(frozen=True)
+class Limits(RequestLimits):
+    """The most that clients may ask for, and times after which somebody is given up."""
+
+    max_request_bytes: int = setting(
+        MEBIBYTE,
+        "Bytes of a request; where models take images and nothing else is said, those of the "
+        "largest.",
+        ge=1,
+        le=MOST_REQUEST_BYTES,
+    )
+    max_concurrent_calls: int = setting(4096, "Calls open at a gateway; one more is refused.", ge=1)
+    max_worker_calls: int = setting(
+        1024, "Calls open at a worker; its engines refuse earlier.", ge=1
+    )
+    max_open_bytes: int = setting(
+        256 * MEBIBYTE, "Bytes of all calls open at a gateway, or at a worker.", ge=1
+    )
+    contended_calls_per_worker: int = setting(
+        2,
+        "Calls at a worker of tenants that have more waiting, while another has none: with fewer "
+        "it waits less, with more they get more done in a second.",
+        option="--contended-calls",
+        ge=1,
+    )
+    worker_wait: float = setting(10.0, "Time that a call waits for a worker.", **_SECONDS)
+    worker_keepalive_timeout: float = setting(
+        4.0, "A worker that leaves a ping unanswered so long is lost.", **_SECONDS
+    )
+    client_keepalive_timeout: float = setting(
+        20.0, "A client that leaves a ping unanswered so long is gone; its calls end.", **_SECONDS
+    )
+
+
+@dataclass(frozen=True)
+class Engine(EngineConfig):
+    """Workers, and the engines in each."""
+
+    max_num_seqs: int = setting(
+        0,
+        "Sequences that a worker decodes at once, per model; 0: 32, or on a GPU as many as were "
+        "verified.",
+        option="--max-num-seqs",
+        ge=0,
+    )
+    min_replicas: int = setting(1, "Scale between this many ...", option="--min-replicas", ge=1)
+    max_replicas: int = setting(1, "... and this many, by load.", option="--max-replicas", ge=1)
+    target_live_requests: float = setting(
+        16.0,
+        "Live requests per worker that the scaling aims at; 1e6 adds no worker.",
+        option="--target-live-requests",
+        gt=0,
+        lt=math.inf,
+    )
+    downscale_delay: float = setting(
+        30.0, "Seconds of low load before a worker is stopped.", ge=0, lt=math.inf
+    )
+    num_gpus_per_replica: float | None = setting(
+        None,
+        "GPUs of a worker; with 0.5 two share one.",
+        option="--num-gpus-per-replica",
+        unset="1 if a model runs on one",
+        **{"metavar": "SHARE", "ge": 0, "le": 1},
+    )
+    health_period: float = setting(
+        0.5, "Time between two looks at the engines' health.", **_SECONDS
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_replicas < self.min_replicas:
             raise ConfigError(
-                f"{origin}: {where} ({first['input']!r}) is of the wrong type: {first['msg']}"
-            ) from error
+                f"engine.max_replicas ({self.max_replicas}) must be at least "
+                f"engine.min_replicas ({self.min_replicas})"
+            )
 
 
-def _keys(value: Any, place: tuple[int | str, ...]) -> str:
-    """Return the keys that lead to a place in a value; what follows them there names a type."""
-    keys = ""
-    for part in place:
-        if not isinstance(value, dict) or part not in value:
-            break
-        keys, value = f"{keys}.{part}", value[part]
-    return keys
+@dataclass(frozen=True)
+class Packages:
+    """The packages that are served."""
+
+    models: Mapping[str, str | Path] = setting(
+        dict, "Packages by the name of the model: directories, or URLs that every node fetches."
+    )
+    cache: Path | None = setting(
+        None,
+        "Where a node keeps packages that it has fetched.",
+        option="--package-cache",
+        metavar="DIRECTORY",
+        unset="~/.cache/tokenweir/packages",
+    )
+    require_signature: Path | None = setting(
+        None,
+        "Serve packages only that this public key has signed; see `tokenweir sign`.",
+        option="--require-signature",
+        metavar="PEM",
+    )
 
 
-def _sections(owner: type, name: str) -> Iterator[tuple[str, type]]:
-    """Return the dataclasses within one, itself first, by the names of their sections."""
-    yield name, owner
-    for key, kind in get_type_hints(owner).items():
-        if isinstance(kind, type) and is_dataclass(kind):
-            inner = key if name == _OWN else f"{name}.{key}"
-            yield from _sections(kind, inner)
+@dataclass(frozen=True)
+class Log:
+    """Log lines of all processes of a server, on the standard error of the command."""
+
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "Least level of a line; each request has one at info.", option="--log-level"
+    )
+    format: Literal["text", "json"] = setting(
+        "text", "Lines for people, or a JSON object a line.", option="--log-format"
+    )
+    requests: bool = setting(True, "Log a line for every request.")
 
 
-def _default(found: Field[Any]) -> Any:
-    if found.default_factory is not MISSING:
-        return found.default_factory()
-    return {} if found.default is MISSING else found.default  # packages have none
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics for Prometheus."""
+
+    port: int | None = setting(
+        None,
+        "Answer Prometheus at HOST:PORT/metrics; 0: any free port.",
+        option="--metrics-port",
+        unset="none",
+        **_PORT,
+    )
+    host: str = setting(
+        "127.0.0.1",
+        "Interface of that port; one that others reach needs --tls-cert and --admin-tokens.",
+        option="--metrics-host",
+    )
 
 
-def _first_leaf(name: str, value: Any) -> str:
-    """Return the name of the first value below, for what it may have been meant to be."""
-    while isinstance(value, dict) and value:
-        key, value = next(iter(value.items()))
-        name = f"{name}.{key}"
-    return name
+@dataclass(frozen=True)
+class Tracing:
+    """Spans of calls for OpenTelemetry; credentials are in OTEL_EXPORTER_OTLP_HEADERS."""
+
+    endpoint: str | None = setting(
+        None,
+        "Send spans of calls there, by OTLP over HTTP, such as to http://127.0.0.1:4318.",
+        option="--otlp-endpoint",
+        metavar="URL",
+    )
+    sample_ratio: float = setting(
+        1.0, "Share of the calls whose client does not decide it.", ge=0, le=1
+    )
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"tracing.endpoint ({self.endpoint}) must be a URL, such as http://127.0.0.1:4318"
+            )
 
 
-def _as_paths(value: Any, kind: Any, directory: Path) -> Any:
-    """Return a value with paths for texts where its type has paths, and no lists: TOML has both."""
-    takes_path = kind is Path or any(Path in (one, *get_args(one)) for one in get_args(kind))
-    match value:
-        case list():
-            return tuple(_as_paths(one, kind, directory) for one in value)
-        case dict() if takes_path:
-            return {key: _as_paths(one, Path, directory) for key, one in value.items()}
-        case str() if takes_path and is_remote(value):
-            return value
-        case str() if takes_path:
-            return (directory / value).resolve()
-    return value
+@dataclass(frozen=True)
+class Settings:
+    """The settings of `tokenweir serve`; other commands take those sections that are theirs."""
+
+    listen: Listen = field(default_factory=Listen)
+    tls: Tls = field(default_factory=Tls)
+    auth: Auth = field(default_factory=Auth)
+    admin: Admin = field(default_factory=Admin)
+    http: Http = field(default_factory=Http)
+    kserve: Kserve = field(default_factory=Kserve)
+    limits: Limits = field(default_factory=Limits)
+    engine: Engine = field(default_factory=Engine)
+    packages: Packages = field(default_factory=Packages)
+    log: Log = field(default_factory=Log)
+    metrics: Metrics = field(default_factory=Metrics)
+    tracing: Tracing = field(default_factory=Tracing)
+
+    def check_ports(self) -> None:
+        """Raise ConfigError for two services on one port, or one that has no gateway to call."""
+        if self.http.port is not None and not self.listen.gateway:
+            raise ConfigError(
+                f"http.port ({self.http.port}) needs the gateway; leave it out, and run "
+                "`tokenweir http` beside a gateway"
+            )
+        is_shared = self.metrics.host == self.listen.host
+        is_shared |= bool(_ALL & {self.metrics.host, self.listen.host})
+        ports = {
+            "listen.port": self.listen.port,
+            "http.port": self.http.port,
+            "admin.port": self.admin.port,
+            "metrics.port": self.metrics.port if is_shared else None,
+        }
+        names: dict[int, str] = {}
+        for name, port in ports.items():
+            if port and port in names:
+                raise ConfigError(
+                    f"{names[port]} and {name} are both {port}; give one of them another port"
+                )
+            if port:
+                names[port] = name
+
+    def check_reach(self) -> None:
+        """Raise ConfigError if strangers on other machines could call, read or operate a server."""
+        if self.auth.insecure:
+            return
+        certificate = {"a certificate (--tls-cert, --tls-key)": self.tls.cert}
+        if not is_loopback(self.listen.host):
+            needed = {
+                **certificate,
+                "to know who calls (--tokens or --tls-client-ca)": self.auth.tokens
+                or self.tls.client_ca,
+            }
+            if self.admin.port is not None:
+                needed["to know who operates it (--admin-tokens)"] = self.admin.tokens
+            where = (
+                f"listen.host ({self.listen.host}) is reached from other machines, so the server"
+            )
+            _check_given(f"{where} needs", needed, "listen on 127.0.0.1")
+        if self.metrics.port is not None and not is_loopback(self.metrics.host):
+            needed = {
+                **certificate,
+                "to know who reads them (--admin-tokens, with --admin-port)": self.admin.tokens,
+            }
+            where = f"metrics.host ({self.metrics.host}) is reached from other machines, so the"
+            _check_given(f"{where} metrics need", needed, "leave out --metrics-host")
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The settings of each engine of a worker."""
+        return replace(_plain(EngineConfig, self.engine), limits=_plain(RequestLimits, self.limits))
+
+    @property
+    def replicas_per_gpu(self) -> int:
+        """How many replicas share a GPU."""
+        gpus = self.engine.num_gpus_per_replica or 1.0
+        return int(1 / gpus + 1e-6)  # a third of one, as a person writes it, is less
+
+    def settled(self, targets: Iterable[Device]) -> Settings:
+        """Return the settings with what follows from the targets of the packages, one each.
+
+        The engines' part of a GPU is divided among those that share it. Raises ConfigError if
+        a package cannot run on the device that was asked for.
+        """
+        on_gpu = [self.engine.device_for(target) for target in targets].count("cuda")
+        gpus = self.engine.num_gpus_per_replica
+        if not on_gpu:
+            return self.with_engine(
+                max_num_seqs=self.engine.max_num_seqs or DEFAULT_NUM_SEQS,
+                num_gpus_per_replica=gpus or 0,
+            )
+        if gpus == 0:
+            raise ConfigError(
+                "engine.num_gpus_per_replica (0) leaves the workers without the GPU that they run "
+                "on; leave it out, or set engine.device to cpu"
+            )
+        share = self.engine.gpu_memory_utilization / (self.replicas_per_gpu * on_gpu)
+        return self.with_engine(gpu_memory_utilization=share, num_gpus_per_replica=gpus or 1)
+
+    def with_engine(self, **changes: Any) -> Settings:
+        """Return the settings with other ones of the engines."""
+        return replace(self, engine=replace(self.engine, **changes))
+
+    def with_room_for_images(self) -> Settings:
+        """Return the settings with requests that have room for the largest image.
+
+        Raises ConfigError for limits by which such an image never gets to its model.
+        """
+        largest, most = self.limits.max_image_bytes, self.limits.max_request_bytes
+        needed = largest + _BESIDE_AN_IMAGE
+        if most == Limits.max_request_bytes and needed <= MOST_REQUEST_BYTES:
+            room = max(most, needed)
+            return replace(self, limits=replace(self.limits, max_request_bytes=room))
+        if needed > most:
+            raise ConfigError(
+                f"limits.max_image_bytes ({largest}) can never be reached, for "
+                f"limits.max_request_bytes is {most} (at most {MOST_REQUEST_BYTES}); lower the "
+                f"one, or raise the other to at least {needed}"
+            )
+        return self
 
 
-def _toml(value: Any) -> str:
-    """Return a value as TOML writes it."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return repr(value)
-        case Path():  # a file's own paths are relative to it
-            return _toml(str(value.absolute()))
-        case tuple():
-            return f"[{', '.join(map(_toml, value))}]"
-        case dict():
-            pairs = (f"{_toml(key)} = {_toml(one)}" for key, one in value.items())
-            return f"{{{', '.join(pairs)}}}"
-    return json.dumps(str(value), ensure_ascii=False)  # TOML knows no halves of characters
+def _plain(owner: type[T], section: T) -> T:
+    """Return what a section has of the dataclass that it extends."""
+    return owner(**{one.name: getattr(section, one.name) for one in fields(owner)})
+
+
+def _check_given(what: str, needed: Mapping[str, Path | None], way_out: str) -> None:
+    missing = [name for name, given in needed.items() if given is None]
+    if missing:
+        raise ConfigError(
+            f"{what} {', and '.join(missing)}; give that, {way_out}, or type --insecure to let "
+            "everybody in who can reach it"
+        )

@@ -31,15 +31,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient, Generation, Unavailable
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
 
-from engine.config import EngineConfig
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.api import REPLICA_KEY
-from server.config import GatewayConfig, ServeConfig
-from server.identity.config import DoorsConfig
 from server.identity.peers import peers_of
 from server.ray.serving import serving
+from server.settings import Admin, Engine, Listen, Packages, Settings
 from tests.server.calls import until
 from tests.traces import traced  # noqa: F401 - a fixture
 
@@ -344,16 +342,14 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
 ) -> None:
     # As where Ray has several machines: gateway and workers show each other a certificate.
     monkeypatch.setattr("server.ray.serving.peers_of", lambda host: peers_of("10.0.0.7"))
-    config = ServeConfig(
-        packages={CONTINUE: f"file://{packages[CONTINUE]}"},  # the workers fetch it
-        package_cache=tmp_path / "cache",
-        port=0,
-        min_replicas=1,
-        max_replicas=2,
-        target_live_requests=2,
-        downscale_delay=1,
-        engine=EngineConfig(num_threads=1),
-        gateway=GatewayConfig(doors=DoorsConfig(admin_port=0)),
+    config = Settings(
+        packages=Packages(
+            {CONTINUE: f"file://{packages[CONTINUE]}"},  # the workers fetch it
+            cache=tmp_path / "cache",
+        ),
+        listen=Listen(port=0),
+        admin=Admin(port=0),
+        engine=Engine(num_threads=1, max_replicas=2, target_live_requests=2, downscale_delay=1),
     )
     async with serving(config) as service, AsyncClient(service.address, timeout=180) as client:
 
@@ -451,11 +447,10 @@ async def test_hung_replica_loses_nothing_and_is_replaced(
 async def test_what_may_be_partial_is_answered_at_a_drain(
     packages: dict[str, Path], eager: Callable[[str, str, int], str]
 ) -> None:
-    config = ServeConfig(
-        packages={CONTINUE: packages[CONTINUE]},
-        port=0,
-        grace=0,
-        engine=EngineConfig(num_threads=1, max_num_seqs=1),
+    config = Settings(
+        packages=Packages({CONTINUE: packages[CONTINUE]}),
+        listen=Listen(port=0, grace=0),
+        engine=Engine(num_threads=1, max_num_seqs=1),
     )
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(serving(config))

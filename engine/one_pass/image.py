@@ -37,7 +37,7 @@ def load_image(
         raise _invalid(
             path,
             f"{len(data):,} bytes are more than {limits.max_image_bytes:,}; send a smaller image, "
-            "or start the server with a larger max_image_bytes ([engine.limits])",
+            "or start the server with a larger max_image_bytes ([limits])",
         )
     image = _decode(data, path, limits)
     if image.mode.startswith("I"):  # 16 bits a pixel; convert() would cut, not scale
@@ -98,7 +98,7 @@ def _too_many_pixels(path: str, given: str, limits: RequestLimits) -> InvalidReq
     return _invalid(
         path,
         f"{given} more than {limits.max_image_pixels:,} pixels; make it smaller before sending it, "
-        "or start the server with a larger max_image_pixels ([engine.limits])",
+        "or start the server with a larger max_image_pixels ([limits])",
     )
 
 

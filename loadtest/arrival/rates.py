@@ -63,6 +63,8 @@ class Rates:
 
 def parse_rates(text: str) -> Rates:
     """Return `50`, a ramp `10-100` or steps `10,20,40`; LoadTestError for anything else."""
+    if text.strip("+-").lower() in ("nan", "inf", "infinity"):
+        raise LoadTestError(f"{text} is not a finite rate")
     number = r"[0-9.]+(?:e[+-]?[0-9]+)?"
     try:
         if found := re.fullmatch(rf"({number})-({number})", text):

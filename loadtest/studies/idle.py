@@ -18,12 +18,12 @@ from loadtest.lab.serve import served
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # processor time is counted in so many ticks a second
 _WHOLE = """
-[serve]
-http_port = 0
+[http]
+port = 0
 [metrics]
 port = 0
-[gateway.doors]
-admin_port = 0
+[admin]
+port = 0
 """
 _NUM_PARTS = 10  # parts of the time, between which memory is read
 

@@ -28,7 +28,7 @@ from loadtest.lab.result import write_result
 from loadtest.lab.serve import Served, served
 from loadtest.studies.idle import read_tree
 
-SETTINGS = "[log]\nrequests = false\n[gateway.doors]\nadmin_port = 0\n"
+SETTINGS = "[log]\nrequests = false\n[admin]\nport = 0\n"
 _SHARES = (5, 50, 100)
 _PROMPTS = ("3rd of Feb, 1998", "le 7 juillet 2004", "tuesday 14 october 2031", "1/2/2003")
 

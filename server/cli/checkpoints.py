@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Train a model and write its checkpoint.",
     epilog=examples(
         "tokenweir train dates --out checkpoints/dates",
         "tokenweir train dates --out checkpoints/dates --resume",
@@ -164,7 +163,6 @@ def print_report(report: TrainingReport) -> None:
 
 
 @click.command(
-    short_help="Average the weights of checkpoints of one run.",
     epilog=examples("tokenweir average run/step-8 run/step-9 run/step-10 --out checkpoints/mean"),
 )
 @click.argument("checkpoints", nargs=-1, required=True, type=checkpoint_path)
@@ -184,7 +182,6 @@ def average(checkpoints: tuple[Path, ...], out: Path) -> None:
 
 @click.command(
     "import",
-    short_help="Turn a model of another library into a checkpoint.",
     epilog=examples(
         "tokenweir import downloads/gpt2 --out checkpoints/gpt2",
         "tokenweir import downloads/llama --out checkpoints/llama --max-len 4096",
@@ -253,7 +250,6 @@ def import_(
 
 
 @click.command(
-    short_help="Draw what the attention heads look at.",
     epilog=examples('tokenweir explain checkpoints/dates "3rd of Feb, 1998" --out heads.png'),
 )
 @click.argument("checkpoint", type=checkpoint_path)

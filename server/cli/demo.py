@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from engine.config import Device
+from server.cli.app import cli
 from server.cli.checkpoints import print_report
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.extras import needs
 from server.cli.generation import print_stream
 from server.cli.interruption import cleaned_up
-from server.cli.load_test import report_load_test
-from server.cli.load_test_files import ReportFiles
 from server.cli.options import any_path, examples
 from server.cli.packages import export_with_progress
 from server.cli.service import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
 from server.cli.verification import verify_apart
+from server.settings import Admin, Engine, Listen, Packages, Settings
 
 if TYPE_CHECKING:
-    from engine.config import Device
     from engine.package.manifest import Precision
-    from server.config import ServeConfig
 
 MODEL = "dates"
 NUM_REPLICAS = 2
@@ -34,7 +33,6 @@ LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
 
 
 @click.command(
-    short_help="Show all of it on this machine, in a few minutes.",
     epilog=examples(
         "tokenweir demo",
         "tokenweir demo --keep-serving",
@@ -80,7 +78,7 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
     if not (keep_serving and package.is_dir()):
         _make_package(out, package, device, precision)
     if keep_serving:
-        serve_until_ended(_config(package, device, port=_PORT))
+        serve_until_ended(_settings(package, device, port=_PORT))
         return 0
     import asyncio
 
@@ -115,7 +113,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     export_with_progress(checkpoint, package, name=MODEL, target=device, precision=precision)
     if device == "cuda":
         _headline("Verify on the GPU")
-        engine = _config(package, device, port=0).settled([device]).engine
+        engine = _settings(package, device, port=0).settled([device]).engine_config
         with cleaned_up():
             verify_apart(package, checkpoint, device, engine)
 
@@ -147,7 +145,7 @@ async def _show(package: Path, out: Path, device: Device) -> int:
     from server.signals import cancelled_by_signals
 
     _headline("Serve")
-    config = _config(package, device, port=0)
+    config = _settings(package, device, port=0)
     with cancelled_by_signals() as signals:
         try:
             async with serving(config) as service:
@@ -170,24 +168,15 @@ async def _show(package: Path, out: Path, device: Device) -> int:
 
 def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]:
     """Ask the server the dates, load-test it; return what went wrong."""
-    from loadtest.arrival.arrival import ClosedLoop
-    from loadtest.config import LoadConfig
-    from loadtest.work.ask import texts
-
     _headline("Ask")
     problems = _ask(address)
     _headline("Load test")
-    config = LoadConfig(
-        address,
-        MODEL,
-        ClosedLoop(LOAD_CONCURRENCY),
-        num_requests=LOAD_REQUESTS,
-        admin_address=admin_address,
-    )
-    files = ReportFiles(json=out / LAST, html=out / "loadtest.html", png=out / "loadtest.png")
-    files.check()
-    report = report_load_test(config, texts(tuple(TYPED_DATES)), files)
-    return [*problems, *(f"load test: {problem}" for problem in report.faults)]
+    pages = {"--json": out / LAST, "--html": out / "loadtest.html", "--png": out / "loadtest.png"}
+    place = {"--server": address, **({"--admin": admin_address} if admin_address else {})}
+    load = {"--model": MODEL, "--concurrency": LOAD_CONCURRENCY, "--requests": LOAD_REQUESTS}
+    words = [str(word) for pair in {**load, **place, **pages}.items() for word in pair]
+    code = cli.main(["loadtest", *words], "tokenweir", standalone_mode=False)
+    return [*problems, *(["the load test has failed"] if code else [])]
 
 
 def _ask(address: str) -> list[str]:
@@ -204,20 +193,17 @@ def _ask(address: str) -> list[str]:
     return wrong if len(wrong) > NUM_WRONG_ALLOWED else []
 
 
-def _config(package: Path, device: Device, port: int) -> ServeConfig:
-    from engine.config import EngineConfig
-    from server.config import GatewayConfig, ServeConfig
-    from server.identity.config import DoorsConfig
-
-    doors = DoorsConfig(admin_port=None if port else 0)  # the load test asks how busy it is
-    return ServeConfig(
-        packages={MODEL: package.resolve()},
-        port=port,
-        gateway=GatewayConfig(doors=doors),
-        min_replicas=NUM_REPLICAS,
-        max_replicas=NUM_REPLICAS,
-        num_gpus_per_replica=1 / NUM_REPLICAS if device == "cuda" else None,
-        engine=EngineConfig(max_num_seqs=0, device=device),
+def _settings(package: Path, device: Device, port: int) -> Settings:
+    return Settings(
+        listen=Listen(port=port),
+        admin=Admin(port=None if port else 0),  # the load test asks how busy it is
+        packages=Packages(models={MODEL: package.resolve()}),
+        engine=Engine(
+            device=device,
+            min_replicas=NUM_REPLICAS,
+            max_replicas=NUM_REPLICAS,
+            num_gpus_per_replica=1 / NUM_REPLICAS if device == "cuda" else None,
+        ),
     )
 
 

@@ -36,7 +36,6 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
 
 @click.command(
     "diff",
-    short_help="Compare two packages, or a package and a checkpoint.",
     epilog=examples(
         "tokenweir diff packages/dates packages/dates-int8 --text lines.txt",
         "tokenweir diff checkpoints/dates packages/dates-int8 --max-token-loss 0.01",

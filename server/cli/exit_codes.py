@@ -36,8 +36,8 @@ class CommandError(Exception):
 
 def code_of(error: BaseException) -> int | None:
     """Return the exit code for an error that is raised on purpose; None for any other."""
-    if isinstance(error, CommandError):
-        return error.exit_code
+    if isinstance(code := getattr(error, "exit_code", None), int):  # ours, or of the load test
+        return code
     codes = _codes()
     return next((codes[base] for base in type(error).__mro__ if base in codes), None)
 
@@ -48,7 +48,6 @@ def _codes() -> Mapping[type, int]:
     import tokenweir
 
     from engine import errors
-    from loadtest.errors import LoadTestError, NoServerError
 
     return {
         errors.TokenweirError: FAILED,
@@ -64,8 +63,6 @@ def _codes() -> Mapping[type, int]:
         tokenweir.Unavailable: UNAVAILABLE,
         tokenweir.ResourceExhausted: UNAVAILABLE,
         tokenweir.DeadlineExceeded: UNAVAILABLE,
-        LoadTestError: NOT_USABLE,
-        NoServerError: UNAVAILABLE,
         ModuleNotFoundError: NOT_USABLE,
         OSError: NOT_USABLE,
     }

@@ -23,16 +23,21 @@ _MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+def check_extras(*extras: str) -> None:
+    """Raise CommandError, one line that names the extras, if one of them is not installed."""
+    for extra in extras:
+        module = _MODULES[extra][0]
+        if find_spec(module) is None:
+            raise CommandError(_how_to_install(module, extras), NOT_USABLE)
+
+
 def needs(*extras: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """End the command in one line that names the extras, before it does anything without them."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def checked(*arguments: Any, **options: Any) -> Any:
-            for extra in extras:
-                module = _MODULES[extra][0]
-                if find_spec(module) is None:
-                    raise CommandError(_how_to_install(module, extras), NOT_USABLE)
+            check_extras(*extras)
             return command(*arguments, **options)
 
         return checked

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Generate, printing the answer while it comes.",
     epilog=examples(
         'tokenweir generate --model dates "3rd of Feb, 1998"',
         'tokenweir generate --model dates "3rd of Feb, 1998" --beam 4 --num-outputs 2',
@@ -123,7 +122,6 @@ def _options(texts: Sequence[str], timeout: float, typed: dict[str, Any]) -> dic
 
 
 @click.command(
-    short_help="Print the log-probability of a given answer.",
     epilog=examples(
         'tokenweir score --model dates "3rd of Feb, 1998" 1998-02-03',
         'tokenweir score --model text "Once upon" " a time" --top-logprobs 3',

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli.extras import needs
-from server.cli.front import Front, front_options
-from server.cli.given_settings import print_settings, settings_of
+from server.cli.front import Front
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
+from server.cli.setting_options import given_settings, print_settings, setting_options
+from server.front_config import http_config
 
 if TYPE_CHECKING:
     from tokenweir import AsyncClient
@@ -26,21 +27,13 @@ _ADMIN_SECONDS = 4.0
 
 @click.command(
     "http",
-    short_help="Answer OpenAI's protocol over HTTP, in front of a server.",
     epilog=examples(
         "tokenweir http --port 8000",
         "tokenweir http --server server.example:50051 --tls-ca ca.pem --port 8000",
         "tokenweir http --config serve.toml",
     ),
 )
-@front_options(port=8000)
-@click.option(
-    "--max-body-bytes",
-    type=click.IntRange(1),
-    default=4 << 20,
-    show_default=True,
-    help="Of one request; a longer one is refused.",
-)
+@setting_options("http")
 @click.option(
     "--admin",
     metavar="HOST:PORT",
@@ -70,10 +63,11 @@ def http(
     request without one is sent with --token, if that is given. The FILE may be that of the service:
     it listens where that says, and `[http]` has its bounds.
     """
-    settings = settings_of("http", file, typed)
-    config = settings.http(admin_token)
+    given = given_settings("http", file, typed)
+    settings = given.settings()
     if print_config:
-        return print_settings(settings)
+        return print_settings(given)
+    config = http_config(settings, admin_token)
     operated = None if admin is None else replace(server, address=admin, token=admin_token)
     serve, said = partial(_serve, operated), "OpenAI's protocol at {}/v1"
     Front(server, settings, config, serve, said).run()

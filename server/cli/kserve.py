@@ -7,29 +7,22 @@ from typing import Any
 
 import click
 
-from server.cli.front import Front, front_options
-from server.cli.given_settings import print_settings, settings_of
+from server.cli.front import Front
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
+from server.cli.setting_options import given_settings, print_settings, setting_options
+from server.front_config import kserve_config
 
 
 @click.command(
     "kserve",
-    short_help="Answer KServe's protocol over gRPC, in front of a server.",
     epilog=examples(
         "tokenweir kserve --port 8001",
         "tokenweir kserve --server server.example:50051 --tls-ca ca.pem --port 8001",
         "tokenweir kserve --config serve.toml",
     ),
 )
-@front_options(port=8001)
-@click.option(
-    "--max-request-bytes",
-    type=click.IntRange(1),
-    default=16 << 20,
-    show_default=True,
-    help="Of one request; a longer one is refused.",
-)
+@setting_options("kserve")
 @server_option
 def kserve(server: Server, file: Path | None, print_config: bool, **typed: Any) -> None:
     """Answer the Open Inference Protocol (KServe v2) over gRPC: generations, classes, labels,
@@ -41,8 +34,10 @@ def kserve(server: Server, file: Path | None, print_config: bool, **typed: Any) 
     """
     from server.kserve.serving import serve
 
-    settings = settings_of("kserve", file, typed)
-    config = settings.kserve()
+    given = given_settings("kserve", file, typed)
+    settings = given.settings()
     if print_config:
-        return print_settings(settings)
-    Front(server, settings, config, serve, "the Open Inference Protocol at {}").run()
+        return print_settings(given)
+    Front(
+        server, settings, kserve_config(settings), serve, "the Open Inference Protocol at {}"
+    ).run()

@@ -21,7 +21,6 @@ _percent = Number(min=0, max=100)
 
 @click.command(
     "load-model",
-    short_help="Load a package beside what a server serves.",
     epilog=examples(
         "tokenweir load-model packages/dates-2 --canary 5 --server localhost:50052",
         "tokenweir load-model s3://m/dates-2 --replicas 2 --server localhost:50052",
@@ -77,7 +76,6 @@ def load_model(
 
 @click.command(
     "traffic",
-    short_help="Give a version its share of the calls.",
     epilog=examples("tokenweir traffic dates 2 100 --server localhost:50052"),
 )
 @click.argument("model", metavar="MODEL")
@@ -96,7 +94,6 @@ def traffic(model: str, model_version: str, share: float, as_json: bool, server:
 
 @click.command(
     "unload-model",
-    short_help="End a version of a model, and its processes.",
     epilog=examples("tokenweir unload-model dates 1 --server localhost:50052"),
 )
 @click.argument("model", metavar="MODEL")

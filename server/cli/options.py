@@ -77,6 +77,7 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 package_path, checkpoint_path = ModelPath("package"), ModelPath("checkpoint")
 existing_path = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
+directory_path = click.Path(file_okay=False, resolve_path=True, path_type=Path)  # made if missing
 any_file = click.Path(dir_okay=False, path_type=Path)  # that is written, if there is none
 
 timeout_option: Decorator = click.option(
@@ -103,21 +104,6 @@ version_option: Decorator = click.option(
 
 request_id_option: Decorator = click.option(
     "--request-id", metavar="UUID", help="Names the request in the server's log."
-)
-
-device_option: Decorator = click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Where models run.  [default: what their package was made for]",
-)
-
-gpu_memory_option: Decorator = click.option(
-    "--gpu-memory-utilization",
-    type=Number(min=0, min_open=True, max=1),
-    default=0.9,
-    show_default=True,
-    metavar="SHARE",
-    help="Of a GPU's memory; workers and models on one GPU divide it.",
 )
 
 _MAX_NUMBER = 4096
@@ -154,14 +140,6 @@ def read_rates(
         raise click.BadParameter(f"{text[:100]!r} is not a list of rates above 0, such as 10,20,40")
     return values
 
-
-decode_buckets_option: Decorator = click.option(
-    "--decode-buckets",
-    callback=read_numbers,
-    metavar="N,...",
-    help="Rows of a decode call on a GPU; with several, answers may depend on the batch.  "
-    "[default: one number, all that a worker decodes at once]",
-)
 
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print all there is, one JSON object a line."

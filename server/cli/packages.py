@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from engine.config import Device, EngineConfig
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up, ended_soon
 from server.cli.options import (
     Number,
     any_path,
     checkpoint_path,
-    decode_buckets_option,
     examples,
     existing_file,
-    gpu_memory_option,
     package_path,
 )
+from server.cli.setting_options import engine_option
 
 if TYPE_CHECKING:
-    from engine.config import Device, EngineConfig
     from engine.package.manifest import CacheDtype, Precision, Proof, Target, Weights
     from exporter.prover.loss import LossLimits
 
@@ -45,7 +44,6 @@ text_option = click.option(
 
 
 @click.command(
-    short_help="Export a checkpoint to a package, proven equal.",
     epilog=examples(
         "tokenweir export checkpoints/dates --out packages/dates",
         "tokenweir export checkpoints/dates --out new --name dates --version 2",
@@ -186,7 +184,6 @@ def export_with_progress(
 
 
 @click.command(
-    short_help="Compare a package with its checkpoint again.",
     epilog=examples(
         "tokenweir verify packages/dates checkpoints/dates",
         "tokenweir verify packages/gpt2 checkpoints/gpt2 --device cuda",
@@ -206,8 +203,8 @@ def export_with_progress(
     help="Sequences that a worker on the GPU decodes at once.  "
     "[default: as many as it has memory for, up to 256]",
 )
-@decode_buckets_option
-@gpu_memory_option
+@engine_option("decode_buckets")
+@engine_option("gpu_memory_utilization")
 @needs("export", "cpu")
 def verify(
     package: Path,
@@ -239,8 +236,6 @@ def verify(
     if device is None:
         _verify_graphs(package, checkpoint, text)
         return
-    from engine.config import EngineConfig
-
     config = EngineConfig(
         max_num_seqs=max_num_seqs or max(decode_buckets, default=0),
         device=device,

@@ -30,7 +30,6 @@ truncate_option = click.option(
 
 
 @click.command(
-    short_help="Print the most likely labels of texts or images.",
     epilog=examples(
         'tokenweir classify --model sentiment "not a bad film at all"',
         "tokenweir classify --model digits --image seven.png --top 3",
@@ -75,7 +74,6 @@ def classify(
 
 
 @click.command(
-    short_help="Label the words of texts.",
     epilog=examples('tokenweir label --model tagging "I saw a saw"'),
 )
 @model_option
@@ -124,7 +122,6 @@ def label(
 
 
 @click.command(
-    short_help="Print the vectors of texts.",
     epilog=examples('tokenweir embed --model sentiment "a fine film" --normalize'),
 )
 @model_option

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from tokenweir import compare
 
 from server.cli.connection import open_client
 from server.cli.exit_codes import DONE, FAILED, NOT_USABLE, CommandError
@@ -30,7 +31,6 @@ _CAUSES = {
 
 
 @click.command(
-    short_help="Ask recorded requests again, and compare the answers.",
     epilog=examples(
         'tokenweir generate --model dates --record dates.jsonl "3rd of Feb, 1998"',
         "tokenweir replay dates.jsonl",
@@ -102,10 +102,9 @@ def differences(recorded: Recorded, now: dict[str, Any]) -> Iterator[str]:
 def _difference(index: int, was: dict[str, Any], now: dict[str, Any]) -> str:
     """Return what differs of a sequence; "" if nothing does."""
     where = f"sequence {index}"
-    if was["token_ids"] != now["token_ids"]:
-        pairs = list(zip(was["token_ids"], now["token_ids"], strict=False))
-        first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        a, b = (one["token_ids"][first : first + 1] for one in (was, now))
-        return f"{where}: token {first} was {a[0] if a else 'none'}, is {b[0] if b else 'none'}"
-    differing = [name for name in was if was[name] != now.get(name)]
-    return f"{where}: the same tokens, but other {', '.join(differing)}" if differing else ""
+    found = {one.field: one for one in compare.differences(was, now)}
+    if (tokens := found.get("token_ids")) is not None:
+        first = tokens.place
+        a, b = ((ids[first : first + 1] or ["none"])[0] for ids in (tokens.wanted, tokens.got))
+        return f"{where}: token {first} was {a}, is {b}"
+    return f"{where}: the same tokens, but other {', '.join(found)}" if found else ""

@@ -11,7 +11,6 @@ from server.cli.options import examples, existing_file, package_path
 
 
 @click.command(
-    short_help="Sign a package.",
     epilog=examples(
         "openssl ecparam -genkey -noout -name prime256v1 -out key.pem",
         "openssl pkey -in key.pem -pubout -out key.pub",

@@ -12,7 +12,6 @@ from server.cli.server_options import Server, server_option
 
 
 @click.command(
-    short_help="List what a server serves.",
     epilog=examples(
         "tokenweir models",
         "tokenweir models --server 10.0.0.7:50051",
@@ -38,7 +37,6 @@ def models(as_json: bool, server: Server) -> None:
 
 
 @click.command(
-    short_help="Print the health of a server, service or model.",
     epilog=examples(
         "tokenweir health",
         "tokenweir health dates",

@@ -23,22 +23,19 @@ if TYPE_CHECKING:
         Loss,
         Manifest,
     )
-    from loadtest.benchmark.memory import Memory
-    from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, DecodeStep
 
 _PIPE_WIDTH = 120
 _MOST_IDS = 8  # shown of a default
-_LABEL_WIDTH, _VALUE_WIDTH = 20, 14  # a table of measurements, with borders
 
 
 def print_table(table: Table) -> None:
     """Print a table to the standard output, as wide as the terminal, or COLUMNS, allows."""
     for column in table.columns:
         column.overflow = "fold"  # no value is cut
-    Console(width=_width()).print(table)
+    Console(width=table_width()).print(table)
 
 
-def _width() -> int | None:
+def table_width() -> int | None:
     """Return the width to print in; None: rich finds it."""
     # Into a pipe or a file there is no width to keep to.
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
@@ -66,7 +63,7 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     for name, covered in c.covered.items():
         table.add_row(name.replace("_", " "), _covered(name, covered))
     if manifest.defaults.given:
-        table.add_row("defaults", _defaults(manifest.defaults.given))
+        table.add_row("defaults", told_defaults(manifest.defaults.given))
     table.add_row("made with", _toolchain(manifest.toolchain))
     if c.device is not None:
         for name, value in _on_device(c.device):
@@ -182,67 +179,6 @@ def _covered(name: str, covered: list[int] | int) -> str:
     return ", ".join(map(str, covered))
 
 
-def _threads(report: BenchmarkReport) -> str:
-    used, given = report.num_decoder_threads, report.num_threads
-    return f"{used} threads" if used == given else f"{used} of {given} threads: one a head"
-
-
-def benchmark_tables(report: BenchmarkReport) -> Iterator[Table]:
-    """Yield what a benchmark measured: a column a concurrency, as many as fit beside each other."""
-    work = report.work
-    kind = f"beam {work.beam_width}" if work.strategy == "beam" else work.strategy
-    width = _width() or Console().width
-    num_columns = max(1, (width - _LABEL_WIDTH) // _VALUE_WIDTH)
-    for start in range(0, len(report.results), num_columns):
-        results = report.results[start : start + num_columns]
-        table = Table(
-            title=f"{report.package}, weights {report.weights}: {work.num_prompt_tokens} prompt "
-            f"tokens, {work.num_new_tokens} new, {kind}, {_threads(report)}",
-            caption=_loading(report),
-            title_justify="left",
-            caption_justify="left",
-        )
-        table.add_column("at once", no_wrap=True)
-        for result in results:
-            table.add_column(str(result.concurrency), justify="right", no_wrap=True)
-        columns = [list(_measured(result)) for result in results]
-        for cells in zip(*columns, strict=True):
-            table.add_row(cells[0][0], *(value for _, value in cells))
-        yield table
-
-
-def _measured(result: ConcurrencyResult) -> Iterator[tuple[str, str]]:
-    yield "tokens/s", f"{result.tokens_per_second:.1f}"
-    yield "prefill tokens/s", f"{result.prefill_tokens_per_second:.1f}"
-    step = result.decode_step
-    yield "decode step", "-" if step is None else f"{step.total * 1000:.2f} ms"
-    for name in ("model", "sampling", "scheduling", "rest"):
-        yield f"  {name}", "-" if step is None else _share(step, name)
-    yield "cache in use", _megabytes(result.cache_bytes)
-    yield "memory", _megabytes(result.memory.resident)
-    yield "memory, peak", _megabytes(result.memory.peak)
-
-
-def _share(step: DecodeStep, name: str) -> str:
-    """Return the share of a step; none can be told where noise has made it less than its parts."""
-    return "unclear" if step.rest < 0 else f"{getattr(step, name) / step.total:.1%}"
-
-
-def _loading(report: BenchmarkReport) -> str:
-    memory: Memory = report.memory_loaded
-    given = report.package_defaults
-    defaults = f"; not used: the package's defaults, {_defaults(given)}" if given else ""
-    return (
-        f"loaded in {report.load_seconds:.2f} s: weights {_megabytes(report.weight_bytes)}, memory "
-        f"{_megabytes(memory.resident)}, peak {_megabytes(memory.peak)} "
-        f"(before: {_megabytes(report.memory_before.resident)}){defaults}"
-    )
-
-
-def _megabytes(value: int | None) -> str:
-    return "?" if value is None else f"{value / 1e6:.1f} MB"
-
-
 def model_table(model: ModelInfo) -> Table:
     """Return what a server says of one of its models, one fact a row."""
     table = Table(title=f"{model.model} {model.model_version}", title_justify="left")
@@ -261,14 +197,14 @@ def model_table(model: ModelInfo) -> Table:
         table.add_row("made with", _toolchain(model.parity.toolchain))
     table.add_row("capabilities", ", ".join(model.capabilities))
     if model.defaults:
-        table.add_row("defaults", _defaults(model.defaults))
+        table.add_row("defaults", told_defaults(model.defaults))
     if model.labels:
         table.add_row("labels", ", ".join(model.labels))
     table.add_row("manifest", model.manifest_sha256)
     return table
 
 
-def _defaults(defaults: Mapping[str, object]) -> str:
+def told_defaults(defaults: Mapping[str, object]) -> str:
     """Return what a package gives to requests that leave options away, by name."""
     told = (f"{name} {_default(value)}" for name, value in sorted(defaults.items()))
     return escape(", ".join(told))

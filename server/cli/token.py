@@ -11,7 +11,6 @@ _NUM_BYTES = 32
 
 
 @click.command(
-    short_help="Make a token that lets a tenant call.",
     epilog=examples(
         "tokenweir token --tenant acme >> tokens.toml",
         "tokenweir token --tenant acme --max-requests 8 --model dates >> tokens.toml",

@@ -12,11 +12,11 @@ from tokenweir import AsyncClient
 
 from engine.background import in_background
 from server.front_config import HttpConfig
-from server.hosts import family_of
 from server.http.app import application
 from server.http.connection import bounded
 from server.http.load_history import LoadHistory
 from server.identity.certificate import Certificate
+from server.listening import address_of, listen_at
 
 
 async def serve(
@@ -24,15 +24,17 @@ async def serve(
     config: HttpConfig,
     announce: Callable[[str], None],
     admin: AsyncClient | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve, having told `announce` the URL; when cancelled, let open requests end first.
 
+    A `listener` that is there already takes the place of the configured host and port.
     `admin` calls the admin port of the server, for what the page shows of workers and load.
     Raises OSError for a port, ConfigError for a certificate that cannot be had.
     """
     history = None if admin is None else LoadHistory(admin)
     certificate = None if config.tls.tls_cert is None else Certificate(config.tls)
-    listener = _listen(config)
+    listener = listener or listen_at(config.host, config.port)
     server = _Server(
         uvicorn.Config(
             application(client, config, history),
@@ -51,7 +53,8 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watched = {"looking at the load": history, "looking at the certificate": certificate}
     watching = [in_background(name, one.watch) for name, one in watched.items() if one is not None]
-    announce(_url("http" if certificate is None else "https", config.host, listener))
+    scheme = "http" if certificate is None else "https"
+    announce(f"{scheme}://{address_of(config.host, listener.getsockname()[1])}")
     try:
         await asyncio.shield(serving)
     finally:
@@ -71,13 +74,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to the command."""
         yield
-
-
-def _listen(config: HttpConfig) -> socket.socket:
-    place, family = (config.host, config.port), family_of(config.host)
-    return socket.create_server(place, family=family, backlog=1024)
-
-
-def _url(scheme: str, host: str, listener: socket.socket) -> str:
-    port = listener.getsockname()[1]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

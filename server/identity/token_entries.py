@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
-from server.setting_checks import nearest
+from server.nearest import nearest
 
 _WAY = "`tokenweir token` makes a token and its entry"
 _INT32 = 2**31

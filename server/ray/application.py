@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
 from engine.factory import device_of
-from server.config import ServeConfig
+from server.given_settings import GivenSettings
 from server.packages.pinned import pin_all
 from server.ray.deployment import worker_options
 from server.ray.replica import WorkerReplica
@@ -32,8 +32,8 @@ def app_builder(args: Mapping[str, Any]) -> Application:
     from ray import serve
 
     config = config_of(args)
-    packages, manifests = pin_all(config.packages, config.require_signature)
-    for manifest, place in zip(manifests, config.packages.values(), strict=True):
+    packages, manifests = pin_all(config.packages.models, config.packages.require_signature)
+    for manifest, place in zip(manifests, config.packages.models.values(), strict=True):
         device_of(manifest, place, config.engine)
     if any(manifest.image for manifest in manifests):
         config = config.with_room_for_images()
@@ -41,14 +41,14 @@ def app_builder(args: Mapping[str, Any]) -> Application:
     roster = serve.deployment(
         RosterReplica, name="Roster", health_check_period_s=1, ray_actor_options={"num_cpus": 0}
     ).bind(config)
-    worker = serve.deployment(WorkerReplica, **worker_options(config, config.name))
-    return worker.bind(config, None, packages, config.name, roster)
+    worker = serve.deployment(WorkerReplica, **worker_options(config, config.listen.name))
+    return worker.bind(config, None, packages, config.listen.name, roster)
 
 
-def config_of(args: Mapping[str, Any]) -> ServeConfig:
+def config_of(args: Mapping[str, Any]) -> Settings:
     """Return the settings; ConfigError for those that there are not, or that are out of bounds."""
-    settings = Settings()
-    settings.take(args, "args of the application", Path.cwd())
-    if not settings["serve.packages"].value:
-        raise ConfigError("args of the application name no package; give serve.packages")
-    return settings.config()
+    given = GivenSettings()
+    given.take(args, "args of the application", Path.cwd())
+    if not given["packages.models"].value:
+        raise ConfigError("args of the application name no package; give packages.models")
+    return given.served()

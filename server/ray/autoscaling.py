@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from server.config import ServeConfig
+from server.settings import Settings
 
 
 class LiveRequestsPolicy:
@@ -25,23 +25,23 @@ class LiveRequestsPolicy:
         return max(low, min(high, wanted)), {}
 
 
-def scaling(config: ServeConfig) -> dict[str, Any]:
+def scaling(config: Settings) -> dict[str, Any]:
     """Return the options of a deployment that say how many replicas it has."""
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    if config.min_replicas == config.max_replicas:
-        return {"num_replicas": config.min_replicas}
+    if config.engine.min_replicas == config.engine.max_replicas:
+        return {"num_replicas": config.engine.min_replicas}
     return {
         "autoscaling_config": AutoscalingConfig(
-            min_replicas=config.min_replicas,
-            max_replicas=config.max_replicas,
+            min_replicas=config.engine.min_replicas,
+            max_replicas=config.engine.max_replicas,
             upscale_delay_s=1,
-            downscale_delay_s=config.downscale_delay,
+            downscale_delay_s=config.engine.downscale_delay,
             metrics_interval_s=0.5,
             look_back_period_s=2,
             policy=AutoscalingPolicy(
                 policy_function=LiveRequestsPolicy,
-                policy_kwargs={"target": config.target_live_requests},
+                policy_kwargs={"target": config.engine.target_live_requests},
             ),
         )
     }

@@ -16,7 +16,6 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.machine import num_cores, quota_notice
-from server.config import ServeConfig
 from server.ray import end_with_parent
 from server.ray.address import connect_once, joins_cluster, not_joined
 from server.ray.beside import beside
@@ -25,6 +24,7 @@ from server.ray.internals import private_names
 from server.ray.resources import check_gpus_of_cluster, num_threads
 from server.ray.run_directory import RunDirectory, remove_what_dead_owners_left, run_directory
 from server.ray.thread import RayThread, watch
+from server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ _DASHBOARD_AGENT, _RUNTIME_ENV_AGENT = "--dashboard_agent_command", "--runtime_e
 
 
 @contextlib.asynccontextmanager
-async def running_ray(config: ServeConfig) -> AsyncIterator[RayThread]:
+async def running_ray(config: Settings) -> AsyncIterator[RayThread]:
     """Start Ray, or join a cluster; notice its loss; leave nothing behind."""
     remove_what_dead_owners_left()
     with RayThread() as ray, run_directory() as directory:
@@ -68,7 +68,7 @@ async def running_ray(config: ServeConfig) -> AsyncIterator[RayThread]:
             await ray.run(_start_ray, config, directory)
             await ray.run(check_gpus_of_cluster, config)
             _reinstall_signal_handler()
-            claim = await ray.run(claim_name, config.name) if joins_cluster() else None
+            claim = await ray.run(claim_name, config.listen.name) if joins_cluster() else None
             stack.callback(lambda: claim)  # held until then
             watching = partial(watch, await ray.run(_servers), ray.lose)
             await stack.enter_async_context(beside("watching Ray", watching))
@@ -82,7 +82,7 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
+def _start_ray(config: Settings, directory: RunDirectory) -> None:
     """Join the cluster of RAY_ADDRESS, or run a Ray of our own on the loopback interface."""
     # Under `uv run` Ray would pack the current folder, models and all, and upload it for workers.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -95,7 +95,7 @@ def _start_ray(config: ServeConfig, directory: RunDirectory) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         local = {
             "address": "local",
-            "num_cpus": max(num_cores(), config.max_replicas * num_threads(config)),
+            "num_cpus": max(num_cores(), config.engine.max_replicas * num_threads(config)),
             "object_store_memory": 80 << 20,  # the smallest that Ray takes; nothing goes there
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",

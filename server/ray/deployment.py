@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from server.config import ServeConfig
 from server.packages.pinned import PinnedPackage
 from server.ray.address import joins_cluster
 from server.ray.autoscaling import scaling
@@ -16,10 +15,11 @@ from server.ray.controller import frugal_controller
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
 from server.ray.roster import RosterAddress
+from server.settings import Settings
 
 
 def deploy(
-    config: ServeConfig, roster: RosterAddress, packages: Mapping[str, PinnedPackage], name: str
+    config: Settings, roster: RosterAddress, packages: Mapping[str, PinnedPackage], name: str
 ) -> None:
     """Tell Ray Serve to run workers under this name; return before they run."""
     from ray import serve
@@ -39,13 +39,13 @@ def deploy(
     )
 
 
-def worker_options(config: ServeConfig, name: str) -> dict[str, Any]:
+def worker_options(config: Settings, name: str) -> dict[str, Any]:
     """Return the options of the deployment of workers under a name."""
     return {
         "name": "Worker",
         "health_check_period_s": 1,
         "health_check_timeout_s": 5,
-        "graceful_shutdown_timeout_s": config.grace + 10,
+        "graceful_shutdown_timeout_s": config.listen.grace + 10,
         "graceful_shutdown_wait_loop_s": 0.1,
         "max_constructor_retry_count": 2,
         "ray_actor_options": _actor_options(config, name),
@@ -94,9 +94,9 @@ def deployment_problem(name: str) -> str | None:
     return re.sub(r"^[\w.]+: ", "", lines[-1]) if lines else "Ray Serve gives no reason"
 
 
-def _actor_options(config: ServeConfig, name: str) -> dict[str, float]:
+def _actor_options(config: Settings, name: str) -> dict[str, float]:
     names = {"CPU": "num_cpus", "GPU": "num_gpus"}
     wanted = resources(config)
-    if name != config.name and not joins_cluster():
+    if name != config.listen.name and not joins_cluster():
         wanted["CPU"] = 0  # a Ray of our own has the cores of the first workers; they share them
     return {names[resource]: amount for resource, amount in wanted.items()}

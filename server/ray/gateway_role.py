@@ -15,7 +15,7 @@ from functools import partial
 
 import uvloop
 
-from server.config import GatewayConfig, GatewayRoleConfig
+from server.config import GatewayConfig, gateway_config
 from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
@@ -24,6 +24,7 @@ from server.ray.beside import beside
 from server.ray.publication import Publication, published_at
 from server.ray.roster import RosterAddress
 from server.ray.roster_follower import RosterFollower
+from server.settings import Settings
 from server.signals import cancelled_by_signals
 from server.telemetry.metrics_page import MetricsPage
 from server.telemetry.tracing import make_tracing
@@ -33,17 +34,19 @@ logger = logging.getLogger(__name__)
 Find = Callable[[], Publication | None]
 
 
-def run_gateway(config: GatewayRoleConfig, announce: Callable[[str, Gateway], None]) -> None:
+def run_gateway(
+    config: Settings, ray_address: str, announce: Callable[[str, Gateway], None]
+) -> None:
     """Relay calls until a signal ends it, then drain; call `announce` with the address of the port.
 
     Raises ConfigError if nobody can listen there.
     """
-    find = partial(published_at, config.ray_address, config.name)
+    find = partial(published_at, ray_address, config.listen.name)
     uvloop.run(_run_until_signal(config, find, announce))
 
 
 async def _run_until_signal(
-    config: GatewayRoleConfig, find: Find, announce: Callable[[str, Gateway], None]
+    config: Settings, find: Find, announce: Callable[[str, Gateway], None]
 ) -> None:
     with cancelled_by_signals() as seen:
         try:
@@ -57,39 +60,38 @@ async def _run_until_signal(
 
 
 @contextlib.asynccontextmanager
-async def running_gateway_role(
-    config: GatewayRoleConfig, find: Find
-) -> AsyncIterator[tuple[str, Gateway]]:
+async def running_gateway_role(config: Settings, find: Find) -> AsyncIterator[tuple[str, Gateway]]:
     """Run a gateway before the workers of the service that `find` finds; at the end drain it."""
-    check_files(config.gateway.doors)
+    gateway_settings = gateway_config(config)
+    check_files(gateway_settings.doors)
     check_ports_are_free(
-        ("--port", config.gateway.host, config.gateway.port),
-        ("--admin-port", config.gateway.host, config.gateway.doors.admin_port or 0),
+        ("--port", config.listen.host, config.listen.port),
+        ("--admin-port", config.listen.host, config.admin.port or 0),
         ("--metrics-port", config.metrics.host, config.metrics.port or 0),
     )
-    tracing = make_tracing(config.tracing, config.name, "gateway")
+    tracing = make_tracing(config.tracing, config.listen.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        first = await _wait_for(find, config.name)
-        settings = _settings(config.gateway, first)
+        first = await _wait_for(find, config.listen.name)
+        settings = _settings(gateway_settings, first)
         gateway = Gateway(settings, None, first.roster.peers, tracing)
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:
             where = config.metrics.host, config.metrics.port
-            page = MetricsPage(*where, gateway.snapshot, list, config.gateway.doors)
+            page = MetricsPage(*where, gateway.snapshot, list, settings.doors)
             stack.push_async_callback(asyncio.to_thread, page.close)
 
         async def find_roster() -> RosterAddress | None:
             found = await asyncio.to_thread(find)
-            if found is not None and _settings(config.gateway, found) != settings:
+            if found is not None and _settings(gateway_settings, found) != settings:
                 logger.warning("the service has other limits by now; start this gateway again")
             return None if found is None else found.roster
 
         follower = RosterFollower(find_roster, gateway)
         await stack.enter_async_context(beside("following the service", follower.follow))
-        stack.push_async_callback(gateway.drain, config.grace)
+        stack.push_async_callback(gateway.drain, config.listen.grace)
         yield address_of(settings.host, port), gateway
 
 

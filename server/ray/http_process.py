@@ -7,27 +7,22 @@ import contextlib
 import json
 import logging
 import os
-import re
+import pickle
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from engine.background import in_background
 from engine.errors import ConfigError
-from server.config import FOLLOWING
 from server.front_config import HttpConfig
 from server.gateway.admin_port import admin_socket
-from server.identity.config import CERTIFICATES
+from server.listening import check_ports_are_free, listen_at
 from server.ray import end_with_parent
 from server.ray.run_directory import run_directory
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-c", "from server.cli import main; main()", "http")
-# They would say of calls what the server that is called here does not need, or lend its token.
-_NOT_HANDED_ON = frozenset(("TOKENWEIR_SERVER", "TOKENWEIR_TLS_CA", "TOKENWEIR_TOKEN"))
-_ANNOUNCEMENT = re.compile(r" at (\S+)/v1,")
+_COMMAND = (sys.executable, "-c", "from server.http.child import main; main()")
 _PAUSE = 1.0  # seconds between two attempts
 _LAST_WORDS = 5.0  # seconds beyond its own grace
 
@@ -40,12 +35,26 @@ def private_socket() -> Iterator[Path]:
 
 
 class HttpProcess:
-    """Runs `tokenweir http` until it is told to end."""
+    """Runs the HTTP server until it is told to end.
 
-    def __init__(self, options: Sequence[str], port: int, grace: float) -> None:
-        self._options, self._port, self._grace = options, port, grace
+    Every process inherits the same socket, so that clients who come between two of them wait.
+    """
+
+    def __init__(self, config: HttpConfig, server: str, admin: str | None = None) -> None:
+        """`server` and `admin` are where it calls the gateway, and asks for its load."""
+        check_ports_are_free(("--http-port", config.host, config.port))
+        self._config = config
+        self._listener = listen_at(config.host, config.port)
+        self._task = pickle.dumps(
+            {
+                "server": server,
+                "admin": admin,
+                "config": config,
+                "listener": self._listener.fileno(),
+            }
+        )
         self._process: asyncio.subprocess.Process | None = None
-        self.url = ""  # while it does not listen
+        self.url = ""  # while it does not serve
 
     @property
     def pid(self) -> int:
@@ -54,27 +63,26 @@ class HttpProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it and wait until it listens; ConfigError with its words if it does not."""
+        """Start it and wait until it serves; ConfigError with its words if it does not."""
         self.url = ""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", end_with_parent.__file__, *_COMMAND, *self._options),
-            *("--port", str(self._port), "--grace", str(self._grace), "--insecure"),
-            *("--log-format", "json"),
-            env=_environment(os.environ),
+            *(sys.executable, "-I", end_with_parent.__file__, *_COMMAND),
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            pass_fds=[self._listener.fileno()],
             start_new_session=True,  # Ctrl-C in a terminal is for the command that started it
         )
         self._process = process
-        said = ""
-        async for line in _stderr(process):  # with Python's warnings
-            said += line.decode(errors="replace")
-            if found := _ANNOUNCEMENT.search(said):
-                self.url = found[1]
-                break
-        else:
+        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        process.stdin.write(self._task)
+        process.stdin.close()
+        self.url = (await process.stdout.readline()).decode().strip()
+        if not self.url:
+            said = (await _stderr(process).read()).decode(errors="replace").strip()
             await process.wait()
-            raise ConfigError(f"the HTTP server does not start: {said.strip()}")
-        self._port = int(self.url.rpartition(":")[2])  # that of the next one too
+            raise ConfigError(f"the HTTP server does not start: {said}")
 
     async def keep(self) -> None:
         """Log what it says, and start it again when it dies; until cancelled."""
@@ -97,12 +105,13 @@ class HttpProcess:
 
     async def stop(self) -> None:
         """Let its open requests end, and itself."""
+        self._listener.close()
         process = self._process
         if process is None or process.returncode is not None:
             return
         process.terminate()
         try:
-            async with asyncio.timeout(self._grace + _LAST_WORDS):
+            async with asyncio.timeout(self._config.grace + _LAST_WORDS):
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -110,28 +119,23 @@ class HttpProcess:
 
 
 @contextlib.asynccontextmanager
-async def http_beside(config: HttpConfig, socket: Path, *, has_admin: bool) -> AsyncIterator[str]:
+async def http_beside(config: HttpConfig, gateway: Path, *, has_admin: bool) -> AsyncIterator[str]:
     """Run the HTTP server in front of a gateway at its local socket; yield its URL.
 
     The load on its page comes from the admin port beside the socket, where there is one. Raises
     ConfigError if it cannot be run.
     """
-    file = socket.with_suffix(".toml")
-    file.write_text(_section(config))
-    options = ["--server", f"unix:{socket}", "--host", config.host, "--config", str(file)]
-    for name in CERTIFICATES:
-        if (path := getattr(config.tls, name)) is not None:
-            options += [f"--listen-{name.replace('_', '-')}", str(path)]
-    if has_admin:
-        options += ["--admin", f"unix:{admin_socket(socket)}"]
-    process = HttpProcess(options, config.port, config.grace)
-    await process.start()
-    keeping = in_background("keeping the HTTP server", process.keep)
+    admin = f"unix:{admin_socket(gateway)}" if has_admin else None
+    process = HttpProcess(config, f"unix:{gateway}", admin)
+    keeping = None
     try:
+        await process.start()
+        keeping = in_background("keeping the HTTP server", process.keep)
         yield process.url
     finally:
-        keeping.cancel()
-        await asyncio.wait([keeping])
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.wait([keeping])
         await process.stop()
 
 
@@ -149,18 +153,6 @@ def _log(line: str) -> None:
         logger.handle(record)
 
 
-def _section(config: HttpConfig) -> str:
-    """Return the settings that a file may have, numbers and lists of texts, as its section."""
-    names = (one.name for one in fields(config) if f"http.{one.name}" not in FOLLOWING)
-    lines = (f"{name} = {json.dumps(getattr(config, name))}" for name in names)
-    return "\n".join(["[http]", *lines])
-
-
 def _stderr(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
     assert process.stderr is not None, "it is a pipe"
     return process.stderr
-
-
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in ours.items() if name not in _NOT_HANDED_ON}
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

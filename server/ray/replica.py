@@ -14,7 +14,7 @@ from engine.background import in_background
 from engine.config import EngineConfig
 from engine.errors import EngineFailure, PackageError, TokenweirError
 from engine.factory import load_engine
-from server.config import LogConfig, ServeConfig
+from server.config import worker_config
 from server.garbage import keep_what_is_there
 from server.identity.peers import Peers
 from server.packages.address import is_remote
@@ -26,6 +26,7 @@ from server.ray.resources import num_threads
 from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.ray.serve_port import ServePort
+from server.settings import Log, Settings
 from server.telemetry.logs import REQUESTS, formatter_of, set_level
 from server.telemetry.tracing import make_tracing
 from server.worker.call_counts import CallCounts
@@ -48,7 +49,7 @@ class WorkerReplica:
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self,
-        config: ServeConfig,
+        config: Settings,
         roster: RosterAddress | None,
         packages: Mapping[str, PinnedPackage],
         group: str,
@@ -56,12 +57,12 @@ class WorkerReplica:
     ) -> None:
         """Without a roster it is that of an application, which runs beside the workers."""
         has_command = roster is not None
-        find = partial(_published_roster, config.name)
+        find = partial(_published_roster, config.listen.name)
         roster = roster or await _when_published(find)
         self._link = RosterLink(roster, find=None if has_command else find)
         _forward_log(self._link, config.log)
         if has_command:
-            look = partial(self._end_without_command, config.name, group)
+            look = partial(self._end_without_command, config.listen.name, group)
             self._looking = in_background("looking for the command", look)
         try:
             info = await self._start(config, packages, roster.peers)
@@ -78,16 +79,16 @@ class WorkerReplica:
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def _start(
-        self, config: ServeConfig, packages: Mapping[str, PinnedPackage], peers: Peers | None
+        self, config: Settings, packages: Mapping[str, PinnedPackage], peers: Peers | None
     ) -> WorkerInfo:
         self._serve_port = ServePort()
         engines = await asyncio.to_thread(_load_engines, config, packages)
-        self._grace = config.grace
+        self._grace = config.listen.grace
         self._formatter = formatter_of(config.log)
         self._counts = None if config.metrics.port is None else CallCounts(engines)
-        self._tracing = make_tracing(config.tracing, config.name, "worker")
+        self._tracing = make_tracing(config.tracing, config.listen.name, "worker")
         self._worker = Worker(
-            engines, config.worker_settings(self._serve_port.host), self._observers(), peers
+            engines, worker_config(config, self._serve_port.host), self._observers(), peers
         )
         return WorkerInfo(
             address=await self._worker.start(),
@@ -158,12 +159,10 @@ class WorkerReplica:
             os._exit(1)
 
 
-def _load_engines(
-    config: ServeConfig, packages: Mapping[str, PinnedPackage]
-) -> Mapping[str, Engine]:
-    engine_config = dataclasses.replace(config.engine, num_threads=num_threads(config))
+def _load_engines(config: Settings, packages: Mapping[str, PinnedPackage]) -> Mapping[str, Engine]:
+    engine_config = dataclasses.replace(config.engine_config, num_threads=num_threads(config))
     return {
-        name: _load_engine(package, config.package_cache, engine_config)
+        name: _load_engine(package, config.packages.cache, engine_config)
         for name, package in packages.items()
     }
 
@@ -198,7 +197,7 @@ def _actor_name() -> str:
     return str(ray.get_runtime_context().get_actor_name())
 
 
-def _forward_log(link: RosterLink, config: LogConfig) -> None:
+def _forward_log(link: RosterLink, config: Log) -> None:
     """Tell the command the log of this process: nobody reads the files of a worker."""
     logging.getLogger().addHandler(LinkHandler(link))
     set_level(config)

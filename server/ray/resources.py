@@ -7,40 +7,40 @@ from collections.abc import Mapping
 from engine.distributions import ON_CPU
 from engine.errors import ConfigError
 from engine.machine import num_cores
-from server.config import ServeConfig
 from server.ray.address import joins_cluster
+from server.settings import Settings
 
 
-def num_threads(config: ServeConfig) -> int:
+def num_threads(config: Settings) -> int:
     """Return the threads of one replica's engines: its share of the cores unless given."""
-    return config.engine.num_threads or max(1, num_cores() // config.max_replicas)
+    return config.engine.num_threads or max(1, num_cores() // config.engine.max_replicas)
 
 
-def resources(config: ServeConfig) -> dict[str, float]:
+def resources(config: Settings) -> dict[str, float]:
     """Return what Ray reserves for one replica, by Ray's own names."""
-    gpus = {"GPU": config.num_gpus_per_replica} if config.num_gpus_per_replica else {}
+    gpus = {"GPU": config.engine.num_gpus_per_replica} if config.engine.num_gpus_per_replica else {}
     return {"CPU": num_threads(config), **gpus}
 
 
-def check_gpus(config: ServeConfig, num_gpus: int) -> None:
+def check_gpus(config: Settings, num_gpus: int) -> None:
     """Raise ConfigError if the least number of replicas does not fit on so many GPUs."""
-    gpus = config.num_gpus_per_replica
-    if not gpus or config.min_replicas <= num_gpus * config.replicas_per_gpu:
+    gpus, replicas = config.engine.num_gpus_per_replica, config.engine.min_replicas
+    if not gpus or replicas <= num_gpus * config.replicas_per_gpu:
         return
     if not num_gpus:
         raise ConfigError(f"Ray finds no GPU on this machine; {ON_CPU}")
     raise ConfigError(
-        f"{config.min_replicas} replicas want {gpus:g} GPUs each, and this machine has {num_gpus}; "
+        f"{replicas} replicas want {gpus:g} GPUs each, and this machine has {num_gpus}; "
         "ask for fewer with --replicas, or let several share one, such as two with "
         "--num-gpus-per-replica 0.5"
     )
 
 
-def check_gpus_of_cluster(config: ServeConfig) -> None:
+def check_gpus_of_cluster(config: Settings) -> None:
     """Raise ConfigError if a Ray of our own has too few GPUs for the workers: it gets no more."""
     import ray
 
-    if config.num_gpus_per_replica and not joins_cluster():
+    if config.engine.num_gpus_per_replica and not joins_cluster():
         check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
 
 
@@ -64,7 +64,7 @@ def shortage(
     return None
 
 
-def shortage_now(num_workers: int, config: ServeConfig) -> str | None:
+def shortage_now(num_workers: int, config: Settings) -> str | None:
     """Return what Ray lacks for so many workers that have no process; None if nothing.
 
     A Ray of our own has as many cores as it is asked for.

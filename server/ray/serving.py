@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -24,11 +25,13 @@ from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.manifest import Manifest
-from server.config import ServeConfig
+from server.config import gateway_config
+from server.front_config import http_config
 from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.gateway.versions import Group
+from server.identity.config import doors_config
 from server.identity.peers import peers_of
 from server.listening import address_of, check_ports_are_free
 from server.packages.pinned import PinnedPackage, pin_all
@@ -44,11 +47,13 @@ from server.ray.resources import shortage_now
 from server.ray.roster import Roster, RosterAddress
 from server.ray.thread import RayThread
 from server.ray.versions import RayDeployment, loaded
+from server.settings import Settings
 from server.signals import cancelled_by_signals
 from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
 from server.telemetry.tracing import make_tracing
 
+_ADMIN_TOKEN = "TOKENWEIR_ADMIN_TOKEN"  # the variable; the HTTP server asks for load with it
 _END_TIMEOUT = 5.0  # seconds, beside the grace
 SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and again
 logger = logging.getLogger(__name__)
@@ -87,7 +92,7 @@ class Service:
         await self._ray.wait_until_lost()
 
 
-def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> None:
+def serve_models(config: Settings, announce: Callable[[Service], None]) -> None:
     """Serve until a signal ends it, then drain; call `announce` once requests are answered.
 
     Raises ConfigError or PackageError before Ray is started, EngineFailure if no worker starts,
@@ -97,7 +102,7 @@ def serve_models(config: ServeConfig, announce: Callable[[Service], None]) -> No
 
 
 @contextlib.asynccontextmanager
-async def serving(config: ServeConfig) -> AsyncIterator[Service]:
+async def serving(config: Settings) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     _check_is_reachable(config)
     check_doors(config)
@@ -106,7 +111,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         config = config.with_room_for_images()
     given = config
     config = config.settled([manifest.target for manifest in manifests])
-    tracing = make_tracing(config.tracing, config.name, "gateway")
+    tracing = make_tracing(config.tracing, config.listen.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
@@ -118,12 +123,12 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         roster_address = await roster.start(host, peers)
         stack.push_async_callback(roster.close)
         workers: dict[str, WorkerInfo] = {}
-        settings = config.gateway_settings
-        if config.http_port is not None:
+        settings = gateway_config(config)
+        if config.http.port is not None:
             settings = replace(settings, local_socket=stack.enter_context(private_socket()))
         deployment = RayDeployment(given, ray, registry, roster_address)
         gateway = port = None
-        if config.with_gateway:
+        if config.listen.gateway:
             hung = partial(kill_hung, ray, workers)
             started = (deployment, _first_group(packages, manifests))
             gateway = Gateway(settings, hung, peers, tracing, started)
@@ -136,29 +141,30 @@ async def serving(config: ServeConfig) -> AsyncIterator[Service]:
         stack.push_async_callback(ray.finish, deployment.undeploy)
         if gateway is not None:
             stack.callback(roster.end)
-        await ray.run(deploy, config, roster_address, packages, config.name)
+        await ray.run(deploy, config, roster_address, packages, config.listen.name)
         if joins_cluster():
             stack.push_async_callback(_end_workers, config, ray, roster, deployment)
             await stack.enter_async_context(_published(config, ray, roster_address))
         if gateway is not None:
             await stack.enter_async_context(_told(gateway, registry, roster, workers))
-        service = Service(config.host, port, gateway, registry, ray)
+        service = Service(config.listen.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
         if (socket := settings.local_socket) is not None:
             has_admin = settings.doors.admin_port is not None
-            beside_it = http_beside(config.http_settings, socket, has_admin=has_admin)
+            http = http_config(config, os.environ.get(_ADMIN_TOKEN))
+            beside_it = http_beside(http, socket, has_admin=has_admin)
             service.http_url = await stack.enter_async_context(beside_it)
         if gateway is not None:
-            stack.push_async_callback(gateway.drain, config.grace)
+            stack.push_async_callback(gateway.drain, config.listen.grace)
         yield service
 
 
-def _check_is_reachable(config: ServeConfig) -> None:
+def _check_is_reachable(config: Settings) -> None:
     """Raise ConfigError for workers that no gateway finds."""
-    if not (config.with_gateway or joins_cluster()):
+    if not (config.listen.gateway or joins_cluster()):
         raise ConfigError(
-            "with_gateway (false) leaves workers that no gateway finds: only on the Ray cluster at "
-            "RAY_ADDRESS `tokenweir gateway` finds them"
+            "listen.gateway (false) leaves workers that no gateway finds: only on the "
+            "Ray cluster at RAY_ADDRESS `tokenweir gateway` finds them"
         )
 
 
@@ -170,16 +176,16 @@ def _first_group(packages: Mapping[str, PinnedPackage], manifests: list[Manifest
 
 @contextlib.asynccontextmanager
 async def _published(
-    config: ServeConfig, ray: RayThread, roster: RosterAddress
+    config: Settings, ray: RayThread, roster: RosterAddress
 ) -> AsyncIterator[None]:
     """Let gateways of the cluster find the service."""
-    limits = config.gateway_settings
+    limits = gateway_config(config)
     told = Publication(roster, limits.max_request_bytes, limits.max_calls_per_worker)
-    await ray.run(publish, config.name, told)
+    await ray.run(publish, config.listen.name, told)
     try:
         yield
     finally:
-        await ray.finish(withdraw, config.name)
+        await ray.finish(withdraw, config.listen.name)
 
 
 @contextlib.asynccontextmanager
@@ -197,14 +203,14 @@ async def _told(
 
 
 async def _checked_packages(
-    config: ServeConfig,
+    config: Settings,
 ) -> tuple[Mapping[str, PinnedPackage], list[Manifest]]:
     """Return what is served, with the manifests; raise if this machine cannot run it."""
     check_distributions()
     packages, manifests = await asyncio.to_thread(
-        pin_all, config.packages, config.require_signature
+        pin_all, config.packages.models, config.packages.require_signature
     )
-    places = config.packages.values()
+    places = config.packages.models.values()
     devices = [
         device_of(m, place, config.engine) for m, place in zip(manifests, places, strict=True)
     ]
@@ -213,43 +219,43 @@ async def _checked_packages(
     return packages, manifests
 
 
-def check_doors(config: ServeConfig) -> None:
+def check_doors(config: Settings) -> None:
     """Raise ConfigError for files and ports that cannot be used."""
-    check_files(config.gateway.doors)
+    check_files(doors_config(config))
     check_ports_are_free(
-        ("--port", config.host, config.port),
-        ("--admin-port", config.host, config.gateway.doors.admin_port or 0),
-        ("--http-port", config.host, config.http_port or 0),
+        ("--port", config.listen.host, config.listen.port),
+        ("--admin-port", config.listen.host, config.admin.port or 0),
+        ("--http-port", config.listen.host, config.http.port or 0),
         ("--metrics-port", config.metrics.host, config.metrics.port or 0),
     )
 
 
 async def _end_workers(
-    config: ServeConfig, ray: RayThread, roster: Roster, deployment: RayDeployment
+    config: Settings, ray: RayThread, roster: Roster, deployment: RayDeployment
 ) -> None:
     """Let workers end what other gateways have given them, which nobody here waits for."""
-    if config.with_gateway and not roster.num_followers:
+    if config.listen.gateway and not roster.num_followers:
         return
     await ray.finish(deployment.undeploy_soon)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(config.grace + _END_TIMEOUT):
+        async with asyncio.timeout(config.listen.grace + _END_TIMEOUT):
             while roster.num_workers:
                 await asyncio.sleep(0.1)
 
 
 def _metrics_page(
-    config: ServeConfig, port: int, gateway: Gateway | None, roster: Roster
+    config: Settings, port: int, gateway: Gateway | None, roster: Roster
 ) -> MetricsPage:
     def counted_here() -> Snapshot:
         counted = [] if gateway is None else gateway.snapshot()
         return [*counted, ("worker_restarts", (), roster.restarts.count)]
 
-    host, doors = config.metrics.host, config.gateway.doors
+    host, doors = config.metrics.host, doors_config(config)
     workers = roster.snapshots
     return MetricsPage(host, port, counted_here, lambda: list(workers.items()), doors)
 
 
-async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service], None]) -> None:
+async def _serve_until_signal(config: Settings, announce: Callable[[Service], None]) -> None:
     with cancelled_by_signals() as seen:
         try:
             async with serving(config) as service:
@@ -262,16 +268,16 @@ async def _serve_until_signal(config: ServeConfig, announce: Callable[[Service],
 
 
 async def _wait_until_served(
-    config: ServeConfig, service: Service, ray: RayThread, roster: Roster
+    config: Settings, service: Service, ray: RayThread, roster: Roster
 ) -> None:
     started, told = time.monotonic(), 0
-    while service.num_serving < config.min_replicas:
-        problem = await ray.run(deployment_problem, config.name)
+    while service.num_serving < config.engine.min_replicas:
+        problem = await ray.run(deployment_problem, config.listen.name)
         if problem:
             raise EngineFailure(f"the workers do not start: {problem}")
         if time.monotonic() - started > SHORTAGE_AFTER + told * SHORTAGE_PERIOD:
             told += 1
-            missing = config.min_replicas - roster.num_workers
+            missing = config.engine.min_replicas - roster.num_workers
             if problem := await ray.run(shortage_now, missing, config):
                 logger.warning(problem)
         await asyncio.sleep(0.2)

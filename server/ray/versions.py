@@ -11,7 +11,6 @@ from pathlib import Path
 from engine.errors import EngineFailure, LoadFailed
 from engine.factory import device_of
 from engine.package.manifest import Manifest
-from server.config import ServeConfig
 from server.gateway.versions import Group, LoadedPackage
 from server.packages.pinned import PinnedPackage, pin
 from server.ray.address import joins_cluster
@@ -26,6 +25,7 @@ from server.ray.registry import Registry, WorkerInfo
 from server.ray.resources import num_threads, shortage_now
 from server.ray.roster import RosterAddress
 from server.ray.thread import RayThread
+from server.settings import Settings
 
 _POLL = 0.2  # seconds
 _SHORTAGE_AFTER = 5.0  # seconds: what ended workers had is free a moment later
@@ -38,18 +38,18 @@ class RayDeployment:
     """The workers of a service, by group."""
 
     def __init__(
-        self, config: ServeConfig, ray: RayThread, registry: Registry, roster: RosterAddress
+        self, config: Settings, ray: RayThread, registry: Registry, roster: RosterAddress
     ) -> None:
         """`config` is as it was given, not settled for the packages of the start."""
         self._config = config
         self._ray = ray
         self._registry = registry
         self._roster = roster
-        self._applications = {config.name}
+        self._applications = {config.listen.name}
 
     def read(self, address: str) -> LoadedPackage:
         """Check a package where it lies; PackageError says what is wrong."""
-        pinned, manifest = pin(address, self._config.require_signature)
+        pinned, manifest = pin(address, self._config.packages.require_signature)
         device_of(manifest, address, self._config.engine)
         return loaded(pinned, manifest)
 
@@ -61,7 +61,7 @@ class RayDeployment:
         packages = {model: _pinned(one) for model, one in group.packages.items()}
         await self._ray.run(deploy, config, self._roster, packages, name)
         deadline = time.monotonic() + _START_TIMEOUT
-        while len(workers := self._workers(name)) < config.min_replicas:
+        while len(workers := self._workers(name)) < config.engine.min_replicas:
             if problem := await self._ray.run(deployment_problem, name):
                 raise LoadFailed(f"the workers do not start: {problem}")
             if time.monotonic() > deadline:
@@ -75,7 +75,7 @@ class RayDeployment:
             return  # it has never begun
         pids = [] if joins_cluster() else [worker.pid for worker in self._workers(name)]
         await self._ray.run(undeploy_soon, (name,))
-        deadline = time.monotonic() + self._config.grace + _END_TIMEOUT
+        deadline = time.monotonic() + self._config.listen.grace + _END_TIMEOUT
         while await self._is_there(name) or _any_runs(pids):
             if time.monotonic() > deadline:
                 raise EngineFailure(f"the processes of {name} do not end; stop the server")
@@ -94,27 +94,26 @@ class RayDeployment:
         is_there: bool = await self._ray.run(is_deployed, name)
         return is_there or bool(self._workers(name))
 
-    async def _wait_for_room(self, config: ServeConfig) -> None:
+    async def _wait_for_room(self, config: Settings) -> None:
         """Raise LoadFailed if Ray has no room for the workers."""
         deadline = time.monotonic() + _SHORTAGE_AFTER
-        while problem := await self._ray.run(shortage_now, config.min_replicas, config):
+        while problem := await self._ray.run(shortage_now, config.engine.min_replicas, config):
             if time.monotonic() > deadline:
                 raise LoadFailed(problem)
             await asyncio.sleep(_POLL)
 
-    def _config_of(self, group: Group) -> ServeConfig:
-        config = replace(
-            self._config,
-            packages={model: one.address for model, one in group.packages.items()},
-            engine=replace(self._config.engine, num_threads=num_threads(self._config)),
-        )
+    def _config_of(self, group: Group) -> Settings:
+        models = {model: one.address for model, one in group.packages.items()}
+        packages = replace(self._config.packages, models=models)
+        config = replace(self._config, packages=packages)
+        config = config.with_engine(num_threads=num_threads(self._config))
         if group.replicas:
-            config = replace(config, min_replicas=group.replicas, max_replicas=group.replicas)
+            config = config.with_engine(min_replicas=group.replicas, max_replicas=group.replicas)
         return config.settled([one.target for one in group.packages.values()])
 
     def _name(self, group: Group) -> str:
         """Return what the group is called by Ray Serve."""
-        service = self._config.name
+        service = self._config.listen.name
         return f"{service}{_SEPARATOR}{group.name}" if group.name else service
 
     def _workers(self, name: str) -> list[WorkerInfo]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from server.config import LogConfig
+from server.settings import Log
 
 OWN_LOGGERS = ("server", "engine")  # other loggers write errors only
 REQUESTS = "server.requests"  # the logger of the one line that every request has
@@ -42,14 +42,14 @@ def fields_of(record: logging.LogRecord) -> Fields:
     return fields
 
 
-def set_level(config: LogConfig) -> None:
+def set_level(config: Log) -> None:
     """Let this process log what the settings ask for."""
     for name in OWN_LOGGERS:
         logging.getLogger(name).setLevel(config.level.upper())
     logging.getLogger(REQUESTS).setLevel(logging.NOTSET if config.requests else logging.WARNING)
 
 
-def log_to_stderr(config: LogConfig) -> None:
+def log_to_stderr(config: Log) -> None:
     """Write what this process logs, and what it is told of others, to the standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter_of(config))
@@ -57,7 +57,7 @@ def log_to_stderr(config: LogConfig) -> None:
     set_level(config)
 
 
-def formatter_of(config: LogConfig) -> TextFormatter | JsonFormatter:
+def formatter_of(config: Log) -> TextFormatter | JsonFormatter:
     """Return what makes lines of records."""
     return JsonFormatter() if config.format == "json" else TextFormatter()
 

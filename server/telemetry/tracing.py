@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from server.call_server import ServerCall
-from server.config import TracingConfig
+from server.settings import Tracing as TracingSettings
 from server.telemetry.trace_context import TRACEPARENT, traceparent_in
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def set_status(span: Span, code: str) -> None:
         span.set_status(StatusCode.ERROR)
 
 
-def make_tracing(config: TracingConfig, name: str, role: str) -> Tracing | None:
+def make_tracing(config: TracingSettings, name: str, role: str) -> Tracing | None:
     """Return what makes the spans of a process; None without an endpoint.
 
     Raises ModuleNotFoundError without the extra `otel`.

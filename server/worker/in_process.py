@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package.package import load_package
-from server.config import MOST_REQUEST_BYTES, WorkerConfig
+from server.config import WorkerConfig
 from server.listening import socket_directory
+from server.settings import MOST_REQUEST_BYTES
 from server.worker.engines import Engine
 from server.worker.worker import Worker
 

@@ -26,7 +26,7 @@ def test_a_package_for_the_cpu_is_refused_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.01, float("nan")])
 def test_a_share_of_memory_that_there_is_not_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"gpu_memory_utilization \({value}\) .* 0.*1.*0\.9"):
+    with pytest.raises(ConfigError, match=rf"gpu_memory_utilization \({value}\) .* above 0 .* 1"):
         EngineConfig(gpu_memory_utilization=value)
 
 
@@ -62,7 +62,7 @@ def test_a_step_without_room_for_a_sequence_beside_a_prompt_is_refused() -> None
 
 
 def test_fewer_sequences_than_none_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_num_seqs \(-1\) must be 1 or more, or 0"):
+    with pytest.raises(ConfigError, match=r"max_num_seqs \(-1\) must be at least 0"):
         EngineConfig(max_num_seqs=-1)
 
 

@@ -15,8 +15,7 @@ import pytest
 from tokenweir import AsyncClient, Client
 from tokenweir.v1 import admin_service_pb2 as pb
 
-from engine.errors import ConfigError
-from server.config import GatewayConfig, ServeConfig
+from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
 from tests.server.calls import DOWN, UP, Stubs, failure_of, generate, stream, stubs_for, until
@@ -221,10 +220,3 @@ async def test_the_client_operates_a_server(operated: Operated) -> None:
 
     assert (await failure_of(running)).reason == "ABORTED_BY_OPERATOR"
     assert await operated.public.health_of("") == DOWN
-
-
-def test_both_ports_cannot_be_the_same() -> None:
-    gateway = GatewayConfig(doors=DoorsConfig(admin_port=50051))
-
-    with pytest.raises(ConfigError, match="both 50051"):
-        ServeConfig(packages={"dates": Path("x")}, port=50051, gateway=gateway)

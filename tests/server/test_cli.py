@@ -29,7 +29,8 @@ from exporter.training.task import Task
 from exporter.training.trainer import TrainingReport
 from server.cli import app
 from server.cli.app import cli, run
-from server.config import ServeConfig, WorkerConfig
+from server.config import WorkerConfig
+from server.settings import Settings
 from tests.server.calls import DOWN, stubs_for
 from tests.server.fakes import (
     OPTIONS,
@@ -43,7 +44,7 @@ from tests.stand_in_certificate import LOSS
 
 HEAVY = ("torch", "ray", "onnxruntime", "grpc", "numpy", "matplotlib", "transformers")
 SIZE_OF_BASE = (512, 6, 30_000)
-MAX_MODULES = 200  # 110 are Python's own and click's
+MAX_MODULES = 120  # most are Python's own and click's
 
 
 def test_help_imports_nothing_heavy_and_little_else() -> None:
@@ -196,23 +197,12 @@ def test_an_error_is_one_line_without_traceback(
 def test_serve_takes_the_settings_of_its_engines(
     options: tuple[str, ...], settings: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served: list[ServeConfig] = []
+    served: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
 
     assert run(["serve", "--model", "dates=packages/dates", *options]) == 0
 
-    assert [config.engine for config in served] == [settings]
-
-
-def test_serve_takes_how_many_calls_a_crowd_has_at_a_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served: list[ServeConfig] = []
-    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
-
-    assert run(["serve", "--model", "dates=packages/dates", "--crowded-calls", "7"]) == 0
-
-    assert [config.gateway_settings.crowded_calls_per_worker for config in served] == [7]
+    assert [config.engine_config for config in served] == [settings]
 
 
 @pytest.mark.parametrize(
@@ -870,8 +860,8 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
     assert form == {"name": "dates", "target": "cuda", "precision": "fp16"}
     share = EngineConfig(max_num_seqs=0, device="cuda", gpu_memory_utilization=0.45)
     assert asked == (tmp_path / "package", tmp_path / "checkpoint", "cuda", share)
-    assert (config.min_replicas, config.num_gpus_per_replica) == (2, 0.5)
-    assert config.engine == EngineConfig(max_num_seqs=0, device="cuda")
+    assert (config.engine.min_replicas, config.engine.num_gpus_per_replica) == (2, 0.5)
+    assert config.engine_config == EngineConfig(max_num_seqs=0, device="cuda")
 
 
 def test_demo_without_a_gpu_is_refused_before_it_trains(

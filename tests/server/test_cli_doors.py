@@ -14,16 +14,17 @@ import pytest
 
 from engine.errors import ConfigError
 from server.cli.app import run
-from server.config import ServeConfig
+from server.config import gateway_config
 from server.gateway.door import check_files
 from server.identity.config import DoorsConfig
 from server.identity.tokens import Identity, TokenFile
+from server.settings import Settings
 from tests.server.certificates import Authority
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
-    found: list[ServeConfig] = []
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    found: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", found.append)
     return found
 
@@ -59,7 +60,7 @@ def test_a_tenant_that_cannot_be_printed_is_refused(capsys: pytest.CaptureFixtur
     assert errors.count("a name of 1 to 64 characters that can be printed") == 3, errors
 
 
-def test_serve_takes_the_settings_of_its_doors(served: list[ServeConfig], tmp_path: Path) -> None:
+def test_serve_takes_the_settings_of_its_doors(served: list[Settings], tmp_path: Path) -> None:
     names = ("tls-cert", "tls-key", "tls-client-ca", "tokens", "admin-tokens")
     files = {name: tmp_path / name for name in names}
     for path in files.values():
@@ -69,7 +70,7 @@ def test_serve_takes_the_settings_of_its_doors(served: list[ServeConfig], tmp_pa
     assert run([*SERVE, *options, "--admin-port", "0", "--reflection", "--host", "0.0.0.0"]) == 0
 
     (config,) = served
-    assert config.gateway_settings.doors == DoorsConfig(
+    assert gateway_config(config).doors == DoorsConfig(
         tls_cert=files["tls-cert"],
         tls_key=files["tls-key"],
         tls_client_ca=files["tls-client-ca"],
@@ -81,7 +82,7 @@ def test_serve_takes_the_settings_of_its_doors(served: list[ServeConfig], tmp_pa
 
 
 def test_serve_lets_other_machines_in_only_if_it_is_told_to(
-    served: list[ServeConfig], capsys: pytest.CaptureFixture[str]
+    served: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*SERVE, "--host", "0.0.0.0"]) == 3
     assert "type --insecure to let everybody in" in capsys.readouterr().err

@@ -12,8 +12,8 @@ import grpc
 import pytest
 from tokenweir.v1 import generation_service_pb2, prediction_service_pb2
 
+from loadtest.cli.default_prompts import SENTENCES
 from server.cli.app import run
-from server.cli.default_prompts import SENTENCES
 from server.cli.demo import _use as use_of_the_demo
 from tests.server.scripted_server import (
     ScriptedServer,

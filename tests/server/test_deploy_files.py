@@ -19,8 +19,8 @@ import yaml
 from engine.errors import ConfigError
 from server.cli.app import cli
 from server.cli.exit_codes import NOT_USABLE, USAGE
-from server.config import ServeConfig
 from server.ray import application
+from server.settings import Settings
 from server.telemetry.metrics import GATEWAY_METRICS, PREFIX
 
 DEPLOY = Path(__file__).parents[2] / "server/deploy"
@@ -85,13 +85,13 @@ def test_the_gateway_of_kubernetes_is_one_of_ours() -> None:
     given = check_command(container["args"])
 
     defaults = {param.name: param.default for param in cli.commands["gateway"].params}
-    assert ports["grpc"] == defaults["port"] == container["readinessProbe"]["grpc"]["port"]
-    assert ports["metrics"] == int(given["metrics_port"])
+    assert ports["grpc"] == defaults["listen__port"] == container["readinessProbe"]["grpc"]["port"]
+    assert ports["metrics"] == int(given["metrics__port"])
     head = RAY_SERVICE["metadata"]["name"]
     assert given["ray_address"] == f"{head}-head-svc:6379"
     grace = GATEWAY[0]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     stops = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert stops + float(given["grace"]) < grace
+    assert stops + float(given["listen__grace"]) < grace
 
 
 def test_gateways_are_scaled_by_a_metric_of_ours() -> None:
@@ -122,21 +122,21 @@ def test_the_application_is_one_that_we_build() -> None:
 
     assert served["import_path"] == f"{application.__name__}:{application.app_builder.__name__}"
     config = application.config_of(served["args"])
-    assert isinstance(config, ServeConfig)
-    assert dict(config.packages) == {"dates": "s3://models/dates"}
-    assert (config.min_replicas, config.log.format) == (2, "json")
+    assert isinstance(config, Settings)
+    assert dict(config.packages.models) == {"dates": "s3://models/dates"}
+    assert (config.engine.min_replicas, config.log.format) == (2, "json")
     workers = RAY_SERVICE["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
     (container,) = workers["template"]["spec"]["containers"]
     assert int(container["resources"]["requests"]["cpu"]) == config.engine.num_threads
-    assert workers["maxReplicas"] == config.max_replicas
+    assert workers["maxReplicas"] == config.engine.max_replicas
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         ({}, "name no package"),
-        ({"serve": {"packages": {"a": "b"}, "prot": 1}}, "no setting serve.prot; the nearest is"),
-        ({"serve": {"packages": {"a": "b"}, "grace": -1}}, "grace .-1.0. must be 0 or more"),
+        ({"listen": {"prot": 1}}, "no setting listen.prot; the nearest is listen.port"),
+        ({"listen": {"grace": -1}}, "listen.grace .-1. cannot be used"),
     ],
 )
 def test_settings_of_an_application_are_checked(args: dict[str, Any], message: str) -> None:

@@ -1,112 +1,67 @@
-"""Settings of the doors: what does not fit together, and what strangers could reach."""
+"""Servers that strangers could reach, and which hosts those are."""
 
 from __future__ import annotations
 
+import re
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine.errors import ConfigError
-from server.config import GatewayConfig, GatewayRoleConfig, MetricsConfig, ServeConfig
+from server.cli.app import run
 from server.hosts import addresses_of, family_of, is_loopback
-from server.identity.config import DoorsConfig
 
-A = Path("a")
-TLS: dict[str, Any] = {"tls_cert": A, "tls_key": A}
+TLS = "--tls-cert FILE --tls-key FILE"
+OPERATED = "--admin-port 0 --admin-tokens FILE"
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"tls_cert": A}, "belong together"),
-        ({"tls_client_ca": A}, "give tls_cert and tls_key"),
-        ({"admin_tokens": A}, "give admin_port"),
-        ({"admin_port": 70_000}, r"admin_port \(70000\) must be"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        DoorsConfig(**settings)
+def served(options: str) -> int:
+    """Say with what `serve` ends that would print its settings with these options."""
+    words = [__file__ if word == "FILE" else word for word in options.split()]
+    return run(["serve", "--print-config", *words])
 
 
 @pytest.mark.parametrize(
-    ("host", "settings", "missing"),
+    ("options", "missing"),
     [
-        ("0.0.0.0", {}, ["--tls-cert", "--tokens or --tls-client-ca"]),
-        ("::", TLS, ["--tokens or --tls-client-ca"]),
-        ("10.0.0.7", {"tokens": A}, ["--tls-cert"]),
-        ("server.example", {**TLS, "tokens": A, "admin_port": 1}, ["--admin-tokens"]),
+        ("--host 0.0.0.0", ["--tls-cert", "--tokens or --tls-client-ca"]),
+        (f"--host :: {TLS}", ["--tokens or --tls-client-ca"]),
+        ("--host 10.0.0.7 --tokens FILE", ["--tls-cert"]),
+        (f"--host server.example {TLS} --tokens FILE --admin-port 1", ["--admin-tokens"]),
+        ("--metrics-port 9 --metrics-host 0.0.0.0", ["--tls-cert", "--admin-tokens"]),
+        (f"--metrics-port 9 --metrics-host 0.0.0.0 {TLS}", ["--admin-tokens"]),
+        (f"--metrics-port 9 --metrics-host 0.0.0.0 {OPERATED}", ["--tls-cert"]),
     ],
 )
-def test_a_server_that_strangers_could_call_is_refused(
-    host: str, settings: dict[str, Any], missing: list[str]
+def test_a_server_that_strangers_could_reach_is_refused(
+    options: str, missing: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        DoorsConfig(**settings).check_reach(host)
+    assert served(options) == 3
 
-    assert host in str(caught.value)
-    assert all(what in str(caught.value) for what in (*missing, "127.0.0.1", "--insecure"))
-
-
-@pytest.mark.parametrize(
-    ("host", "settings"),
-    [
-        ("127.0.0.1", {}),
-        ("::1", {"admin_port": 0}),
-        ("localhost", {}),
-        ("unix:/run/socket", {}),
-        ("0.0.0.0", {**TLS, "tokens": A}),
-        ("0.0.0.0", {**TLS, "tls_client_ca": A}),
-        ("0.0.0.0", {**TLS, "tokens": A, "admin_port": 0, "admin_tokens": A}),
-        ("0.0.0.0", {"insecure": True, "admin_port": 0}),
-    ],
-)
-def test_others_are_not(host: str, settings: dict[str, Any]) -> None:
-    DoorsConfig(**settings).check_reach(host)
-
-
-def test_what_is_served_is_looked_at_before_anything_is_started() -> None:
-    with pytest.raises(ConfigError, match="--insecure"):
-        ServeConfig(packages={"dates": A}, host="0.0.0.0")
-
-
-OPERATED: dict[str, Any] = {"admin_port": 0, "admin_tokens": A}
+    out, err = capsys.readouterr()
+    assert not out
+    host = re.findall(r"host (\S+)", options)[0]
+    assert f"host ({host}) is reached from other machines" in err
+    assert all(what in err for what in (*missing, "--insecure"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "missing"),
+    "options",
     [
-        ({}, ["--tls-cert", "--admin-tokens"]),
-        (TLS, ["--admin-tokens"]),
-        (OPERATED, ["--tls-cert"]),
+        "--host ::1 --admin-port 0",
+        "--host localhost",
+        "--host unix:/run/socket",
+        f"--host 0.0.0.0 {TLS} --tokens FILE",
+        f"--host 0.0.0.0 {TLS} --tls-client-ca FILE",
+        f"--host 0.0.0.0 {TLS} --tokens FILE {OPERATED}",
+        "--host 0.0.0.0 --insecure --admin-port 0",
+        "--metrics-host 0.0.0.0",  # there are none
+        "--metrics-port 9",
+        f"--metrics-port 9 --metrics-host 0.0.0.0 {TLS} {OPERATED}",
+        "--metrics-port 9 --metrics-host 0.0.0.0 --insecure",
     ],
 )
-def test_metrics_that_strangers_could_read_are_refused(
-    settings: dict[str, Any], missing: list[str]
-) -> None:
-    metrics = MetricsConfig(port=9100, host="0.0.0.0")
-    gateway = GatewayConfig(doors=DoorsConfig(**settings))
-    with pytest.raises(ConfigError, match=r"metrics.host \(0.0.0.0\)") as served:
-        ServeConfig(packages={"dates": A}, metrics=metrics, gateway=gateway)
-    with pytest.raises(ConfigError, match=r"metrics.host \(0.0.0.0\)"):
-        GatewayRoleConfig("10.0.0.1:6379", metrics=metrics, gateway=gateway)
-
-    assert all(what in str(served.value) for what in (*missing, "--insecure"))
-
-
-@pytest.mark.parametrize(
-    ("metrics", "settings"),
-    [
-        (MetricsConfig(host="0.0.0.0"), {}),  # there are none
-        (MetricsConfig(port=9100), {}),
-        (MetricsConfig(port=9100, host="0.0.0.0"), {**TLS, **OPERATED}),
-        (MetricsConfig(port=9100, host="0.0.0.0"), {"insecure": True}),
-    ],
-)
-def test_other_metrics_are_not(metrics: MetricsConfig, settings: dict[str, Any]) -> None:
-    metrics.check_reach(DoorsConfig(**settings))
+def test_others_are_not(options: str) -> None:
+    assert served(options) == 0
 
 
 @pytest.mark.parametrize(
@@ -126,7 +81,7 @@ def test_a_name_is_of_this_machine_alone_if_all_its_addresses_are(
     family: socket.AddressFamily,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def found(host: str, *_: object, **__: object) -> list[Any]:
+    def found(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
         if not addresses:
             raise socket.gaierror(-2, "Name or service not known")
         return [(0, 1, 6, "", (address, 0)) for address in addresses]
@@ -134,9 +89,7 @@ def test_a_name_is_of_this_machine_alone_if_all_its_addresses_are(
     monkeypatch.setattr("socket.getaddrinfo", found)
 
     assert (is_loopback("a-name"), family_of("a-name")) == (is_local, family)
-    if not is_local:
-        with pytest.raises(ConfigError, match="a-name.* is reached from other machines"):
-            DoorsConfig().check_reach("a-name")
+    assert served("--host a-name") == (0 if is_local else 3)
 
 
 def test_no_resolver_is_asked_for_a_socket_of_unix(monkeypatch: pytest.MonkeyPatch) -> None:

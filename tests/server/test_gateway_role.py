@@ -19,7 +19,7 @@ from tokenweir import AsyncClient, Unavailable
 
 from engine.errors import ConfigError
 from server.cli.app import run
-from server.config import GatewayConfig, GatewayRoleConfig
+from server.config import gateway_config
 from server.gateway.gateway import Gateway
 from server.gateway.traffic import ModelVersion, Traffic
 from server.identity.peers import Peers, peers_of
@@ -29,14 +29,13 @@ from server.ray.registry import Registry, WorkerInfo
 from server.ray.roster import Roster, RosterAddress, connect
 from server.ray.roster_follower import RosterFollower
 from server.ray.roster_link import RosterLink
+from server.settings import Limits, Listen, Settings
 from tests.conftest import FakeClock
 from tests.server.calls import generate, stream, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
 
 WORKERS = [WorkerInfo(f"127.0.0.1:{n}", pid=n, replica_id=str(n)) for n in (1, 2)]
-CONFIG = GatewayRoleConfig(
-    ray_address="127.0.0.1:1", gateway=GatewayConfig(worker_wait=60), grace=5
-)
+CONFIG = Settings(listen=Listen(port=0, grace=5), limits=Limits(worker_wait=60))
 
 
 class _Gateway:
@@ -276,8 +275,8 @@ async def test_a_gateway_waits_for_the_service(caplog: pytest.LogCaptureFixture)
 
 async def test_a_port_that_is_in_use_is_told_before_the_service_is_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        gateway = dataclasses.replace(CONFIG.gateway, port=taken.getsockname()[1])
-        changed = dataclasses.replace(CONFIG, gateway=gateway)
+        listen = dataclasses.replace(CONFIG.listen, port=taken.getsockname()[1])
+        changed = dataclasses.replace(CONFIG, listen=listen)
         with pytest.raises(ConfigError, match="Address already in use.*--port"):
             async with asyncio.timeout(60):
                 async with running_gateway_role(changed, lambda: None):
@@ -285,49 +284,54 @@ async def test_a_port_that_is_in_use_is_told_before_the_service_is_there() -> No
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://10.0.0.1:10001", "10.0.0.1", ""])
-def test_an_address_that_is_no_head_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="must be HOST:PORT"):
-        GatewayRoleConfig(ray_address=address)
+def test_an_address_that_is_no_head_is_refused(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["gateway", "--ray-address", address]) == 2
+
+    assert f"--ray-address ({address}) must be HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[GatewayRoleConfig]:
-    """The settings of gateways that the command would run."""
-    found: list[GatewayRoleConfig] = []
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, str]]:
+    """The settings and clusters of gateways that the command would run."""
+    found: list[tuple[Settings, str]] = []
     monkeypatch.setattr(
-        "server.ray.gateway_role.run_gateway", lambda config, announce: found.append(config)
+        "server.ray.gateway_role.run_gateway",
+        lambda config, address, announce: found.append((config, address)),
     )
     monkeypatch.setattr("server.telemetry.logs.log_to_stderr", lambda config: None)
     return found
 
 
-def test_the_command_takes_the_options_of_a_gateway(started: list[GatewayRoleConfig]) -> None:
+def test_the_command_takes_the_options_of_a_gateway(started: list[tuple[Settings, str]]) -> None:
     options = "--name a --port 7 --no-prefix-affinity --grace 3 --admin-port 0 --metrics-port 9"
 
     assert run(["gateway", "--ray-address", "10.0.0.1:6379", *options.split()]) == 0
 
-    (config,) = started
-    assert (config.ray_address, config.name, config.grace) == ("10.0.0.1:6379", "a", 3.0)
-    assert (config.gateway.port, config.gateway.prefix_affinity) == (7, False)
-    assert (config.gateway.doors.admin_port, config.metrics.port) == (0, 9)
+    ((config, address),) = started
+    assert (address, config.listen.name, config.listen.grace) == ("10.0.0.1:6379", "a", 3.0)
+    assert (config.listen.port, config.listen.prefix_affinity) == (7, False)
+    assert (config.admin.port, config.metrics.port) == (0, 9)
 
 
 _FILE = """
-[serve]
-packages = { dates = "nowhere" }
+[packages]
+models = { dates = "nowhere" }
+[listen]
 name = "shop"
 port = 7
 grace = 4.0
 [engine]
 max_queue_size = 5
-[gateway]
+[limits]
 worker_wait = 2.5
 max_concurrent_calls = 77
 max_open_bytes = 1234567
-crowded_calls_per_worker = 3
-client_silence = 9.0
-[gateway.doors]
-admin_port = 0
+contended_calls_per_worker = 3
+client_keepalive_timeout = 9.0
+[admin]
+port = 0
 [log]
 requests = false
 [metrics]
@@ -338,16 +342,16 @@ sample_ratio = 0.5
 
 
 def test_the_command_takes_the_file_of_its_service_and_options_win_over_it(
-    started: list[GatewayRoleConfig], tmp_path: Path
+    started: list[tuple[Settings, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "serve.toml").write_text(_FILE)
     typed = ["gateway", "--ray-address", "10.0.0.1:6379", "--config", str(tmp_path / "serve.toml")]
 
     assert run([*typed, "--port", "8", "--log-level", "error"]) == 0
 
-    (config,) = started
-    gateway = config.gateway
-    assert (config.name, config.grace, gateway.host, gateway.port) == ("shop", 4.0, "127.0.0.1", 8)
+    ((config, _),) = started
+    listen, gateway = config.listen, gateway_config(config)
+    assert (listen.name, listen.grace, gateway.host, gateway.port) == ("shop", 4, "127.0.0.1", 8)
     assert (gateway.worker_wait, gateway.max_concurrent_calls) == (2.5, 77)
     assert (gateway.max_open_bytes, gateway.crowded_calls_per_worker) == (1234567, 3)
     assert (gateway.client_silence, gateway.doors.admin_port) == (9.0, 0)
@@ -357,7 +361,7 @@ def test_the_command_takes_the_file_of_its_service_and_options_win_over_it(
 
 
 def test_its_settings_are_printed_as_a_file_and_nothing_is_relayed(
-    started: list[GatewayRoleConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    started: list[tuple[Settings, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(_FILE)
@@ -371,7 +375,9 @@ def test_its_settings_are_printed_as_a_file_and_nothing_is_relayed(
         assert run(["gateway", "--ray-address", "10.0.0.1:6379", "--config", *typed]) == 0
     first, again = started
     assert first == again
-    assert {*tomllib.loads(printed)} == {"serve", "gateway", "log", "metrics", "tracing"}
+    assert {*tomllib.loads(printed)} == {
+        *("listen", "tls", "auth", "admin", "limits", "log", "metrics", "tracing")
+    }
     assert "port = 8  # --port\n" in printed
     assert f"worker_wait = 2.5  # {file}\n" in printed
     assert "prefix_affinity = true  # default\n" in printed
@@ -381,12 +387,15 @@ def test_its_settings_are_printed_as_a_file_and_nothing_is_relayed(
 def test_settings_out_of_bounds_are_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "serve.toml").write_text("[gateway]\nworker_wait = -1.0\n")
+    (tmp_path / "serve.toml").write_text("[limits]\nworker_wait = -1.0\n")
     typed = ["gateway", "--config", str(tmp_path / "serve.toml"), "--print-config"]
 
     assert run(typed) == 3
 
-    assert "gateway.worker_wait: worker_wait (-1.0) must be above 0" in capsys.readouterr().err
+    assert (
+        "limits.worker_wait (-1.0) cannot be used: Input should be greater than 0"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_cluster_is_to_be_named(
@@ -403,11 +412,11 @@ def test_what_is_wrong_in_the_file_of_a_gateway_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "serve.toml"
-    file.write_text("[gateway]\nworker_weight = 1.0\n")
+    file.write_text("[limits]\nworker_weight = 1.0\n")
 
     assert run(["gateway", "--ray-address", "10.0.0.1:6379", "--config", str(file)]) == 3
 
-    assert f"{file}: there is no setting gateway.worker_weight" in capsys.readouterr().err
+    assert f"{file}: there is no setting limits.worker_weight" in capsys.readouterr().err
 
 
 def test_a_gateway_that_strangers_could_call_is_refused() -> None:
@@ -421,7 +430,7 @@ def test_workers_that_no_gateway_could_find_are_refused(
 
     assert run(["serve", "--model", "dates=nowhere", "--no-gateway"]) == 3
 
-    assert "with_gateway (false) leaves workers that no gateway finds" in capsys.readouterr().err
+    assert "listen.gateway (false) leaves workers that no gateway finds" in capsys.readouterr().err
 
 
 async def test_gateways_restarted_one_after_the_other_under_load_lose_no_call() -> None:
@@ -471,7 +480,7 @@ async def test_gateways_restarted_one_after_the_other_under_load_lose_no_call() 
 
 async def _started(address: RosterAddress, port: int = 0) -> tuple[contextlib.AsyncExitStack, str]:
     """Return a gateway that serves, as what ends it, and where it is."""
-    config = dataclasses.replace(CONFIG, gateway=dataclasses.replace(CONFIG.gateway, port=port))
+    config = dataclasses.replace(CONFIG, listen=dataclasses.replace(CONFIG.listen, port=port))
     stack = contextlib.AsyncExitStack()
     role = running_gateway_role(config, lambda: Publication(address, 1 << 20, 33))
     where, gateway = await stack.enter_async_context(role)

@@ -14,21 +14,20 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 from tokenweir import AsyncClient, Unauthenticated
 
 from engine.errors import ConfigError
-from server.config import GatewayConfig, MetricsConfig, ServeConfig
-from server.front_config import HttpConfig
+from server.config import GatewayConfig
+from server.front_config import HttpConfig, http_config
 from server.gateway.admin_port import admin_socket
 from server.gateway.gateway import Gateway
+from server.given_settings import GivenSettings
 from server.identity.config import DoorsConfig
 from server.ray import http_process
 from server.ray.http_process import HttpProcess, http_beside, private_socket
-from server.settings import Settings
 from tests.server.calls import until
 from tests.server.certificates import Authority
 from tests.server.fakes import OPTIONS, FakeGenerator, running_worker
@@ -80,7 +79,7 @@ async def test_who_calls_is_who_his_certificate_is_made_out_to_by_http_too(tmp_p
     claims = {"tokenweir-certified-bin": base64.b64encode(b"victim").decode()}
     with private_socket() as path:
         async with gateway_at(path, doors, generator):
-            config = HttpConfig(port=0).beside("127.0.0.1", 1, doors)
+            config = HttpConfig(port=0, grace=1, tls=doors)
             async with http_beside(config, path, has_admin=False) as url:
                 for name in ("acme", "shöp"):
                     context = ssl.create_default_context(cadata=authority.pem.decode())
@@ -109,7 +108,7 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
     asked = {"model": "dates", "prompt": "a b"}
     with private_socket() as path:
         async with gateway_at(path, doors):
-            config = HttpConfig(port=0).beside("127.0.0.1", 1, doors)
+            config = HttpConfig(port=0, grace=1, tls=doors)
             async with http_beside(config, path, has_admin=True) as url:
                 async with aiohttp.ClientSession() as session:
 
@@ -132,14 +131,14 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
 
 async def test_it_has_the_bounds_of_the_file_of_its_server(tmp_path: Path):
     (tmp_path / "serve.toml").write_text(
-        "[serve]\nhttp_port = 0\ngrace = 1\npackages = {dates = 'x'}\n"
-        "[http]\nmax_body_bytes = 60\nhead_seconds = 0.5\nmax_requests = 3\n"
+        "[listen]\ngrace = 1\n"
+        "[http]\nport = 0\nmax_body_bytes = 60\nhead_seconds = 0.5\nmax_requests = 3\n"
     )
-    settings = Settings()
-    settings.read(tmp_path / "serve.toml")
+    given = GivenSettings()
+    given.read(tmp_path / "serve.toml")
     with private_socket() as path:
         async with gateway_at(path, DoorsConfig()):
-            config = settings.config().http_settings
+            config = http_config(given.served(), None)
             async with http_beside(config, path, has_admin=False) as url:
                 async with aiohttp.ClientSession() as session:
                     found = []
@@ -159,7 +158,7 @@ async def test_it_has_the_bounds_of_the_file_of_its_server(tmp_path: Path):
 
 
 async def test_it_is_started_again_on_its_port_when_it_dies(caplog: pytest.LogCaptureFixture):
-    process = HttpProcess(["--server", "127.0.0.1:1"], 0, 1)
+    process = HttpProcess(HttpConfig(port=0, grace=1), "127.0.0.1:1")
     await process.start()
     url, first = process.url, process.pid
     keeping = asyncio.create_task(process.keep())
@@ -182,10 +181,10 @@ async def test_it_is_started_again_on_its_port_when_it_dies(caplog: pytest.LogCa
 async def test_what_is_said_before_it_listens_does_not_keep_it_from_starting(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    says = "import sys; sys.stderr.write('a warning at 2\\nserving x at http://h:7/v1, for y\\n'); "
-    command = (sys.executable, "-c", f"{says} sys.stderr.flush(); import time; time.sleep(60)")
-    monkeypatch.setattr(http_process, "_COMMAND", command)
-    process = HttpProcess([], 0, 0)
+    says = "import sys; sys.stderr.write('a warning at http://h:1/v1\\n'); sys.stderr.flush(); "
+    command = f"{says} print('http://h:7', flush=True); import time; time.sleep(60)"
+    monkeypatch.setattr(http_process, "_COMMAND", (sys.executable, "-c", command))
+    process = HttpProcess(HttpConfig(port=0, grace=0), "127.0.0.1:1")
 
     async with asyncio.timeout(60):
         await process.start()
@@ -196,7 +195,7 @@ async def test_what_is_said_before_it_listens_does_not_keep_it_from_starting(
 
 _SAYS = """
 import json, sys, time
-print("serving x at http://h:7/v1, for y", file=sys.stderr)
+print("http://h:7", flush=True)
 print(json.dumps({"level": "info", "message": "cert.pem has changed"}), file=sys.stderr)
 failed = {"level": "error", "message": "/v1 fails", "traceback": "Traceback\\nValueError: b"}
 print(json.dumps(failed), file=sys.stderr)
@@ -210,7 +209,7 @@ async def test_what_it_logs_has_the_same_level_and_its_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(http_process, "_COMMAND", (sys.executable, "-c", _SAYS))
-    process = HttpProcess([], 0, 0)
+    process = HttpProcess(HttpConfig(port=0, grace=0), "127.0.0.1:1")
     with caplog.at_level(logging.INFO, "server.ray"):
         await process.start()
         keeping = asyncio.create_task(process.keep())
@@ -230,41 +229,16 @@ async def test_what_it_logs_has_the_same_level_and_its_traceback(
 
 async def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = HttpProcess([], taken.getsockname()[1], 1)
-        with pytest.raises(ConfigError, match="does not start: error: cannot listen on 127.0.0.1"):
-            await process.start()
+        config = HttpConfig(port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="cannot listen on 127.0.0.1.*--http-port"):
+            HttpProcess(config, "127.0.0.1:1")
 
 
-def test_without_a_gateway_there_is_nothing_to_call():
-    with pytest.raises(ConfigError, match="http_port .9. needs the gateway"):
-        ServeConfig(packages={"m": Path("x")}, with_gateway=False, http_port=9)
+async def test_one_that_does_not_start_is_told_with_its_words(monkeypatch: pytest.MonkeyPatch):
+    command = (sys.executable, "-c", "import sys; sys.exit('error: no room')")
+    monkeypatch.setattr(http_process, "_COMMAND", command)
+    process = HttpProcess(HttpConfig(port=0), "127.0.0.1:1")
 
-
-@pytest.mark.parametrize("field", [{"host": "::"}, {"port": 1}, {"admin_token": "t"}])
-def test_what_follows_from_the_server_is_not_set_by_itself(field: dict[str, Any]):
-    with pytest.raises(ConfigError, match="http.(host|port|admin_token) follows from "):
-        ServeConfig(packages={"m": Path("x")}, http=HttpConfig(**field))
-
-
-@pytest.mark.parametrize("other", ["port", "http_port"])
-def test_two_services_on_one_port_are_refused(other: str):
-    gateway = GatewayConfig(doors=DoorsConfig(admin_port=7))
-    ports = {"port": 8, "http_port": 9} | {other: 7}
-
-    with pytest.raises(ConfigError, match=f"{other} and admin_port are both 7"):
-        ServeConfig(packages={"m": Path("x")}, gateway=gateway, **ports)
-    with pytest.raises(ConfigError, match=f"{other} and metrics.port are both 7"):
-        ServeConfig(packages={"m": Path("x")}, metrics=MetricsConfig(7), **ports)
-    elsewhere = MetricsConfig(7, "127.0.0.2")
-    assert ServeConfig(packages={"m": Path("x")}, metrics=elsewhere, **ports)
-
-
-@pytest.mark.parametrize(
-    ("host", "of_metrics"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("::", "::1")]
-)
-def test_all_addresses_of_a_machine_are_each_of_them(host: str, of_metrics: str):
-    doors = GatewayConfig(doors=DoorsConfig(insecure=True))
-    metrics = MetricsConfig(7, of_metrics)
-
-    with pytest.raises(ConfigError, match="port and metrics.port are both 7"):
-        ServeConfig(packages={"m": Path("x")}, host=host, port=7, gateway=doors, metrics=metrics)
+    with pytest.raises(ConfigError, match="the HTTP server does not start: error: no room"):
+        await process.start()
+    await process.stop()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from server.config import LogConfig
+from server.settings import Log
 from server.telemetry.logs import REQUESTS, JsonFormatter, TextFormatter, set_level, with_fields
 
 
@@ -71,14 +71,14 @@ def test_line_of_a_request_is_that_of_a_record(formatter: TextFormatter | JsonFo
 @pytest.mark.parametrize(
     ("config", "are_told"),
     [
-        (LogConfig(), (True, False)),
-        (LogConfig(requests=False), (False, False)),
-        (LogConfig(level="warning"), (False, False)),
-        (LogConfig(level="debug"), (True, True)),
+        (Log(), (True, False)),
+        (Log(requests=False), (False, False)),
+        (Log(level="warning"), (False, False)),
+        (Log(level="debug"), (True, True)),
     ],
 )
 def test_a_level_holds_for_the_lines_of_requests_too(
-    config: LogConfig, are_told: tuple[bool, bool]
+    config: Log, are_told: tuple[bool, bool]
 ) -> None:
     before = {name: logging.getLogger(name).level for name in ("server", "engine", REQUESTS)}
     try:

@@ -23,9 +23,9 @@ from engine.requests.request import (
     LogitControls,
     SamplingParams,
 )
+from loadtest.cli.options import REQUEST_OPTIONS
 from server.cli.app import cli
 from server.cli.generation_options import client_options
-from server.cli.load_test_options import REQUEST_OPTIONS
 from server.worker.params import sampling_params
 
 

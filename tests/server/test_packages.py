@@ -15,16 +15,15 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from engine.config import EngineConfig
 from engine.errors import PackageError, PackageUnreachable
 from engine.package.files import FileEntry
 from server.cli.app import run
 from server.cli.exit_codes import UNAVAILABLE, code_of
-from server.config import ServeConfig
 from server.packages.cache import default_cache
 from server.packages.pinned import PinnedPackage, manifest_at, pin
 from server.packages.remote import RemotePackage
 from server.ray.replica import _load_engines
+from server.settings import Engine, Packages, Settings
 from tests.engine.cuda.fake_cuda import FakeCuda
 from tests.engine.package.test_package import FILES, write_package
 
@@ -125,9 +124,8 @@ def test_a_copy_that_nothing_was_shown_of_is_to_be_changed_where_it_came_from(
     write_package(remote, lambda manifest: manifest.update(target="cuda"))
     upload("manifest.json", (remote / "manifest.json").read_bytes())
     address = URL if is_remote else remote
-    config = ServeConfig(
-        packages={"dates": address}, package_cache=cache, engine=EngineConfig(own_process=False)
-    )
+    packages = Packages({"dates": address}, cache=cache)
+    config = Settings(packages=packages, engine=Engine(own_process=False))
 
     with pytest.raises(PackageError, match=r"run `tokenweir verify .*--device cuda") as caught:
         _load_engines(config, {"dates": pin(address, key=None)[0]})
@@ -322,20 +320,20 @@ def test_a_package_comes_from_a_web_server_and_from_a_mounted_folder(
 def test_serve_takes_addresses_and_keeps_them_as_they_are(
     remote: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    served: list[ServeConfig] = []
+    served: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.toml").write_text(
-        f'[serve]\npackages = {{ a = "{URL}", b = "dates" }}\npackage_cache = "cache"\n'
+        f'[packages]\nmodels = {{ a = "{URL}", b = "dates" }}\ncache = "cache"\n'
     )
 
     assert run(["serve", URL, "--model", f"iso={URL}", "--package-cache", "cache"]) == 0
     assert run(["serve", "--config", "serve.toml"]) == 0
 
     typed, read = served
-    assert typed.packages == {"dates": URL, "iso": URL}
-    assert read.packages == {"a": URL, "b": tmp_path / "dates"}
-    assert typed.package_cache == read.package_cache == tmp_path / "cache"
+    assert typed.packages.models == {"dates": URL, "iso": URL}
+    assert read.packages.models == {"a": URL, "b": tmp_path / "dates"}
+    assert typed.packages.cache == read.packages.cache == tmp_path / "cache"
 
 
 @pytest.mark.parametrize("url", ["https://me:secret@h/p", "simplecache::sftp://me:secret@h:22/p"])

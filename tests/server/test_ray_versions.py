@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from engine.errors import LoadFailed, PackageError
-from server.config import ServeConfig
 from server.gateway.versions import Group, LoadedPackage
 from server.packages.signature import sign
 from server.ray import versions
@@ -19,11 +18,14 @@ from server.ray.deployment import _actor_options
 from server.ray.registry import Registry, WorkerInfo
 from server.ray.roster import RosterAddress
 from server.ray.versions import RayDeployment
+from server.settings import Engine, Packages, Settings
 from tests.engine.package.test_package import write_package
 from tests.server.calls import until
 from tests.server.signing import make_key
 
-CONFIG = ServeConfig(packages={"dates": Path("one")}, min_replicas=2, max_replicas=3)
+CONFIG = Settings(
+    packages=Packages({"dates": Path("one")}), engine=Engine(min_replicas=2, max_replicas=3)
+)
 GROUP = Group("1", {"iso": LoadedPackage("s3://two", "dates", "2", b"\x02")}, replicas=1)
 NAME = "tokenweir+1"
 
@@ -32,7 +34,7 @@ class ScriptedRay:
     """Answers the calls of a deployment; workers join by `registry`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.deployed: dict[str, tuple[ServeConfig, Any]] = {}
+        self.deployed: dict[str, tuple[Settings, Any]] = {}
         self.shortages: list[str | None] = []
         self.problem: str | None = None
         self.registry = Registry()
@@ -81,11 +83,8 @@ async def test_a_group_is_an_application_of_its_own_and_has_started_with_its_wor
 
     assert await starting == ["h:2"]
     config, packages = ray.deployed[NAME]
-    assert (config.packages, config.min_replicas, config.max_replicas) == (
-        {"iso": "s3://two"},
-        1,
-        1,
-    )
+    assert config.packages.models == {"iso": "s3://two"}
+    assert (config.engine.min_replicas, config.engine.max_replicas) == (1, 1)
     assert config.engine.num_threads == max(1, versions.num_threads(CONFIG))
     assert (packages["iso"].address, packages["iso"].manifest_sha256) == ("s3://two", "02")
 
@@ -145,7 +144,7 @@ async def test_a_version_is_read_only_if_the_required_key_has_signed_it(
     ray: ScriptedRay, tmp_path: Path
 ) -> None:
     key, public = make_key(tmp_path / "key.pem")
-    config = replace(CONFIG, require_signature=public)
+    config = replace(CONFIG, packages=replace(CONFIG.packages, require_signature=public))
     roster = RosterAddress("h", 1, "t")
     deployment = RayDeployment(config, ray, ray.registry, roster)  # type: ignore[arg-type]
     package = write_package(tmp_path / "two")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import re
 import subprocess
 import sys
 import threading
@@ -12,7 +12,6 @@ import time
 import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import fields, replace
 from pathlib import Path
 
 import grpc
@@ -20,28 +19,19 @@ import pytest
 import tokenweir
 from tokenweir.v1 import prediction_service_pb2
 
-from engine.config import EngineConfig, RequestLimits
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.package import Package
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
+from server import settings_page
 from server.cli.app import cli, run
-from server.cli.given_settings import SETTING_OF_OPTION
-from server.config import (
-    FOLLOWING,
-    GatewayConfig,
-    LogConfig,
-    MetricsConfig,
-    ServeConfig,
-    TracingConfig,
-    WorkerConfig,
-)
-from server.front_config import HttpConfig, KserveConfig
+from server.config import gateway_config, worker_config
 from server.gateway.gateway import Gateway
-from server.identity.config import DoorsConfig
-from server.settings import Settings
+from server.given_settings import COMMANDS, KNOWN, GivenSettings
+from server.settings import Engine, Limits, Listen, Packages, Settings, Tls
 from server.worker.in_process import InProcessWorker
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
@@ -53,8 +43,7 @@ from tests.server.fakes import (
 )
 
 EVERYTHING = """
-[serve]
-packages = { dates = "packages/dates" }
+[listen]
 port = 7
 grace = 5
 [engine]
@@ -64,189 +53,251 @@ max_num_seqs = 8
 device = "cpu"
 own_process = true
 max_step_seconds = inf
-[engine.limits]
+[limits]
 max_inputs = 3
-[worker]
 max_request_bytes = 67108864
-[gateway]
 worker_wait = 1.5
+[packages]
+models = { dates = "packages/dates", digits = "s3://models/digits" }
+cache = "cache"
+[tls]
+cert = "/a.pem"
+key = "b.pem"
 """
 
 
-def read(tmp_path: Path, text: str) -> Settings:
+def read(tmp_path: Path, text: str) -> GivenSettings:
     (tmp_path / "serve.toml").write_text(text)
-    settings = Settings()
-    settings.read(tmp_path / "serve.toml")
-    return settings
+    given = GivenSettings()
+    given.read(tmp_path / "serve.toml")
+    return given
 
 
 def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) -> None:
-    config = read(tmp_path, f"\ufeff{EVERYTHING}").config()
+    settings = read(tmp_path, f"\ufeff{EVERYTHING}").served()
 
-    assert config.packages == {"dates": tmp_path / "packages/dates"}
-    assert (config.port, config.grace, config.host) == (7, 5.0, "127.0.0.1")
-    assert config.engine == EngineConfig(
-        max_num_seqs=8,
-        max_queue_size=9,
-        decode_buckets=(1, 8),
-        device="cpu",
-        own_process=True,
-        max_step_seconds=math.inf,
-        limits=RequestLimits(max_inputs=3),
+    assert settings == Settings(
+        listen=Listen(port=7, grace=5.0),
+        engine=Engine(
+            max_num_seqs=8,
+            max_queue_size=9,
+            decode_buckets=(1, 8),
+            device="cpu",
+            own_process=True,
+            max_step_seconds=math.inf,
+        ),
+        limits=Limits(max_inputs=3, max_request_bytes=64 << 20, worker_wait=1.5),
+        packages=Packages(
+            {"dates": tmp_path / "packages/dates", "digits": "s3://models/digits"},
+            cache=tmp_path / "cache",
+        ),
+        tls=Tls(Path("/a.pem"), tmp_path / "b.pem"),
     )
-    assert config.worker == WorkerConfig(max_request_bytes=64 << 20)
-    assert config.gateway_settings.max_request_bytes == 64 << 20
-    assert config.gateway_settings.worker_wait == 1.5
-    assert config.worker_settings("127.0.0.9").limits.max_inputs == 3
+    engine = settings.engine_config
+    assert type(engine) is EngineConfig
+    assert (engine.max_queue_size, engine.limits.max_inputs) == (9, 3)
+    assert gateway_config(settings).max_request_bytes == 64 << 20
+    assert gateway_config(settings).worker_wait == 1.5
+    assert worker_config(settings, "127.0.0.9").limits.max_inputs == 3
 
 
+# The settings of a file, and what is said of them behind its name.
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[gateway]\nworker_wai = 1", "no setting gateway.worker_wai; the nearest is gateway.work"),
-        ("[engines]\nmax_num_seqs = 1", "no setting engines.max_num_seqs; the nearest is engine.m"),
-        ("port = 1", "there is no setting port; the nearest is serve.port"),
-        ("[engines]", "there is no setting engines; the nearest is engine."),
-        ("[http]\nport = 1", "http.port follows from serve.http_port; leave it out"),
-        ("[kserve.tls]\ntls_key = 'x'", "kserve.tls follows from gateway.doors; leave it out"),
-        ("[engine.limit]\nmax_inputs = 1", "the nearest is engine.limits.max_inputs"),
-        ("[engine]\nlimits = 3", "engine.limits is a section, [engine.limits], not a value"),
-        ("[gateway]\nport = 3", "gateway.port follows from serve.port; leave it out"),
-        ("[worker.limits]\nmax_inputs = 3", "worker.limits follows from engine.limits; leave"),
-        ("[serve]\nport = '80'", "serve.port ('80') is of the wrong type: Input should be a valid"),
-        ("[serve]\nport = true", "serve.port (True) is of the wrong type"),
-        ("[engine]\nreuse_prefixes = 1", "engine.reuse_prefixes (1) is of the wrong type"),
-        ("[engine]\ndevice = 'tpu'", "engine.device ('tpu') is of the wrong type: Input should be"),
-        ("[serve.packages]\na = 1", "serve.packages.a (1) is of the wrong type"),
-        ("[serve", "is not TOML"),
+        ("limits.worker_wai = 1", ": there is no setting limits.worker_wai; the nearest is limits"),
+        ("engines.device = 1", ": there is no setting engines.device; the nearest is engine.devic"),
+        ("engines = {}", ": there is no setting engines; the nearest is engine."),
+        ("port = 1", ": there is no setting port; the nearest is "),
+        ("listen = 3", ": listen is a section, [listen], not a value"),
+        ("[listen", " is not TOML: "),
+        ("listen.port = '80'", ": listen.port ('80') cannot be used: Input should be a valid int"),
+        ("listen.port = true", ": listen.port (True) cannot be used: Input should be a valid int"),
+        (
+            "listen.port = 65536",
+            "listen.port (65536) cannot be used: Input should be less than or ",
+        ),
+        ("http.port = -1", "http.port (-1) cannot be used: Input should be greater than or equal"),
+        ("listen.grace = -1", "listen.grace (-1) cannot be used: Input should be greater than or "),
+        ("engine.reuse_prefixes = 1", "engine.reuse_prefixes (1) cannot be used: Input should be"),
+        ("engine.device = 'tpu'", "engine.device ('tpu') cannot be used: Input should be 'cpu' or"),
+        ("engine.downscale_delay = -1", "engine.downscale_delay (-1) cannot be used: "),
+        ("engine.health_period = 0", "engine.health_period (0) cannot be used: "),
+        ("engine.num_gpus_per_replica = 2", "engine.num_gpus_per_replica (2) cannot be used: "),
+        ("engine.target_live_requests = inf", "engine.target_live_requests (inf) cannot be used"),
+        ("packages.models = { a = 1 }", ": packages.models.a (1) cannot be used: "),
+        ("limits.max_request_bytes = 67108865", "less than or equal to 67108864"),
+        ("limits.max_inputs = 0", ": limits.max_inputs (0) cannot be used: "),
+        ("limits.worker_wait = inf", ": limits.worker_wait (inf) cannot be used: "),
+        ("limits.worker_wait = nan", ": limits.worker_wait (nan) cannot be used: "),
+        ("tracing.sample_ratio = 1.5", ": tracing.sample_ratio (1.5) cannot be used: "),
+        ("engine.max_num_batched_tokens = 9", ", engine.max_num_batched_tokens: max_num_batched"),
+        (
+            "engine.min_replicas = 3\nengine.max_replicas = 2",
+            "engine.max_replicas (2) must be at least engine.min_replicas (3)",
+        ),
+        ("tls.cert = 'a'", ", tls.cert: tls.cert ({}/a) and tls.key (None) belong together; give"),
+        ("tls.client_ca = 'a'", ", tls.client_ca: tls.client_ca ({}/a) needs a certificate"),
+        ("admin.tokens = 'a'", ", admin.tokens: admin.tokens ({}/a) are for the admin port; give"),
+        *(
+            (f'listen.name = "{name}"', ", listen.name: listen.name ('")
+            for name in ("", "a b", "a/b", "-a", "a\\n")
+        ),
+        ("tracing.endpoint = 'a:1'", ", tracing.endpoint: tracing.endpoint (a:1) must be a URL, "),
+        *(
+            (f"http.allowed_origins = ['*', '{origin}']", f"http.allowed_origins ({origin}) must")
+            for origin in ("https://a/", "a.example", "HTTPS://a", "https://a/page", "")
+        ),
+        (
+            "http.port = 9\nlisten.gateway = false",
+            ", http.port: http.port (9) needs the gateway; leave it out, and run `tokenweir http`",
+        ),
+        *(
+            (f"{one}.port = 7\n{two}.port = 7", f"{one}.port and {two}.port are both 7; give one")
+            for one, two in itertools.combinations(("listen", "http", "admin", "metrics"), 2)
+        ),
+        *(
+            (
+                f"auth.insecure = true\nlisten = {{ host = '{one}', port = 7 }}\n"
+                f"metrics = {{ host = '{two}', port = 7 }}",
+                "listen.port and metrics.port are both 7",
+            )
+            for one, two in (("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("::", "::1"))
+        ),
     ],
 )
 def test_what_a_file_has_wrong_is_named_with_the_file(
-    text: str, message: str, tmp_path: Path
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(tmp_path, text)
+    (tmp_path / "serve.toml").write_text(text)
 
-    assert str(caught.value).startswith(str(tmp_path / "serve.toml"))
-    assert message in str(caught.value)
+    assert run(["serve", "--config", str(tmp_path / "serve.toml"), "--print-config"]) == 3
+
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"error: {tmp_path / 'serve.toml'}")
+    assert message.format(tmp_path) in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("typed", "code", "message"),
     [
-        ("[worker]\nmax_request_bytes = 67108865", "worker.max_request_bytes: max_request_bytes"),
-        ("[engine.limits]\nmax_inputs = 0", "engine.limits.max_inputs: max_inputs (0) must be at "),
-        ("[engine.limits]\nmax_logprobs = -1", "max_logprobs (-1) must be at least 0"),
-        ("[gateway]\nworker_wait = inf", "gateway.worker_wait: worker_wait (inf) must be above 0"),
-        ("[gateway]\nworker_wait = nan", "gateway.worker_wait: worker_wait (nan) must be above 0"),
-        ("[worker]\nhealth_period = 0.0", "worker.health_period: health_period (0.0) must be abov"),
+        ("--port 65536", 2, "'--port': 65536 is not in the range 0<=x<=65535"),
+        ("--grace -1", 2, "'--grace': -1.0 is not in the range x>=0"),
+        ("--grace inf", 2, "'--grace': inf is not a finite number"),
+        ("--target-live-requests inf", 2, "'--target-live-requests': inf is not a finite number"),
+        ("--device tpu", 2, "'--device': 'tpu' is not one of 'cpu', 'cuda'"),
+        ("--num-gpus-per-replica 2", 2, "'--num-gpus-per-replica': 2.0 is not in the range 0<=x<="),
+        ("--name a/b", 3, "--name: listen.name ('a/b') may have letters, digits"),
+        ("--otlp-endpoint a:1", 3, "--otlp-endpoint: tracing.endpoint (a:1) must be a URL"),
+        (f"--tls-cert {__file__}", 3, "--tls-cert: tls.cert ("),
+        (f"--admin-tokens {__file__}", 3, "--admin-tokens: admin.tokens ("),
+        ("--port 7 --metrics-port 7", 3, "--port: listen.port and metrics.port are both 7"),
+        ("--http-port 7 --no-gateway", 3, "--http-port: http.port (7) needs the gateway"),
+        ("--min-replicas 3 --max-replicas 2", 2, "--min-replicas (3) is above --max-replicas (2)"),
+        ("--replicas 3 --max-replicas 2", 2, "give --replicas, or --min-replicas and --max-"),
+        ("--host 0.0.0.0", 3, "--host: listen.host (0.0.0.0) is reached from other machines"),
+        (
+            "--decode-buckets 1,8 --max-num-seqs 9",
+            3,
+            "decode_buckets (1, 8) must end with max_num_seqs (9)",
+        ),
     ],
 )
-def test_what_is_out_of_bounds_is_named_with_file_and_key(
-    text: str, message: str, tmp_path: Path
+def test_what_was_typed_wrong_is_named_with_the_option(
+    typed: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = read(tmp_path, text)
+    assert run(["serve", "--print-config", *typed.split()]) == code
 
-    with pytest.raises(ConfigError) as caught:
-        settings.check()
+    out, err = capsys.readouterr()
+    assert not out
+    assert message in err
 
-    assert str(caught.value).startswith(f"{tmp_path / 'serve.toml'}, ")
-    assert message in str(caught.value)
+
+def test_metrics_on_another_address_may_have_the_port(tmp_path: Path) -> None:
+    text = "listen.port = 7\nmetrics = { port = 7, host = '127.0.0.2' }"
+
+    assert read(tmp_path, text).served().metrics.port == 7
 
 
 def test_what_is_printed_is_a_file_with_the_same_settings(tmp_path: Path) -> None:
-    settings = read(tmp_path, EVERYTHING)
-    settings.give("serve.port", 8, "--port")
+    given = read(tmp_path, EVERYTHING)
+    given.give("listen.port", 8, "--port")
 
-    lines = list(settings.lines())
-    again = read(tmp_path, "\n".join(lines)).config()
+    lines = list(given.lines())
+    again = read(tmp_path, "\n".join(lines)).settings()
 
-    assert again == settings.config()
+    assert again == given.settings()
     assert "port = 8  # --port" in lines
     assert f"worker_wait = 1.5  # {tmp_path / 'serve.toml'}" in lines
-    assert "max_concurrent_calls = 1024  # default" in lines
+    assert "max_concurrent_calls = 4096  # default" in lines
     assert "# num_gpus_per_replica is not set  # default" in lines
-    assert "# max_request_bytes follows from worker.max_request_bytes" in lines
-
-
-SECTIONS = {
-    "serve": ServeConfig,
-    "engine": EngineConfig,
-    "engine.limits": RequestLimits,
-    "worker": WorkerConfig,
-    "gateway": GatewayConfig,
-    "gateway.doors": DoorsConfig,
-    "http": HttpConfig,
-    "kserve": KserveConfig,
-    "log": LogConfig,
-    "metrics": MetricsConfig,
-    "tracing": TracingConfig,
-}
 
 
 def test_paths_in_any_letters_are_printed_as_they_are_read(tmp_path: Path) -> None:
-    text = '[serve]\npackages = { "tÿpe 🗓" = "päckages/🗓" }'
-    settings = read(tmp_path, text)
+    text = '[packages]\nmodels = { "tÿpe 🗓" = "päckages/🗓" }'
+    given = read(tmp_path, text)
 
-    again = read(tmp_path, "\n".join(settings.lines()))
+    again = read(tmp_path, "\n".join(given.lines()))
 
-    assert again.config().packages == {"tÿpe 🗓": tmp_path / "päckages/🗓"}
+    assert again.settings().packages.models == {"tÿpe 🗓": tmp_path / "päckages/🗓"}
 
 
 def test_a_path_that_was_typed_is_printed_for_a_file_in_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = Settings()
-    settings.give("gateway.doors.tokens", Path("tokens.toml"), "--tokens")
+    given = GivenSettings()
+    given.give("auth.tokens", Path("tokens.toml"), "--tokens")
 
-    assert f'tokens = "{tmp_path / "tokens.toml"}"  # --tokens' in list(settings.lines())
-
-
-def test_every_setting_of_every_section_is_printed() -> None:
-    printed: dict[str, set[str]] = {}
-    for line in Settings().lines():
-        if line.startswith("["):
-            names = printed[line.strip("[]")] = set()
-        elif found := re.match(r"(?:# )?(\w+) (?:=|is not set|follows)", line):
-            names.add(found[1])
-
-    def is_section(section: str, name: str) -> bool:
-        return f"{section}.{name}" in SECTIONS or (section == "serve" and name in SECTIONS)
-
-    def missing(section: str, kind: type) -> list[str]:
-        names = [one.name for one in fields(kind) if not is_section(section, one.name)]
-        return [name for name in names if name not in printed[section]]
-
-    assert printed.keys() == SECTIONS.keys()
-    assert {name: missing(name, kind) for name, kind in SECTIONS.items()} == {
-        name: [] for name in SECTIONS
-    }
+    assert f'tokens = "{tmp_path / "tokens.toml"}"  # --tokens' in list(given.lines())
 
 
-@pytest.mark.parametrize(("section", "kind"), SECTIONS.items())
+@pytest.mark.parametrize("name", KNOWN)
 def test_of_a_key_that_a_section_does_not_have_the_nearest_is_named(
-    section: str, kind: type, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    names = (one.name for one in fields(kind))
-    key = next(name for name in names if f"{section}.{name}" not in FOLLOWING)
-    named = f"{section}.{key}"
+    section, _, key = name.partition(".")
 
-    with pytest.raises(ConfigError, match=f"no setting {named}x; the nearest is {named}$"):
+    with pytest.raises(ConfigError, match=f"no setting {name}x; the nearest is {name}$"):
         read(tmp_path, f"[{section}]\n{key}x = 1")
+
+
+def test_the_page_of_settings_is_that_of_the_tree() -> None:
+    page = Path(settings_page.__file__).with_name("settings.md")
+
+    assert page.read_text() == settings_page.page(), "python -m server.settings_page writes it"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_a_setting_is_one_of_its_command_with_its_help_and_default(
+    command: str,
+) -> None:
+    options = {str(one.name).replace("__", "."): one for one in cli.commands[command].params}
+    given = GivenSettings(command)
+
+    for name, known in KNOWN.items():
+        option = COMMANDS[command].option(known)
+        assert (option is not None) == (name in options), name
+        if option is not None:
+            told = options[name].to_info_dict()
+            assert told["help"].startswith(known.field.metadata["help"])
+            assert told["default"] in (None, (), given[name].value), name
 
 
 def test_serve_takes_a_file_and_options_win_over_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    served: list[ServeConfig] = []
+    served: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
     (tmp_path / "serve.toml").write_text(EVERYTHING)
 
     assert run(["serve", "--config", str(tmp_path / "serve.toml"), "--port", "0"]) == 0
 
-    (config,) = served
-    assert (config.port, config.grace, list(config.packages)) == (0, 5.0, ["dates"])
+    (settings,) = served
+    assert (settings.listen.port, settings.listen.grace) == (0, 5.0)
+    assert list(settings.packages.models) == ["dates", "digits"]
 
 
 def test_a_json_log_is_json_from_the_first_line_on(
@@ -284,13 +335,13 @@ def test_a_json_log_is_json_from_the_first_line_on(
 def test_replicas_of_a_file_and_of_options_fit_together(
     options: list[str], bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    served: list[ServeConfig] = []
+    served: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
-    (tmp_path / "serve.toml").write_text("[serve]\npackages = {a = 'x'}\nmin_replicas = 2\n")
+    (tmp_path / "serve.toml").write_text("packages.models.a = 'x'\nengine.min_replicas = 2")
 
     assert run(["serve", "--config", str(tmp_path / "serve.toml"), *options]) == 0
 
-    assert [(c.min_replicas, c.max_replicas) for c in served] == [bounds]
+    assert [(one.engine.min_replicas, one.engine.max_replicas) for one in served] == [bounds]
 
 
 def test_settings_are_printed_without_a_package_and_nothing_is_served(
@@ -301,18 +352,8 @@ def test_settings_are_printed_without_a_package_and_nothing_is_served(
     assert run(["serve", "--print-config", "--grace", "3"]) == 0
 
     out = capsys.readouterr().out
-    assert tomllib.loads(out)["serve"]["grace"] == 3.0
+    assert tomllib.loads(out)["listen"]["grace"] == 3.0
     assert "grace = 3.0  # --grace\n" in out
-
-
-def test_an_option_has_the_default_of_its_setting() -> None:
-    options = {option.name: option for option in cli.commands["serve"].params}
-    options |= {"prefix_affinity": None}  # a gateway's own, with another default
-
-    for name, setting in SETTING_OF_OPTION.items():
-        if (option := options[name]) is not None:
-            default = option.to_info_dict()["default"]
-            assert default in (None, (), Settings()[setting].value), name
 
 
 # Limits, through the gateway and a worker as `serve` makes them of a file.
@@ -345,9 +386,10 @@ def scripted_engine(
 
 
 @asynccontextmanager
-async def served(config: ServeConfig, *engines: object) -> AsyncIterator[Stubs]:
-    async with running_worker(*engines, config=config.worker_settings("127.0.0.1")) as (_, address):
-        gateway = Gateway(config.gateway_settings)
+async def served(settings: Settings, *engines: object) -> AsyncIterator[Stubs]:
+    worker = worker_config(settings, "127.0.0.1")
+    async with running_worker(*engines, config=worker) as (_, address):
+        gateway = Gateway(gateway_config(settings))
         port = await gateway.start()
         try:
             await gateway.sync([address])
@@ -358,10 +400,10 @@ async def served(config: ServeConfig, *engines: object) -> AsyncIterator[Stubs]:
             await gateway.close()
 
 
-def config_of(tmp_path: Path, text: str) -> ServeConfig:
-    settings = read(tmp_path, text)
-    settings.give("serve.packages", {"model": tmp_path}, "test")
-    return replace(settings.config(), port=0)
+def settings_of(tmp_path: Path, text: str) -> Settings:
+    given = read(tmp_path, text)
+    given.give("listen.port", 0, "test")
+    return given.settings()
 
 
 def image(num_bytes: int) -> prediction_service_pb2.ClassifyRequest:
@@ -371,10 +413,10 @@ def image(num_bytes: int) -> prediction_service_pb2.ClassifyRequest:
 
 
 async def test_a_large_image_passes_where_messages_may_be_so_large(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "[worker]\nmax_request_bytes = 67108864")
+    settings = settings_of(tmp_path, "[limits]\nmax_request_bytes = 67108864")
     digits = FakePredictor(prediction_package("digits", task="classify"))
 
-    async with served(config, digits) as stubs:
+    async with served(settings, digits) as stubs:
         response = await stubs.prediction.Classify(image((64 << 20) - 100))
         too_large = await failure_of(stubs.prediction.Classify(image(64 << 20)))
 
@@ -396,30 +438,28 @@ def test_a_photo_passes_where_the_model_is_in_the_process() -> None:
 
 
 async def test_a_limit_of_requests_is_that_of_a_call(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "[engine.limits]\nmax_inputs = 1")
+    settings = settings_of(tmp_path, "[limits]\nmax_inputs = 1")
 
-    async with served(config, FakeGenerator()) as stubs:
+    async with served(settings, FakeGenerator()) as stubs:
         failure = await failure_of(stubs.generation.Generate(generate("a", "b")))
 
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
     assert list(failure.violations) == ["inputs"]
 
 
-@pytest.mark.parametrize("section", ["gateway", "worker"])
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
         ("max_concurrent_calls = 1", "1 calls are open here, the most that may be"),
+        ("max_worker_calls = 1", "1 calls are open here, the most that may be"),
         ("max_open_bytes = 10", "more exceed 10"),
     ],
 )
-async def test_what_is_open_is_limited(
-    section: str, limit: str, message: str, tmp_path: Path
-) -> None:
-    config = config_of(tmp_path, f"[{section}]\n{limit}")
+async def test_what_is_open_is_limited(limit: str, message: str, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, f"[limits]\n{limit}")
     engine = FakeGenerator()
 
-    async with served(config, engine) as stubs:
+    async with served(settings, engine) as stubs:
         call = stubs.generation.GenerateStream(stream("HOLD"))
         await until(lambda: len(engine.requests) == 1)
         failure = await failure_of(stubs.generation.Generate(generate("a")))
@@ -432,12 +472,12 @@ async def test_what_is_open_is_limited(
 async def test_the_queue_of_an_engine_holds_as_many_as_it_may(
     scripted_engine: MakeEngine, tmp_path: Path
 ) -> None:
-    config = config_of(tmp_path, "[engine]\nmax_queue_size = 1\nmax_num_seqs = 1")
-    engine, runner = scripted_engine(config.engine)
+    settings = settings_of(tmp_path, "[engine]\nmax_queue_size = 1\nmax_num_seqs = 1")
+    engine, runner = scripted_engine(settings.engine_config)
     all_wait = threading.Event()  # it refuses between two steps
     runner.before_step = lambda: all_wait.wait(60)
 
-    async with served(config, engine) as stubs:
+    async with served(settings, engine) as stubs:
         calls = [stubs.generation.Generate(generate("a>", model="scripted")) for _ in range(3)]
         await until(lambda: _num_inside(engine) + sum(call.done() for call in calls) == 3)
         all_wait.set()
@@ -452,8 +492,8 @@ def _num_inside(engine: AsyncEngine) -> int:
 
 
 async def test_a_call_waits_for_a_worker_as_long_as_it_may(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "[gateway]\nworker_wait = 0.05")
-    gateway = Gateway(config.gateway_settings)
+    settings = settings_of(tmp_path, "[limits]\nworker_wait = 0.05")
+    gateway = Gateway(gateway_config(settings))
     port = await gateway.start()
 
     try:

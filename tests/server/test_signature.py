@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -13,11 +12,11 @@ import pytest
 from engine.errors import ConfigError, PackageError
 from engine.package.package import load_package
 from server.cli.app import run
-from server.config import ServeConfig
 from server.packages.pinned import pin
 from server.packages.remote import RemotePackage
 from server.packages.signature import sign
 from server.ray.serving import serve_models
+from server.settings import Listen, Packages, Settings
 from tests.engine.package.test_package import FILES, write_package
 from tests.server.signing import make_key
 
@@ -177,7 +176,7 @@ def test_keys_that_cannot_be_used_are_refused_with_how_to_make_one(
 
 def test_an_unsigned_package_is_refused_before_ray_starts(package: Path, tmp_path: Path) -> None:
     _, public = make_key(tmp_path / "key.pem")
-    config = ServeConfig(packages={"dates": package}, port=0)
+    packages = Packages({"dates": package}, require_signature=public)
 
     with pytest.raises(PackageError, match="has no signature"):
-        serve_models(replace(config, require_signature=public), announce=lambda service: None)
+        serve_models(Settings(listen=Listen(port=0), packages=packages), announce=print)

@@ -19,10 +19,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from engine.errors import ConfigError, EngineFailure
+from engine.errors import EngineFailure
 from engine.requests.events import Timing, Usage
-from server.config import GatewayConfig, TracingConfig
+from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.settings import Tracing as TracingSettings
 from server.telemetry.tracing import Tracing, make_tracing
 from server.worker.call_record import CallRecord
 from server.worker.call_spans import CallSpans
@@ -152,7 +153,7 @@ def test_spans_reach_a_collector(
     collector: tuple[str, list[ExportTraceServiceRequest]],
 ) -> None:
     endpoint, sent = collector
-    tracing = make_tracing(TracingConfig(endpoint=endpoint), "shop", "worker")
+    tracing = make_tracing(TracingSettings(endpoint=endpoint), "shop", "worker")
     assert tracing is not None
 
     tracing.span("Generate dates", "", 1.0).end()
@@ -168,15 +169,8 @@ def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     program = (
         "import sys; import server.gateway.gateway, server.worker.call_spans;"
         "import server.telemetry.tracing;"
-        "from server.config import TracingConfig;"
-        "assert server.telemetry.tracing.make_tracing(TracingConfig(), 'a', 'b') is None;"
+        "from server.settings import Tracing;"
+        "assert server.telemetry.tracing.make_tracing(Tracing(), 'a', 'b') is None;"
         "assert 'opentelemetry' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_an_endpoint_is_a_url_and_a_ratio_a_share() -> None:
-    with pytest.raises(ConfigError, match=r"endpoint \(localhost:4318\) must be a URL"):
-        TracingConfig(endpoint="localhost:4318")
-    with pytest.raises(ConfigError, match=r"sample_ratio \(1.5\) must be 0"):
-        TracingConfig(sample_ratio=1.5)

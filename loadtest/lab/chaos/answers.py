@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal
 
 from tokenweir import GeneratedSequence
+from tokenweir.compare import differences
 
-T = TypeVar("T")
 Verdict = Literal["right", "lost", "doubled", "different"]
 
 
@@ -18,19 +17,11 @@ def verdict(got: GeneratedSequence, expected: GeneratedSequence) -> Verdict:
 
     "lost" has only a part of the tokens, "doubled" has all of them and more.
     """
-    if got == expected:
+    found = {one.field: one for one in differences(vars(expected), vars(got))}
+    if not found:
         return "right"
-    if got.token_ids == expected.token_ids:
-        return "different"  # in its text, its log-probabilities or its end
-    if _is_within(got.token_ids, expected.token_ids):
-        return "lost"
-    return "doubled" if _is_within(expected.token_ids, got.token_ids) else "different"
-
-
-def _is_within(some: Sequence[T], all_: Sequence[T]) -> bool:
-    """Return whether the first are among the second, in their order."""
-    rest = iter(all_)
-    return all(one in rest for one in some)
+    tokens = found.get("token_ids")  # else its text, log-probabilities or end is another
+    return "different" if tokens is None else tokens.kind
 
 
 @dataclass

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from server.cli.exit_codes import DONE, FAILED, CommandError
 from server.cli.extras import needs
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 def compare(first: Path, second: Path, confidence: float) -> int:
     """Compare two files that --json has written; exit with 1 if the SECOND is shown to be worse."""
     from loadtest.comparison import compare as compare_reports
-    from loadtest.comparison import read_report
+    from loadtest.comparison import read_report  # not every install has what they need
 
     found = compare_reports(read_report(first), read_report(second), confidence)
     _print(found)
@@ -42,9 +44,6 @@ def compare(first: Path, second: Path, confidence: float) -> int:
 
 
 def _print(found: Comparison) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console()
     title = f"Ratios of the second to the first, {found.confidence:.0%} intervals together"
     table = Table(title=title, title_justify="left")

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from loadtest.answers import KeptAnswer
-    from loadtest.load_report import LoadReport
-    from loadtest.series import SeriesReport
+from loadtest.answers import KeptAnswer
+from loadtest.load_report import LoadReport
+from loadtest.reports.csv_file import write_requests, write_trials
+from loadtest.reports.html_file import write_html, write_series_html
+from loadtest.reports.report import check_place, write_json, write_series_json
+from loadtest.result_file import write_atomically
+from loadtest.series import SeriesReport
+from loadtest.work.expecting import to_lines
 
 
 @dataclass(frozen=True)
@@ -31,55 +34,31 @@ class ReportFiles:
 
     def check(self) -> None:
         """Make their directories, and miss what they need before the test and not behind it."""
-        from loadtest.reports.report import check_place
-
         for path in self.paths:
             check_place(path)
-        if self.html is not None:
-            import loadtest.reports.html_file
         if self.png is not None:
             import loadtest.reports.plots  # noqa: F401  # raises where matplotlib is not installed
 
     def write(self, report: LoadReport, kept: Sequence[KeptAnswer]) -> None:
         """Write all of them."""
-        from loadtest.reports.csv_file import write_requests
-        from loadtest.reports.report import write_json
-        from loadtest.result_file import write_atomically
-        from loadtest.work.expecting import to_lines
-
         _write(self.json, lambda path: write_json(report, path))
         _write(self.csv, lambda path: write_requests(report, path))
-        _write(self.html, lambda path: _write_html(report, path))
+        _write(self.html, lambda path: write_html(report, path))
         _write(self.png, lambda path: _write_png(report, path))
         lines = to_lines((one.ask, one.answer) for one in kept)
         _write(self.answers, lambda path: write_atomically(path, lines.encode()))
 
     def write_series(self, report: SeriesReport) -> None:
         """Write those that several load tests have."""
-        from loadtest.reports.csv_file import write_trials
-        from loadtest.reports.report import write_series_json
-
         _write(self.json, lambda path: write_series_json(report, path))
         _write(self.csv, lambda path: write_trials(report, path))
-        _write(self.html, lambda path: _write_series_html(report, path))
+        _write(self.html, lambda path: write_series_html(report, path))
 
 
 def _write(path: Path | None, write: Callable[[Path], None]) -> None:
     if path is not None:
         write(path)
         click.echo(f"written: {path}")
-
-
-def _write_html(report: LoadReport, path: Path) -> None:
-    from loadtest.reports.html_file import write_html
-
-    write_html(report, path)
-
-
-def _write_series_html(report: SeriesReport, path: Path) -> None:
-    from loadtest.reports.html_file import write_series_html
-
-    write_series_html(report, path)
 
 
 def _write_png(report: LoadReport, path: Path) -> None:

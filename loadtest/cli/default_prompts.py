@@ -6,15 +6,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from PIL import Image
+from tokenweir import Client, ModelInfo, TokenweirClientError
+
+from loadtest.work.ask import Ask, InTurn, Work, texts
+from server.cli.server_options import Server
 from server.cli.typed_dates import TYPED_DATES
-
-if TYPE_CHECKING:
-    from tokenweir import ModelInfo
-
-    from loadtest.work.ask import Work
-    from server.cli.server_options import Server
 
 SENTENCES = (
     "The river rose overnight, and by morning the lower road was closed.",
@@ -36,8 +36,6 @@ def default_prompts(server: Server, model: str) -> Iterator[Work]:
     Models that generate are given dates, those of the demo, and others sentences. If the server
     does not tell, dates are asked.
     """
-    from loadtest.work.ask import Ask, InTurn, texts
-
     info = _told(server, model)
     if info is not None and info.architecture == "vision-encoder":
         with tempfile.TemporaryDirectory(prefix="tokenweir-") as folder:
@@ -54,8 +52,6 @@ def default_prompts(server: Server, model: str) -> Iterator[Work]:
 
 def _told(server: Server, model: str) -> ModelInfo | None:
     """Return what a server says of a model; what keeps it from that, the test itself will meet."""
-    from tokenweir import Client, TokenweirClientError
-
     arguments: dict[str, Any] = {**server.client_arguments, "max_attempts": 1}
     if "://" in server.address:  # it speaks another protocol
         return None
@@ -68,9 +64,6 @@ def _told(server: Server, model: str) -> ModelInfo | None:
 
 def _draw(folder: Path) -> Iterator[Path]:
     """Yield pictures of soft noise, each another one."""
-    import numpy as np
-    from PIL import Image
-
     for number in range(_PICTURES):
         noise = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
         path = folder / f"{number}.png"

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import click
 
+from engine.config import Device, EngineConfig
+from engine.machine import quota_notice
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
     any_path,
-    decode_buckets_option,
-    device_option,
     examples,
-    gpu_memory_option,
     package_path,
     read_numbers,
 )
-
-if TYPE_CHECKING:
-    from engine.config import Device, EngineConfig
-    from loadtest.benchmark.report import BenchmarkReport
-    from loadtest.benchmark.work import BenchmarkWork
+from server.cli.progress import show_progress
+from server.cli.setting_options import engine_option
+from server.cli.tables import print_table
 
 
 @click.command(
-    short_help="Measure the engine on a package, without a server.",
     epilog=examples(
         "tokenweir bench packages/gpt2",
         "tokenweir bench packages/gpt2 --concurrency 1,32 --json bench.json",
@@ -49,18 +45,26 @@ if TYPE_CHECKING:
 @click.option("--beam", type=click.IntRange(2), metavar="WIDTH", help="Beam search instead.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Of the model.  [default: one a core]")
-@device_option
-@gpu_memory_option
-@decode_buckets_option
+@engine_option("device")
+@engine_option("gpu_memory_utilization")
+@engine_option("decode_buckets")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and draws.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
 @needs("cpu")
 def bench(
     package: Path,
     concurrencies: tuple[int, ...],
+    prompt_tokens: int,
+    new_tokens: int,
+    strategy: Literal["greedy", "topk"] | None,
+    beam: int | None,
     rounds: int,
+    threads: int | None,
+    device: Device | None,
+    gpu_memory_utilization: float,
+    decode_buckets: tuple[int, ...],
+    seed: int,
     json_file: Path | None,
-    **typed: Any,
 ) -> None:
     """Run PACKAGE on random prompts in this process: scheduler, model, sampler, detokenizer.
 
@@ -68,15 +72,29 @@ def bench(
     medians; a decode step is what the work takes beyond its prompts. If that is less than its
     parts, as noise makes it with tiny models, their shares are unclear.
     """
-    work, settings = _work_and_settings(**typed)
-    from engine.machine import quota_notice
+    # Not above: some installs lack what they need, and have the help.
     from loadtest.benchmark.run import run_benchmark
-    from server.cli.progress import show_progress
-    from server.cli.tables import benchmark_tables, print_table
+    from loadtest.benchmark.work import BenchmarkWork
+    from loadtest.cli.benchmark_report import benchmark_tables, write_benchmark
+    from loadtest.reports.report import check_place
 
+    if beam is not None and strategy is not None:
+        raise click.UsageError("give --strategy, or --beam for beam search")
+    work = BenchmarkWork(
+        num_prompt_tokens=prompt_tokens,
+        num_new_tokens=new_tokens,
+        strategy="beam" if beam is not None else strategy or "greedy",
+        beam_width=beam or 1,
+        seed=seed,
+    )
+    settings = EngineConfig(
+        num_threads=threads or 0,
+        max_num_seqs=max(decode_buckets, default=0),
+        device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        decode_buckets=decode_buckets,
+    )
     if json_file is not None:
-        from loadtest.reports.report import check_place
-
         check_place(json_file)
     if notice := quota_notice():
         click.echo(notice, err=True)
@@ -93,57 +111,5 @@ def bench(
     for table in benchmark_tables(report):
         print_table(table)
     if json_file is not None:
-        _write_benchmark(report, json_file)
+        write_benchmark(report, json_file)
         click.echo(f"written: {json_file}")
-
-
-def _work_and_settings(
-    *,
-    prompt_tokens: int,
-    new_tokens: int,
-    strategy: Literal["greedy", "topk"] | None,
-    beam: int | None,
-    threads: int | None,
-    device: Device | None,
-    gpu_memory_utilization: float,
-    decode_buckets: tuple[int, ...],
-    seed: int,
-) -> tuple[BenchmarkWork, EngineConfig]:
-    if beam is not None and strategy is not None:
-        raise click.UsageError("give --strategy, or --beam for beam search")
-    from engine.config import EngineConfig
-    from loadtest.benchmark.work import BenchmarkWork
-
-    work = BenchmarkWork(
-        num_prompt_tokens=prompt_tokens,
-        num_new_tokens=new_tokens,
-        strategy="beam" if beam is not None else strategy or "greedy",
-        beam_width=beam or 1,
-        seed=seed,
-    )
-    settings = EngineConfig(
-        num_threads=threads or 0,
-        max_num_seqs=max(decode_buckets, default=0),
-        device=device,
-        gpu_memory_utilization=gpu_memory_utilization,
-        decode_buckets=decode_buckets,
-    )
-    return work, settings
-
-
-def _write_benchmark(report: BenchmarkReport, path: Path) -> None:
-    from pydantic import TypeAdapter
-
-    from engine.machine import machine_name
-    from loadtest.benchmark.report import BenchmarkReport
-    from loadtest.origin import code_commit, now, typed_command
-    from loadtest.result_file import write_document
-
-    content = {
-        "command": typed_command(),
-        "commit": code_commit(),
-        "machine": machine_name(),
-        "written_at": now(),
-        **TypeAdapter(BenchmarkReport).dump_python(report, mode="json"),
-    }
-    write_document(content, path)

@@ -1,0 +1,1 @@
+"""The commands `tokenweir loadtest` and `tokenweir bench`, which the command line finds here."""
