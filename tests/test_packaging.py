@@ -186,7 +186,7 @@ def test_the_wheel_brings_the_client_typed_and_nothing_that_compares_engines(lig
 def test_of_what_measures_only_load_test_and_benchmark_are_in_the_wheel(light: Path) -> None:
     found = {path.name for path in (light / "loadtest").iterdir() if path.is_dir()}
 
-    assert found == {"arrival", "benchmark", "reports", "target", "work"}
+    assert found == {"arrival", "benchmark", "cli", "reports", "target", "work"}
     assert (light / "loadtest" / "reports" / "page.html.j2").is_file()
 
 

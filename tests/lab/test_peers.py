@@ -472,8 +472,8 @@ def test_our_own_server_is_started_with_options_that_it_has() -> None:
     command = tokenweir_serve.launch(OPTIONS, 4321).command
 
     context = serve_command.make_context("serve", list(command[4:]))
-    assert (context.params["port"], context.params["threads"]) == (4321, 2)
-    assert context.params["max_num_seqs"] == 4
+    assert (context.params["listen__port"], context.params["engine__num_threads"]) == (4321, 2)
+    assert context.params["engine__max_num_seqs"] == 4
 
 
 def test_llama_server_has_a_place_for_every_stream(

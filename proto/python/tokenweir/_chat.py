@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tokenweir._fields import extend_field, set_field
+from tokenweir._mapping import extend_field, set_field
 from tokenweir._options import Chat
 from tokenweir.v1 import generation_service_pb2 as pb
 

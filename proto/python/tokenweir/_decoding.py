@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from tokenweir._fields import extend_field, set_field, set_fields, token_ids, update_field
+from tokenweir._mapping import extend_field, set_field, set_fields, token_ids, update_field
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 

@@ -9,7 +9,7 @@ from typing import cast, get_args
 
 from tokenweir._chat import chat_message
 from tokenweir._decoding import decoding, output, scheduling, stopping, without_defaults
-from tokenweir._fields import extend_field, set_field, set_fields, token_ids
+from tokenweir._mapping import extend_field, set_field, set_fields, token_ids
 from tokenweir._options import (
     Aggregation,
     CallOptions,
