@@ -44,6 +44,8 @@ from loadtest.lab.stand_in import cell
 from tests.server.calls import until
 from tests.stand_in_certificate import export_with_stand_in
 
+pytestmark = pytest.mark.long
+
 EXPECTED = GeneratedSequence("abc", (1, 2, 3), "length", None, -1.5)
 
 
@@ -347,7 +349,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "package"
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("more", "harms"),

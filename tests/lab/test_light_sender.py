@@ -17,6 +17,8 @@ from loadtest.errors import LoadTestError
 from loadtest.lab import light_sender
 from loadtest.lab.light_sender import LightSender
 
+pytestmark = pytest.mark.long
+
 METHOD = "/test.Service/Stream"
 Answer = Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]
 

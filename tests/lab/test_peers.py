@@ -37,6 +37,8 @@ from loadtest.lab.peers.works import WORKS, Engine, Work
 from loadtest.lab.turns import Ratio
 from server.cli.service import serve as serve_command
 
+pytestmark = pytest.mark.long
+
 OURS = Engine("tokenweir fp32", "tokenweir", "fp32")
 PEER = Engine("peer fp32", "peer", "fp32", OURS.name, must_agree=True)
 OPTIONS = LoadOptions("models", "fp32", 2, 4, 20, 1, {})

@@ -15,6 +15,8 @@ from loadtest.lab.soak import Uses, drift_of, measure_soak, parts_of
 from loadtest.metrics import RequestRecord, Window
 from tests.server.scripted_server import scripted_server, stream_messages
 
+pytestmark = pytest.mark.long
+
 WINDOW = Window(60.0, 1860.0)
 SEEN = [(10, {"a": 1.0}), (20, {"a": 2.0}), (30, {"a": 4.0, "b": 1.0})]
 
@@ -41,7 +43,6 @@ def test_a_last_third_that_is_slower_is_a_drift() -> None:
     assert 1.05 < drift.low < drift.ratio < drift.high < 1.3
 
 
-@pytest.mark.long
 def test_latencies_that_hang_together_in_time_widen_the_interval() -> None:
     at = np.linspace(60, 1859, 30_000)
     alone = np.random.default_rng(1).exponential(0.1, len(at))
@@ -92,7 +93,6 @@ def test_processes_are_read_at_the_edges_of_parts(monkeypatch: pytest.MonkeyPatc
     assert uses.seen[0] == (30, {"a": 1.0, "b": 2.0})
 
 
-@pytest.mark.long
 def test_a_soak_tells_every_part_of_the_time() -> None:
     with scripted_server() as server:
         server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 from click import ClickException
+from click.testing import CliRunner
 from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
 from engine.config import EngineConfig
@@ -23,6 +25,7 @@ from engine.package.manifest import GenerationContract
 from engine.slots.batch import ScheduledBatch
 from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
+from loadtest.lab import regression
 from loadtest.lab.arrivals import Arrival, TraceWork, draw_trace, quantile, serve_trace
 from loadtest.lab.batching import (
     AtEqualP99,
@@ -49,10 +52,14 @@ from loadtest.lab.regression import (
     result_of,
     take_turns,
 )
+from loadtest.lab.serve import ROOT
 from loadtest.lab.turns import Ratio, ratio_of
 from loadtest.metrics import OwnLoad, RequestRecord
 from loadtest.studies.idle import ProcessUse, compare, total
+from tests.served import tiny_package
 from tests.server.scripted_server import scripted_server, stream_messages
+
+pytestmark = pytest.mark.long
 
 WORK = TraceWork(
     num_requests=2000,
@@ -423,12 +430,31 @@ def test_neighbours_are_compared_turn_by_turn() -> None:
     assert ratio_of([90, 99, 40], [100, 100, 50]) == Ratio(0.9, 0.8, 0.99)
 
 
+def test_this_tree_is_held_against_another(tmp_path: Path) -> None:
+    package, tree, out = str(tiny_package(tmp_path)), str(ROOT), tmp_path / "regression"
+    options = ["--prompt-tokens", "6", "--new-tokens", "3", "--streams", "1,2", "--seconds", "0"]
+
+    done = CliRunner().invoke(
+        regression.main, [package, "--against", tree, package, *options, "--out", str(out)]
+    )
+
+    assert done.exit_code == 0, done.output
+    result = json.loads(out.with_suffix(".json").read_text())
+    assert [(one["streams"], one["turns"]) for one in result["results"]] == [(1, 1), (2, 1)]
+
+
+def test_regression_with_nothing_to_compare_says_what_is_missing(tmp_path: Path) -> None:
+    done = CliRunner().invoke(regression.main, [str(tmp_path), "--out", str(tmp_path / "r")])
+
+    assert done.exit_code == 2 and "give --against, --served or both" in done.output
+
+
 def test_a_tree_that_cannot_read_its_package_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (
         pytest.raises(LoadTestError, match=f"give a package that this tree can .*{tmp_path}"),
-        engine_of(Tree(Path(__file__).parents[2], tmp_path), Limits(1, 1)),
+        engine_of(Tree(ROOT, tmp_path), Limits(1, 1)),
     ):
         pass
     assert "PackageError" in capfd.readouterr().err
@@ -440,7 +466,6 @@ def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
     assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stage", STAGES)
 async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(stage: str) -> None:
     async with STAGES[stage](2, 0.001) as do:
@@ -451,7 +476,6 @@ async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(sta
     assert all(seconds > 0 for seconds in used.processor.values())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stage", SERVED)
 def test_a_first_token_is_later_at_the_client_than_from_the_engine(stage: str) -> None:
     first = measure_first_token(None, 2, 8, stage)

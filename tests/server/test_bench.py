@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.config import EngineConfig
@@ -24,7 +23,6 @@ from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from loadtest.benchmark.report import DecodeStep
-from loadtest.lab import regression
 from server.cli.app import run
 from tests import fake_gpu
 from tests.stand_in_certificate import export_with_stand_in, shown_on_device
@@ -266,18 +264,3 @@ main()
     )
 
     assert (done.returncode, done.stderr) == (130, "1 thread\n")
-
-
-def test_the_study_of_trees_holds_this_tree_against_another(package: Path, tmp_path: Path) -> None:
-    tree, out = str(Path(__file__).parents[2]), tmp_path / "trees"
-    options = ["--prompt-tokens", "6", "--new-tokens", "3", "--streams", "1,2", "--seconds", "0"]
-
-    done = CliRunner().invoke(
-        regression.main,
-        [str(package), "--against", tree, str(package), *options, "--out", str(out)],
-    )
-
-    assert done.exit_code == 0, done.output
-    result = json.loads(out.with_suffix(".json").read_text())
-    assert [(one["streams"], one["turns"]) for one in result["results"]] == [(1, 1), (2, 1)]
-    assert all(r["processor"] > 0 for one in result["results"] for r in one["ratios"].values())

@@ -52,6 +52,8 @@ from tests.parity.published.twins import (
     num_parameters,
 )
 
+pytestmark = pytest.mark.long
+
 KEPT = Path(__file__).parents[3] / "loadtest" / "results" / "families.json"
 WRITER = {
     "vocab_size": 300,
@@ -163,7 +165,6 @@ def keep(name: str, line: Line, path: Path) -> None:
     write_document({**heading(), "command": command, "families": lines, "not_measured": rest}, path)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", NAMED or SMALL)
 def test_a_family_answers_as_transformers_does(name: str, tmp_path: Path) -> None:
