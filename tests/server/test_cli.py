@@ -759,7 +759,7 @@ def test_export_tells_how_far_it_is_and_passes_on_what_it_is_told(
         yield lambda *counts: told.append(counts)
 
     monkeypatch.setattr("exporter.export.export_package", export)
-    monkeypatch.setattr("server.cli.progress.show_progress", noted)
+    monkeypatch.setattr("server.cli.packages.show_progress", noted)
 
     (tmp_path / "config.json").write_text('{"model": {}}')
 
