@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -58,6 +59,24 @@ def test_help_imports_nothing_heavy_and_little_else() -> None:
 
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < MAX_MODULES
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"), [("ser", {"serve"}), ("token --max", {"--max-priority", "--max-requests"})]
+)
+def test_a_shell_completes_commands_and_options(typed: str, found: set[str]) -> None:
+    words = f"tokenweir {typed}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv = ['tokenweir']; from server.cli import main; main()"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | asked | {"_TOKENWEIR_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+    )
+
+    assert {line.removeprefix("plain,") for line in done.stdout.split()} == found, done.stderr
 
 
 def test_work_that_no_memory_holds_ends_in_one_line(
