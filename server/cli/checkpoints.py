@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exporter.openmp import settle_openmp
 from exporter.tasks import OWN_TASKS, TASKS, build_own_task, build_task
 from server.cli.exit_codes import TARGET_MISSED, CommandError
 from server.cli.extras import needs
@@ -22,6 +23,7 @@ from server.cli.options import (
     existing_file,
     existing_path,
 )
+from server.cli.progress import show_progress
 
 if TYPE_CHECKING:
     from exporter.training.task import Task
@@ -79,7 +81,6 @@ def train(
     target. A model that misses it is written all the same, and the command exits with 5.
     """
     _check_data(task, given)
-    from exporter.openmp import settle_openmp
 
     settle_openmp()  # before torch is loaded
     with cleaned_up():
@@ -230,7 +231,6 @@ def import_(
     from exporter.huggingface import Languages
     from exporter.imports import Options, import_model
     from exporter.toolkits import is_toolkit_checkpoint
-    from server.cli.progress import show_progress
 
     of_toolkit = is_toolkit_checkpoint(path)
     if of_toolkit and (source_lang or target_lang):

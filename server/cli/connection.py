@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+from tokenweir import Client, InvalidArgument, Unavailable
 
 from server.cli.exit_codes import DONE, FAILED, UNAVAILABLE, USAGE, CommandError
 from server.cli.json_lines import print_json
 from server.cli.lines import arriving_lines
-
-if TYPE_CHECKING:
-    from tokenweir import Client
-
-    from server.cli.server_options import Server
+from server.cli.server_options import Server
 
 T = TypeVar("T")
 
@@ -25,8 +22,6 @@ LINES_TOGETHER = 32  # a worker decodes so many at once; a server takes 64 input
 @contextlib.contextmanager
 def open_client(server: Server) -> Iterator[Client]:
     """Open a client; what keeps it from calling ends the command with one line."""
-    from tokenweir import Client, Unavailable
-
     try:
         with Client(server.address, **server.client_arguments) as client:
             yield client
@@ -73,8 +68,6 @@ def answer_each(
 def _is_answered(
     one: T | str, answer: Callable[[T | str], None], place: str, as_json: bool
 ) -> bool:
-    from tokenweir import InvalidArgument
-
     try:
         _check_is_utf8(one)
         answer(one)

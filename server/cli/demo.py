@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from engine.config import Device
+from exporter.openmp import settle_openmp
 from server.cli.app import cli
 from server.cli.checkpoints import print_report
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.extras import needs
-from server.cli.generation import print_stream
 from server.cli.interruption import cleaned_up
 from server.cli.options import any_path, examples
 from server.cli.packages import export_with_progress
@@ -20,6 +21,7 @@ from server.cli.service import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
 from server.cli.verification import verify_apart
 from server.settings import Admin, Engine, Listen, Packages, Settings
+from server.signals import cancelled_by_signals
 
 if TYPE_CHECKING:
     from engine.package.manifest import Precision
@@ -80,7 +82,6 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
     if keep_serving:
         serve_until_ended(_settings(package, device, port=_PORT))
         return 0
-    import asyncio
 
     with cleaned_up():
         return asyncio.run(_show(package, out, device))
@@ -91,7 +92,6 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
         from engine.cuda.device import open_device
 
         open_device()  # fails before the training if something is missing
-    from exporter.openmp import settle_openmp
 
     settle_openmp()  # before torch is loaded
     from exporter.tasks.train import train
@@ -139,10 +139,7 @@ def _is_interrupted(checkpoint: Path, last: Path) -> bool:
 
 async def _show(package: Path, out: Path, device: Device) -> int:
     """Serve the package and use it as a client would; return the exit code."""
-    import asyncio
-
     from server.ray.serving import serving
-    from server.signals import cancelled_by_signals
 
     _headline("Serve")
     config = _settings(package, device, port=0)
@@ -180,7 +177,10 @@ def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]
 
 
 def _ask(address: str) -> list[str]:
+    # Not above: a gateway sets what gRPC reads when it is imported.
     from tokenweir import Client
+
+    from server.cli.generation import print_stream
 
     wrong = []
     with Client(address) as client:

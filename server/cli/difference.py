@@ -21,6 +21,8 @@ from server.cli.options import (
     existing_directory,
     existing_file,
 )
+from server.cli.progress import show_progress
+from server.cli.tables import answers_of
 
 if TYPE_CHECKING:
     from exporter.compare.difference import Difference
@@ -123,7 +125,6 @@ def _refuse(path: Path, given: Mapping[str, Any], names: tuple[str, ...]) -> Non
 
 def _compare_writing(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
     from exporter.compare.difference import compare
-    from server.cli.progress import show_progress
 
     new = given["new_tokens"] or _NEW_TOKENS
     with cleaned_up(), show_progress("Comparing") as progress:
@@ -140,7 +141,6 @@ def _compare_writing(one: Path, other: Path, given: Mapping[str, Any]) -> Report
 
 def _compare_answers(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
     from exporter.compare.item_difference import compare_items
-    from server.cli.progress import show_progress
 
     with cleaned_up(), show_progress("Comparing") as progress:
         found = compare_items(one, other, given["text"], given["images"], progress)
@@ -174,8 +174,6 @@ def _rows_of_writing(found: Difference) -> Iterator[_Row]:
 
 def _rows_of_answers(found: AnswerDifference) -> Iterator[_Row]:
     """Do as `_rows_of_writing` for models that answer in one pass."""
-    from server.cli.tables import answers_of
-
     yield "answers equal", "", _of(found.answers_equal, found.answers)
     if found.items != found.answers:
         yield "texts equal", "", f"{found.items_equal:,} of {found.items:,}"

@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import click
+from rich.markup import escape
+from rich.table import Table
+
+from exporter.files import replace_file
+from server.cli.tables import print_table
 
 _SUITE = "tokenweir diff"
 
@@ -53,11 +58,6 @@ class Report:
 
     def show(self) -> None:
         """Print it."""
-        from rich.markup import escape
-        from rich.table import Table
-
-        from server.cli.tables import print_table
-
         table = Table("", "A", "B")
         for row in self.rows:
             table.add_row(*map(escape, row))
@@ -78,7 +78,7 @@ class Report:
 
     def as_json(self) -> str:
         """Return everything as JSON, which has no infinity: a perplexity of that is null."""
-        from pydantic_core import to_json
+        from pydantic_core import to_json  # not every install has it
 
         bounds = [{**bound._asdict(), "is_kept": bound.is_kept} for bound in self.bounds]
         content = {**self.content, "bounds": bounds}
@@ -104,8 +104,6 @@ class Report:
 
 
 def _write(path: Path | None, content: str) -> None:
-    from exporter.files import replace_file
-
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content.encode())

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from tokenweir import AsyncClient
 
 from server.cli.exit_codes import USAGE, CommandError
 from server.cli.server_options import Server
 from server.cli.service import say
-
-if TYPE_CHECKING:
-    from tokenweir import AsyncClient
-
-    from server.front_config import FrontConfig
-    from server.settings import Settings
+from server.front.reach import check_reach
+from server.front_config import FrontConfig
+from server.listening import check_ports_are_free
+from server.settings import Settings
+from server.signals import cancelled_by_signals
+from server.telemetry.logs import log_to_stderr
 
 ConfigT = TypeVar("ConfigT", bound="FrontConfig")
 Serve = Callable[["AsyncClient", ConfigT, Callable[[str], None]], Awaitable[None]]
@@ -39,15 +42,6 @@ class Front(Generic[ConfigT]):
 
 
 async def _run(front: Front[Any]) -> None:
-    import asyncio
-
-    from tokenweir import AsyncClient
-
-    from server.front.reach import check_reach
-    from server.listening import check_ports_are_free
-    from server.signals import cancelled_by_signals
-    from server.telemetry.logs import log_to_stderr
-
     server, config = front.server, front.config
     log_to_stderr(front.settings.log)
     check_ports_are_free(("--port", config.host, config.port))

@@ -12,6 +12,7 @@ from server.cli.extras import needs
 from server.cli.options import examples
 from server.cli.service import say
 from server.cli.setting_options import given_settings, print_settings, setting_options
+from server.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from server.gateway.gateway import Gateway
@@ -44,7 +45,6 @@ def gateway(ray_address: str | None, file: Path | None, print_config: bool, **ty
     of workers is not looked at.
     """
     from server.ray.gateway_role import run_gateway
-    from server.telemetry.logs import log_to_stderr
 
     given = given_settings("gateway", file, typed)
     config = given.served()

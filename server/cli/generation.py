@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
+from tokenweir import (
+    Chat,
+    Client,
+    DeadlineExceeded,
+    GeneratedSequence,
+    GenerateOptions,
+    Generation,
+    InvalidArgument,
+    PositionLogprobs,
+    Prompt,
+    ResourceExhausted,
+    Result,
+    ScoreOptions,
+    StreamOptions,
+)
 
 from server.cli.connection import answer_each, open_client
 from server.cli.generation_options import client_options, generation_options, prompt_of
@@ -22,20 +37,8 @@ from server.cli.options import (
 )
 from server.cli.recorded import recording
 from server.cli.server_options import Server, server_option
-
-if TYPE_CHECKING:
-    from tokenweir import (
-        Chat,
-        Client,
-        GeneratedSequence,
-        GenerateOptions,
-        Generation,
-        PositionLogprobs,
-        Prompt,
-        Result,
-        ScoreOptions,
-        StreamOptions,
-    )
+from server.cli.tables import print_table
+from server.cli.token_tables import alignment_table, prompt_table, quoted
 
 
 @click.command(
@@ -185,8 +188,6 @@ def _results(
 
     That is, where one of them is wrong, or where there is no room or time for all at once.
     """
-    from tokenweir import DeadlineExceeded, InvalidArgument, ResourceExhausted
-
     asked = {name: value for name, value in options.items() if name != "tokens_per_message"}
     try:
         return client.generate_many(model, list(prompts), **cast("GenerateOptions", asked)).results
@@ -217,17 +218,11 @@ def _print_details(
     if typed["logprobs"] is not None:
         _print_logprobs(sequence.logprobs)
     if sequence.alignment:
-        from server.cli.tables import print_table
-        from server.cli.token_tables import alignment_table
-
         print_table(alignment_table(sequence, answer.source_pieces))
 
 
 def _print_prompt(answer: Generation | Result) -> None:
     if answer.prompt_logprobs:
-        from server.cli.tables import print_table
-        from server.cli.token_tables import prompt_table
-
         print_table(prompt_table(answer.prompt_logprobs))
 
 
@@ -237,8 +232,6 @@ def _scored(sequence: GeneratedSequence) -> str:
 
 def _print_logprobs(positions: Iterable[PositionLogprobs]) -> None:
     """Print a token a line: what it adds to the text, its log-probability, the alternatives."""
-    from server.cli.token_tables import quoted
-
     for position in positions:
         tokens = (position.chosen, *position.top)
         click.echo("\t".join(f"{quoted(one.piece)} {one.logprob:.4f}" for one in tokens))

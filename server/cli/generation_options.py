@@ -6,17 +6,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from tokenweir import Chat, Message, Prompt
 
 from engine.json_file import parse_object
 from engine.lines import read_text
 from engine.requests.options import OPTIONS, Kind, Option
 from server.cli.options import Decorator, existing_file
-
-if TYPE_CHECKING:
-    from tokenweir import Chat, Message, Prompt
 
 _MAX_FILE_BYTES = 2**22  # the largest message that a server takes
 _MAX_TOKEN_ID = 2**31 - 1  # the protocol has room for no more; the server knows the vocabulary

@@ -6,21 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from tokenweir import AsyncClient
 
 from server.cli.extras import needs
 from server.cli.front import Front
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 from server.cli.setting_options import given_settings, print_settings, setting_options
-from server.front_config import http_config
-
-if TYPE_CHECKING:
-    from tokenweir import AsyncClient
-
-    from server.front_config import HttpConfig
+from server.front_config import HttpConfig, http_config
 
 _ADMIN_SECONDS = 4.0
 
@@ -80,8 +76,6 @@ async def _serve(
     announce: Callable[[str], None],
 ) -> None:
     """Serve with the load of a server, where its admin port is known."""
-    from tokenweir import AsyncClient
-
     from server.http.serving import serve
 
     if operated is None:

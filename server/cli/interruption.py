@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from click.exceptions import Exit
+
 _MOMENT = 1.5  # seconds in which an interrupted computation may end by itself
 _ENDING = tuple(bytes([number]) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
@@ -52,8 +54,6 @@ def cleaned_up() -> Iterator[Interruption]:
     try:
         yield interruption
     except KeyboardInterrupt:
-        from click.exceptions import Exit
-
         raise Exit(interruption.exit_code) from None
     finally:
         for number, handler in before.items():

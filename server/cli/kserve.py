@@ -12,6 +12,7 @@ from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 from server.cli.setting_options import given_settings, print_settings, setting_options
 from server.front_config import kserve_config
+from server.kserve.serving import serve
 
 
 @click.command(
@@ -32,8 +33,6 @@ def kserve(server: Server, file: Path | None, print_config: bool, **typed: Any) 
     without one is sent with --token, if that is given. The FILE may be that of the service: it
     listens at the host of that, and `[kserve]` has its port and bounds.
     """
-    from server.kserve.serving import serve
-
     given = given_settings("kserve", file, typed)
     settings = given.settings()
     if print_config:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from tokenweir import ModelInfo
 
 from server.cli.connection import open_client
 from server.cli.json_lines import print_json
 from server.cli.options import Number, examples, json_option
 from server.cli.server_options import Server, server_option
-
-if TYPE_CHECKING:
-    from tokenweir import ModelInfo
 
 _percent = Number(min=0, max=100)
 

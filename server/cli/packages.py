@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import click
 from click.core import ParameterSource
 
 from engine.config import Device, EngineConfig
+from exporter.files import remove_own_directories
+from exporter.openmp import settle_openmp
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up, ended_soon
 from server.cli.options import (
@@ -21,7 +24,9 @@ from server.cli.options import (
     existing_file,
     package_path,
 )
+from server.cli.progress import show_progress
 from server.cli.setting_options import engine_option
+from server.cli.tables import certificate_table, device_table, print_table
 
 if TYPE_CHECKING:
     from engine.package.manifest import CacheDtype, Precision, Proof, Target, Weights
@@ -126,8 +131,6 @@ def _loss_limits(
     **_: str | None,
 ) -> LossLimits:
     """Return what a package of this format may lose; UsageError if it loses nothing."""
-    from dataclasses import replace
-
     from engine.package.manifest import PackageFormat
     from exporter.prover.loss import DEFAULT_LIMITS
 
@@ -155,12 +158,8 @@ def export_with_progress(
     proof: Proof = "standard",
 ) -> None:
     """Export, show the progress, print the certificate."""
-    from exporter.openmp import settle_openmp
-
     settle_openmp()  # before torch is loaded
     from exporter.export import export_package
-    from server.cli.progress import show_progress
-    from server.cli.tables import certificate_table, print_table
 
     with (
         _interruptible(f"interrupted: nothing was written to {out}"),
@@ -254,12 +253,8 @@ def _given_for_device() -> Iterator[str]:
 
 
 def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
-    from exporter.openmp import settle_openmp
-
     settle_openmp()  # before torch is loaded
     from exporter.verification import verify_package
-    from server.cli.progress import show_progress
-    from server.cli.tables import certificate_table, print_table
 
     with (
         _interruptible(f"interrupted: {package} is as it was"),
@@ -273,13 +268,10 @@ def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
 def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineConfig) -> None:
     """Verify on the GPU, show the progress, print the certificate."""
     from engine.cuda.device import open_device
-    from exporter.openmp import settle_openmp
 
     open_device()  # fails before anything is loaded or read
     settle_openmp()  # before torch is loaded
     from exporter.verify_device import verify_on_device
-    from server.cli.progress import show_progress
-    from server.cli.tables import device_table, print_table
 
     with (
         _interruptible(f"interrupted: {package} is as it was"),
@@ -293,7 +285,5 @@ def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineC
 @contextmanager
 def _interruptible(last_word: str) -> Iterator[None]:
     """Let a signal end the block soon, also in the middle of a computation, with a last word."""
-    from exporter.files import remove_own_directories
-
     with cleaned_up(), ended_soon(last_word, remove_own_directories):
         yield

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
+from tokenweir import Aggregation, PredictOptions
 
 from server.cli.connection import answer_each, open_client
 from server.cli.json_lines import print_json
@@ -18,9 +19,6 @@ from server.cli.options import (
     version_option,
 )
 from server.cli.server_options import Server, server_option
-
-if TYPE_CHECKING:
-    from tokenweir import Aggregation, PredictOptions
 
 truncate_option = click.option(
     "--truncate",

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+from tokenweir import Generation
 
 from engine.json_file import parse_object
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.json_lines import plain
-
-if TYPE_CHECKING:
-    from tokenweir import Generation
 
 Note = Callable[[str, object, Mapping[str, Any], "Generation"], None]
 

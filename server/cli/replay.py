@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
-from tokenweir import compare
+from tokenweir import Client, GenerateOptions, compare
 
 from server.cli.connection import open_client
 from server.cli.exit_codes import DONE, FAILED, NOT_USABLE, CommandError
@@ -15,9 +15,6 @@ from server.cli.json_lines import plain
 from server.cli.options import examples, existing_file, timeout_option
 from server.cli.recorded import Recorded, read_recorded
 from server.cli.server_options import Server, server_option
-
-if TYPE_CHECKING:
-    from tokenweir import Client, GenerateOptions
 
 # Possible causes of a difference: fields of Provenance, as people call them.
 _CAUSES = {

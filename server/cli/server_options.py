@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import grpc
 
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.options import Decorator, existing_file
-
-if TYPE_CHECKING:
-    import grpc
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Server:
         except (OSError, ValueError) as error:  # ssl's errors are among them
             files = ", ".join(map(str, filter(None, (self.tls_ca, self.tls_cert, self.tls_key))))
             raise CommandError(f"TLS cannot use {files}: {error}", NOT_USABLE) from error
-        import grpc
 
         return grpc.ssl_channel_credentials(roots, key, cert)
 
@@ -107,8 +105,6 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check(tls_ca: Path, tls_cert: Path | None, tls_key: Path | None) -> None:
     """Have OpenSSL look at the files: gRPC says of a wrong one only that nobody answers."""
-    import ssl
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(tls_ca)
     if tls_cert is not None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from engine.config import EngineConfig
+from engine.distributions import check_cuda_distribution
 from server.cli.exit_codes import FAILED
 from server.cli.extras import check_extras, needs
 from server.cli.interruption import cleaned_up
@@ -20,12 +22,15 @@ from server.cli.setting_options import (
     print_settings,
     setting_options,
 )
+from server.cli.verification import verify_apart
 from server.given_settings import GivenSettings
+from server.packages.address import is_remote
+from server.ray.thread import RayLost
+from server.settings import Log, Settings
+from server.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
     from server.ray.serving import Service
-    from server.settings import Log, Settings
 
 _BOUNDS = ("min_replicas", "max_replicas")
 
@@ -99,8 +104,6 @@ def serve(
 
 def say(text: str, config: Log) -> None:
     """Tell the user of a command, in the form that its log has."""
-    from server.telemetry.logs import log_to_stderr
-
     if config.format == "text":
         return click.echo(text, err=True)
     log_to_stderr(config)
@@ -123,8 +126,6 @@ def _given(file: Path | None, replicas: int | None, typed: Mapping[str, Any]) ->
 
 def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: Settings) -> None:
     """Verify the only package as its workers will run it."""
-    from engine.distributions import check_cuda_distribution
-    from server.cli.verification import verify_apart
     from server.packages.pinned import pin
 
     if len(models) > 1:
@@ -145,7 +146,6 @@ def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: Settings
 def _check_may_be_written(package: Path | str, config: Settings, engine: EngineConfig) -> None:
     """Raise UsageError for a package that is not served with what is written into it on a GPU."""
     from engine.cuda.certificate import verify_options
-    from server.packages.address import is_remote
 
     if is_remote(package):
         why, last = f"{package} is fetched as it was before", "put the package there again"
@@ -162,8 +162,6 @@ def _check_may_be_written(package: Path | str, config: Settings, engine: EngineC
 def serve_until_ended(config: Settings) -> None:
     """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
     from server.ray.serving import serve_models
-    from server.ray.thread import RayLost
-    from server.telemetry.logs import log_to_stderr
 
     log_to_stderr(config.log)
     with cleaned_up():

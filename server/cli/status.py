@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import click
+from tokenweir import NotFound
 
 from server.cli.connection import open_client
 from server.cli.exit_codes import DONE, FAILED
 from server.cli.json_lines import print_json
 from server.cli.options import examples, json_option
 from server.cli.server_options import Server, server_option
+from server.cli.tables import model_table, print_table
 
 
 @click.command(
@@ -28,7 +30,6 @@ def models(as_json: bool, server: Server) -> None:
         for model in found:
             print_json(model)
         return
-    from server.cli.tables import model_table, print_table
 
     for model in found:
         print_table(model_table(model))
@@ -48,8 +49,6 @@ def models(as_json: bool, server: Server) -> None:
 @server_option
 def health(service: str, as_json: bool, server: Server) -> int:
     """Print the health of the server, or of one SERVICE or model; exit with 1 if not SERVING."""
-    from tokenweir import NotFound
-
     with open_client(server) as client:
         try:
             status = client.health(service)

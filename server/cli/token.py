@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
+
 import click
 
 from server.cli.options import examples
+from server.identity.token_entries import problem_of
 
 _PREFIX = "tw_"  # by which people, and programs that look for secrets, know a token
 _NUM_BYTES = 32
@@ -44,12 +49,6 @@ def token(
     The token itself goes to the standard error, once: the entry only tells it when it is shown.
     Clients send it as TOKENWEIR_TOKEN or --token.
     """
-    import hashlib
-    import json
-    import secrets
-
-    from server.identity.token_entries import problem_of
-
     made = _PREFIX + secrets.token_urlsafe(_NUM_BYTES)
     fields = {
         "sha256": hashlib.sha256(made.encode()).hexdigest(),

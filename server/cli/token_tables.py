@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from tokenweir import GeneratedSequence, PositionLogprobs
+from tokenweir import GeneratedSequence, PositionLogprobs
 
 
 def alignment_table(sequence: GeneratedSequence, source_pieces: Sequence[bytes]) -> Table:

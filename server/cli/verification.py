@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.config import EngineConfig
 from server.cli.exit_codes import FAILED, CommandError
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
     from engine.package.manifest import Target
 
 _TOKENWEIR = (sys.executable, "-P", "-c", "from server.cli import main; main()")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -58,6 +59,24 @@ def test_help_imports_nothing_heavy_and_little_else() -> None:
 
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < MAX_MODULES
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"), [("ser", {"serve"}), ("token --max", {"--max-priority", "--max-requests"})]
+)
+def test_a_shell_completes_commands_and_options(typed: str, found: set[str]) -> None:
+    words = f"tokenweir {typed}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv = ['tokenweir']; from server.cli import main; main()"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | asked | {"_TOKENWEIR_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+    )
+
+    assert {line.removeprefix("plain,") for line in done.stdout.split()} == found, done.stderr
 
 
 def test_work_that_no_memory_holds_ends_in_one_line(
@@ -759,7 +778,7 @@ def test_export_tells_how_far_it_is_and_passes_on_what_it_is_told(
         yield lambda *counts: told.append(counts)
 
     monkeypatch.setattr("exporter.export.export_package", export)
-    monkeypatch.setattr("server.cli.progress.show_progress", noted)
+    monkeypatch.setattr("server.cli.packages.show_progress", noted)
 
     (tmp_path / "config.json").write_text('{"model": {}}')
 

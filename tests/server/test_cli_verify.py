@@ -41,7 +41,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         done.append(command[command.index("verify") + 1 :])
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("engine.distributions.check_cuda_distribution", lambda: None)
+    monkeypatch.setattr("server.cli.service.check_cuda_distribution", lambda: None)
     monkeypatch.setattr("server.cli.verification.subprocess.run", verify)
     monkeypatch.setattr("server.cli.service.serve_until_ended", lambda _: done.append("served"))
     return done
@@ -127,7 +127,7 @@ def test_what_would_be_verified_on_a_gpu_wants_onnxruntime_for_it_before_anythin
     def refuse() -> None:
         raise ConfigError("onnxruntime-gpu is not installed")
 
-    monkeypatch.setattr("engine.distributions.check_cuda_distribution", refuse)
+    monkeypatch.setattr("server.cli.service.check_cuda_distribution", refuse)
     given = [str(for_cuda(tmp_path / "p")), "--verify", str(tmp_path)]
 
     assert run(["serve", *given]) == 3
