@@ -362,7 +362,7 @@ def test_nothing_is_lost_doubled_or_different(
     package: Path, tmp_path: Path, more: tuple[str, ...], harms: int
 ) -> None:
     options = (*more, "--minutes", "5", "--harms", str(harms), "--concurrency", "6")
-    command = (sys.executable, "-m", "loadtest.lab.chaos", str(package), *options)
+    command = (sys.executable, "-m", "loadtest.lab", "chaos", str(package), *options)
 
     ended = subprocess.run((*command, "--out", str(tmp_path / "r")), capture_output=True, text=True)
 
