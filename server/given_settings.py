@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from engine.errors import ConfigError
-from engine.setting import BOUNDS
+from engine.setting import BOUNDS, FINITE
 from server.nearest import nearest
 from server.packages.address import is_remote
 from server.settings import Settings
@@ -223,7 +223,9 @@ def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
     # Not above: commands without a file need no extra.
     from pydantic import Field, TypeAdapter, ValidationError
 
-    bounds = {key: bound for key, bound in known.field.metadata.items() if key in BOUNDS}
+    bounds = {
+        key: bound for key, bound in known.field.metadata.items() if key in {**BOUNDS, **FINITE}
+    }
     bounded: Any = Annotated[known.type, Field(**bounds)]
     kind: TypeAdapter[Any] = TypeAdapter(bounded, config={"strict": True})
     try:

@@ -107,8 +107,8 @@ def _type(kind: Any, told: Mapping[str, Any], *, is_flag: bool) -> dict[str, Any
     if kind is int:
         return {"type": click.IntRange(low, high)}
     if kind is float:
-        is_finite, is_open = "lt" in told, "gt" in told
-        number = Number(min=low, min_open=is_open, max=high, allow_inf=not is_finite)
+        allow_inf = told.get("allow_inf_nan", True)
+        number = Number(min=low, min_open="gt" in told, max=high, allow_inf=allow_inf)
         return {"type": number}
     if kind is Path:
         is_file = told["metavar"] != "DIRECTORY"

@@ -195,7 +195,7 @@ def test_what_a_file_has_wrong_is_named_with_the_file(
         (f"--admin-tokens {__file__}", 3, "--admin-tokens: admin.tokens ("),
         ("--port 7 --metrics-port 7", 3, "--port: listen.port and metrics.port are both 7"),
         ("--http-port 7 --no-gateway", 3, "--http-port: http.port (7) needs the gateway"),
-        ("--min-replicas 3 --max-replicas 2", 2, "--min-replicas (3) is above --max-replicas (2)"),
+        ("--min-replicas 3 --max-replicas 2", 3, "--max-replicas: engine.max_replicas (2) must be"),
         ("--replicas 3 --max-replicas 2", 2, "give --replicas, or --min-replicas and --max-"),
         ("--host 0.0.0.0", 3, "--host: listen.host (0.0.0.0) is reached from other machines"),
         (
