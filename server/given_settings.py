@@ -120,7 +120,7 @@ class GivenSettings:
 
         Raises ConfigError for an unknown key, or a value that cannot be, with the origin.
         """
-        for section, table in document.items():
+        for section, table in ((str(key), table) for key, table in document.items()):
             if section in SECTIONS and not isinstance(table, dict):
                 raise ConfigError(f"{origin}: {section} is a section, [{section}], not a value")
             for name in _names(section, table):
@@ -230,7 +230,7 @@ def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
     kind: TypeAdapter[Any] = TypeAdapter(bounded, config={"strict": True})
     try:
         # Strictly: "8" is not a number, and 1 is not true. In JSON a path is a text, as in TOML.
-        found = kind.validate_json(json.dumps(value, default=str))
+        found = kind.validate_json(json.dumps(value, default=lambda date: [str(date)]))
     except ValidationError as error:
         (first, *_) = error.errors()
         keys = [str(key) for key in first["loc"] if isinstance(value, dict) and key in value]

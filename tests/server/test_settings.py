@@ -112,6 +112,7 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("listen = 3", ": listen is a section, [listen], not a value"),
         ("[listen", " is not TOML: "),
         ("listen.port = '80'", ": listen.port ('80') cannot be used: Input should be a valid int"),
+        ("listen.host = 2020-01-01", ": listen.host (['2020-01-01']) cannot be used: "),
         ("listen.port = true", ": listen.port (True) cannot be used: Input should be a valid int"),
         (
             "listen.port = 65536",
