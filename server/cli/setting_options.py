@@ -65,7 +65,9 @@ def given_settings(command: str, file: Path | None, typed: Mapping[str, Any]) ->
     for option in context.command.params:
         name = str(option.name).replace("__", ".")
         if name in KNOWN and is_given(str(option.name)):
-            given.give(name, typed[str(option.name)], option.opts[0])
+            value = typed[str(option.name)]
+            names = option.opts if value else option.secondary_opts or option.opts
+            given.give(name, value, names[0])
     return given
 
 

@@ -350,11 +350,12 @@ def test_settings_are_printed_without_a_package_and_nothing_is_served(
 ) -> None:
     monkeypatch.delattr("server.cli.service.serve_until_ended")
 
-    assert run(["serve", "--print-config", "--grace", "3"]) == 0
+    assert run(["serve", "--print-config", "--grace", "3", "--no-gateway"]) == 0
 
     out = capsys.readouterr().out
     assert tomllib.loads(out)["listen"]["grace"] == 3.0
     assert "grace = 3.0  # --grace\n" in out
+    assert "gateway = false  # --no-gateway\n" in out
 
 
 # Limits, through the gateway and a worker as `serve` makes them of a file.
