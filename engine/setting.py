@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from engine.errors import ConfigError
 
 # As pydantic names them, and as a person does.
-BOUNDS: Mapping[str, str] = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+BOUNDS: Mapping[str, str] = {"ge": "at least", "gt": "above", "le": "at most"}
+FINITE: Mapping[str, Any] = {"allow_inf_nan": False}  # the same, of a number with an end
 
 
 def setting(default: Any, help: str, *, option: str | None = None, **more: Any) -> Any:
@@ -25,9 +27,8 @@ def setting(default: Any, help: str, *, option: str | None = None, **more: Any) 
 
 def told_bounds(metadata: Mapping[str, Any]) -> str:
     """Return the bounds of a setting in words, such as "above 0 and at most 1"."""
-    return " and ".join(
-        f"{word} {metadata[name]}" for name, word in BOUNDS.items() if name in metadata
-    )
+    told = [f"{word} {metadata[name]}" for name, word in BOUNDS.items() if name in metadata]
+    return " and ".join([*told, *(["finite"] if FINITE.keys() <= metadata.keys() else [])])
 
 
 def check_bounds(settings: Any) -> None:
@@ -38,6 +39,6 @@ def check_bounds(settings: Any) -> None:
             value >= bounds.get("ge", value)
             and value <= bounds.get("le", value)
             and ("gt" not in bounds or value > bounds["gt"])
-            and ("lt" not in bounds or value < bounds["lt"])
+            and (bounds.get("allow_inf_nan", True) or math.isfinite(value))
         ):
             raise ConfigError(f"{one.name} ({value}) must be {told_bounds(bounds)}")

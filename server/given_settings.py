@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from engine.errors import ConfigError
-from engine.setting import BOUNDS
+from engine.setting import BOUNDS, FINITE
 from server.nearest import nearest
 from server.packages.address import is_remote
 from server.settings import Settings
@@ -120,7 +120,7 @@ class GivenSettings:
 
         Raises ConfigError for an unknown key, or a value that cannot be, with the origin.
         """
-        for section, table in document.items():
+        for section, table in ((str(key), table) for key, table in document.items()):
             if section in SECTIONS and not isinstance(table, dict):
                 raise ConfigError(f"{origin}: {section} is a section, [{section}], not a value")
             for name in _names(section, table):
@@ -223,12 +223,14 @@ def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
     # Not above: commands without a file need no extra.
     from pydantic import Field, TypeAdapter, ValidationError
 
-    bounds = {key: bound for key, bound in known.field.metadata.items() if key in BOUNDS}
+    bounds = {
+        key: bound for key, bound in known.field.metadata.items() if key in {**BOUNDS, **FINITE}
+    }
     bounded: Any = Annotated[known.type, Field(**bounds)]
     kind: TypeAdapter[Any] = TypeAdapter(bounded, config={"strict": True})
     try:
         # Strictly: "8" is not a number, and 1 is not true. In JSON a path is a text, as in TOML.
-        found = kind.validate_json(json.dumps(value, default=str))
+        found = kind.validate_json(json.dumps(value, default=lambda date: [str(date)]))
     except ValidationError as error:
         (first, *_) = error.errors()
         keys = [str(key) for key in first["loc"] if isinstance(value, dict) and key in value]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig, RequestLimits
 from engine.errors import ConfigError
-from engine.setting import setting
+from engine.setting import FINITE, setting
 from server.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _BESIDE_AN_IMAGE = MEBIBYTE // 16  # bytes of a request
 _ALL = frozenset(("0.0.0.0", "::"))  # addresses of this machine
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 _PORT: Mapping[str, Any] = {"ge": 0, "le": 65535}
-_SECONDS: Mapping[str, Any] = {"gt": 0, "lt": math.inf, "metavar": "SECONDS"}
+_SECONDS: Mapping[str, Any] = {"gt": 0, **FINITE, "metavar": "SECONDS"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Listen:
         30.0,
         "Requests in flight at SIGTERM or Ctrl-C get this long to finish.",
         option="--grace",
-        **{"metavar": "SECONDS", "ge": 0, "lt": math.inf},
+        **{"metavar": "SECONDS", "ge": 0, **FINITE},
     )
     prefix_affinity: bool = setting(
         False,
@@ -258,10 +258,10 @@ class Engine(EngineConfig):
         "Live requests per worker that the scaling aims at; 1e6 adds no worker.",
         option="--target-live-requests",
         gt=0,
-        lt=math.inf,
+        **FINITE,
     )
     downscale_delay: float = setting(
-        30.0, "Seconds of low load before a worker is stopped.", ge=0, lt=math.inf
+        30.0, "Seconds of low load before a worker is stopped.", ge=0, **FINITE
     )
     num_gpus_per_replica: float | None = setting(
         None,

@@ -112,12 +112,8 @@ def say(text: str, config: Log) -> None:
 
 def _given(file: Path | None, replicas: int | None, typed: Mapping[str, Any]) -> GivenSettings:
     """Return the settings of a file, and of those options that were in fact typed."""
-    bounds = {name: typed[f"engine__{name}"] for name in _BOUNDS if is_given(f"engine__{name}")}
-    if replicas is not None and bounds:
+    if replicas is not None and any(is_given(f"engine__{name}") for name in _BOUNDS):
         raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
-    if len(bounds) == 2 and bounds["min_replicas"] > bounds["max_replicas"]:
-        low, high = bounds.values()
-        raise click.UsageError(f"--min-replicas ({low}) is above --max-replicas ({high})")
     given = given_settings("serve", file, typed)
     for name in _BOUNDS if replicas is not None else ():
         given.give(f"engine.{name}", replicas, "--replicas")

@@ -65,7 +65,9 @@ def given_settings(command: str, file: Path | None, typed: Mapping[str, Any]) ->
     for option in context.command.params:
         name = str(option.name).replace("__", ".")
         if name in KNOWN and is_given(str(option.name)):
-            given.give(name, typed[str(option.name)], option.opts[0])
+            value = typed[str(option.name)]
+            names = option.opts if value else option.secondary_opts or option.opts
+            given.give(name, value, names[0])
     return given
 
 
@@ -107,8 +109,8 @@ def _type(kind: Any, told: Mapping[str, Any], *, is_flag: bool) -> dict[str, Any
     if kind is int:
         return {"type": click.IntRange(low, high)}
     if kind is float:
-        is_finite, is_open = "lt" in told, "gt" in told
-        number = Number(min=low, min_open=is_open, max=high, allow_inf=not is_finite)
+        allow_inf = told.get("allow_inf_nan", True)
+        number = Number(min=low, min_open="gt" in told, max=high, allow_inf=allow_inf)
         return {"type": number}
     if kind is Path:
         is_file = told["metavar"] != "DIRECTORY"

@@ -349,13 +349,6 @@ def test_a_file_whose_service_has_no_gateway_is_theirs_too(
     assert [front.config.port for front in fronts] == [8000]
 
 
-def test_settings_out_of_bounds_are_not_printed(capsys: pytest.CaptureFixture[str]):
-    assert run(["http", "--timeout", "1e400", "--print-config"]) != 0
-    assert run(["kserve", "--listen-tls-cert", __file__, "--print-config"]) == 3
-
-    assert not capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("command", "config"), [("http", HttpConfig()), ("kserve", KserveConfig())]
 )
@@ -365,23 +358,6 @@ def test_without_a_file_they_have_their_own_settings(
     assert run([command]) == 0
 
     assert [front.config for front in fronts] == [config]
-
-
-@pytest.mark.parametrize(
-    ("command", "key", "nearest"),
-    [
-        ("http", "[http]\nmax_body_byte = 1", "http.max_body_bytes"),
-        ("kserve", "[kserve]\nprot = 1", "kserve.port"),
-    ],
-)
-def test_a_setting_that_there_is_not_is_named_with_the_nearest(
-    command: str, key: str, nearest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "serve.toml").write_text(key)
-
-    assert run([command, "--config", str(tmp_path / "serve.toml")]) == 3
-
-    assert f"the nearest is {nearest}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["http", "kserve"])

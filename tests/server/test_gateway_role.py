@@ -384,20 +384,6 @@ def test_its_settings_are_printed_as_a_file_and_nothing_is_relayed(
     assert "max_queue_size" not in printed, "it has no engines"
 
 
-def test_settings_out_of_bounds_are_not_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "serve.toml").write_text("[limits]\nworker_wait = -1.0\n")
-    typed = ["gateway", "--config", str(tmp_path / "serve.toml"), "--print-config"]
-
-    assert run(typed) == 3
-
-    assert (
-        "limits.worker_wait (-1.0) cannot be used: Input should be greater than 0"
-        in capsys.readouterr().err
-    )
-
-
 def test_the_cluster_is_to_be_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,17 +392,6 @@ def test_the_cluster_is_to_be_named(
     assert run(["gateway"]) == 2
 
     assert "give --ray-address (or RAY_ADDRESS)" in capsys.readouterr().err
-
-
-def test_what_is_wrong_in_the_file_of_a_gateway_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "serve.toml"
-    file.write_text("[limits]\nworker_weight = 1.0\n")
-
-    assert run(["gateway", "--ray-address", "10.0.0.1:6379", "--config", str(file)]) == 3
-
-    assert f"{file}: there is no setting limits.worker_weight" in capsys.readouterr().err
 
 
 def test_a_gateway_that_strangers_could_call_is_refused() -> None:

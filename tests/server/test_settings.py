@@ -112,6 +112,7 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("listen = 3", ": listen is a section, [listen], not a value"),
         ("[listen", " is not TOML: "),
         ("listen.port = '80'", ": listen.port ('80') cannot be used: Input should be a valid int"),
+        ("listen.host = 2020-01-01", ": listen.host (['2020-01-01']) cannot be used: "),
         ("listen.port = true", ": listen.port (True) cannot be used: Input should be a valid int"),
         (
             "listen.port = 65536",
@@ -195,7 +196,7 @@ def test_what_a_file_has_wrong_is_named_with_the_file(
         (f"--admin-tokens {__file__}", 3, "--admin-tokens: admin.tokens ("),
         ("--port 7 --metrics-port 7", 3, "--port: listen.port and metrics.port are both 7"),
         ("--http-port 7 --no-gateway", 3, "--http-port: http.port (7) needs the gateway"),
-        ("--min-replicas 3 --max-replicas 2", 2, "--min-replicas (3) is above --max-replicas (2)"),
+        ("--min-replicas 3 --max-replicas 2", 3, "--max-replicas: engine.max_replicas (2) must be"),
         ("--replicas 3 --max-replicas 2", 2, "give --replicas, or --min-replicas and --max-"),
         ("--host 0.0.0.0", 3, "--host: listen.host (0.0.0.0) is reached from other machines"),
         (
@@ -349,11 +350,12 @@ def test_settings_are_printed_without_a_package_and_nothing_is_served(
 ) -> None:
     monkeypatch.delattr("server.cli.service.serve_until_ended")
 
-    assert run(["serve", "--print-config", "--grace", "3"]) == 0
+    assert run(["serve", "--print-config", "--grace", "3", "--no-gateway"]) == 0
 
     out = capsys.readouterr().out
     assert tomllib.loads(out)["listen"]["grace"] == 3.0
     assert "grace = 3.0  # --grace\n" in out
+    assert "gateway = false  # --no-gateway\n" in out
 
 
 # Limits, through the gateway and a worker as `serve` makes them of a file.
