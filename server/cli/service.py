@@ -21,6 +21,7 @@ from server.cli.setting_options import (
     setting_options,
 )
 from server.given_settings import GivenSettings
+from server.process import prepare_to_relay
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
@@ -161,6 +162,7 @@ def _check_may_be_written(package: Path | str, config: Settings, engine: EngineC
 
 def serve_until_ended(config: Settings) -> None:
     """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
+    prepare_to_relay()  # before anything imports gRPC
     from server.ray.serving import serve_models
     from server.ray.thread import RayLost
     from server.telemetry.logs import log_to_stderr
