@@ -134,7 +134,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             gateway = Gateway(settings, hung, peers, tracing, started)
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
-            roster.traffic = gateway.told_traffic
+            roster.traffic, roster.explain_loss = gateway.told_traffic, gateway.explain_loss
         if config.metrics.port is not None:
             page = _metrics_page(config, config.metrics.port, gateway, roster)
             stack.push_async_callback(asyncio.to_thread, page.close)
