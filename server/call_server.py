@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -34,7 +33,6 @@ _T = TypeVar("_T")
 _FAILED = "the server failed; see its log"
 _STOPPING = "this server is stopping; ask again"
 _RETRY_AFTER = 0.5  # seconds
-_SWITCH_SECONDS = 0.0005  # the thread does little, and the event loop has more to do than that
 _ASKED_FOR = 100  # calls that gRPC may tell of before the thread has taken the first
 _MOST_PENDING = 1000  # calls that have come and that gRPC has not told of
 _LAST_WORDS = 0.5  # seconds in which calls that are ended here tell their clients
@@ -81,8 +79,7 @@ class CallServer:
         return port
 
     def start(self) -> None:
-        """Take calls from now on, in a process whose threads change more often than Python's do."""
-        sys.setswitchinterval(_SWITCH_SECONDS)
+        """Take calls from now on."""
         self._server.start()
         for _ in range(_ASKED_FOR):
             self._ask_for_next()

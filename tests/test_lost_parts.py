@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -16,12 +17,12 @@ from pathlib import Path
 import pytest
 from tokenweir import Client, TokenweirClientError, Unavailable
 
-from server.ray.run_directory import MARK
 from tests.served import tiny_package
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(240)]
 
 GRACE = 3
+MARK = "TOKENWEIR_TEST_SERVER"  # in the environment of all that a server starts: its log
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}  # for the cluster that several services join
 _CLUSTER = """
 import sys, tempfile, ray
@@ -41,6 +42,10 @@ class Server:
     process: subprocess.Popen[str]
     log: Path
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def wait_until(self, what: str, seconds: float = 90) -> re.Match[str]:
         """Return where a line of the log matches."""
         deadline = time.monotonic() + seconds
@@ -51,21 +56,43 @@ class Server:
         raise AssertionError(f"no {what!r}:\n{self.log.read_text()}")
 
     def parts(self) -> dict[int, str]:
-        """Return the processes of its Ray: their command lines by process id."""
+        """Return the processes that it has started: their command lines by process id."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 environment = (process / "environ").read_bytes()
-                if f"{MARK}=".encode() in environment:
+                if f"{MARK}={self.log}".encode() in environment and int(process.name) != self.pid:
                     command = (process / "cmdline").read_bytes()
                     found[int(process.name)] = command.decode(errors="replace")
             except OSError:  # it has just ended
                 continue
         return found
 
+    def wait_until_nothing_is_left(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while parts := self.parts():
+            assert time.monotonic() < deadline, parts
+            time.sleep(0.1)
+
+    def ports(self) -> dict[str, set[str]]:
+        """Return the hosts that its processes listen on, as the kernel writes them, by process."""
+        rows = [row.split() for table in ("tcp", "tcp6") for row in _rows(f"/proc/net/{table}")]
+        hosts = {f"socket:[{row[9]}]": row[1].partition(":")[0] for row in rows if row[3] == "0A"}
+        found: dict[str, set[str]] = {}
+        for pid, command in self.parts().items():
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # it has just been closed
+                    if host := hosts.get(str(descriptor.readlink())):
+                        found.setdefault(command.replace("\0", " "), set()).add(host)
+        return found
+
     def kill_part(self, program: str) -> None:
         (pid,) = [pid for pid, command in self.parts().items() if f"/{program}\0" in command]
         os.kill(pid, signal.SIGKILL)
+
+
+def _rows(table: str) -> list[str]:
+    return Path(table).read_text().splitlines()[1:]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +115,7 @@ def start(package: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, MARK: str(log)},
                 process_group=0,
             )
         servers.append(Server(process, log))
@@ -175,19 +202,21 @@ def test_sigterm_ends_a_command_whose_ray_stands_still(start: Callable[..., Serv
 
 
 def test_killed_server_leaves_nothing_to_the_next(start: Callable[..., Server]) -> None:
-    first = start()
+    first = start("--http-port", "0")
     first.wait_until("^serving ")
-    before = set(first.parts())
+    ports = first.ports()
     first.process.kill()
     first.process.wait()
+    first.wait_until_nothing_is_left(5)
 
     second = start()
     second.wait_until(r"removed \S*/tokenweir-\S+, which a killed server had left")
-    left = before & set(second.parts())
     second.wait_until("^serving ")
     second.process.send_signal(signal.SIGHUP)
 
-    assert left == set()
+    assert any("/raylet " in command for command in ports)
+    assert not [command for command in ports if re.match(r"ray::Dash|\S+ \S*dashboard", command)]
+    assert all(host.endswith("0100007F") for hosts in ports.values() for host in hosts), ports
     assert second.process.wait(GRACE + 30) == 0
     assert second.parts() == {}
 

@@ -29,7 +29,6 @@ STUDIES = {
     ),
     "chaos": Study("loadtest.lab.chaos.command", "answers of a server to which harm is done"),
     "growth": Study("loadtest.lab.growth", "time of a decode step by batch and context"),
-    "idle": Study("loadtest.studies.idle", "costs of a server without requests"),
     "overhead": Study("loadtest.lab.overhead", "costs of a token and a request outside the model"),
     "overload": Study(
         "loadtest.lab.overload", "answers in time where more is asked than can be answered"
@@ -39,7 +38,6 @@ STUDIES = {
         "loadtest.lab.regression", "engine and server of this checkout, and those of older ones"
     ),
     "soak": Study("loadtest.lab.soak", "latency, memory and work under a load that goes on"),
-    "swaps": Study("loadtest.studies.swaps", "memory while versions of a model come and go"),
 }
 
 

@@ -12,6 +12,7 @@ from server.cli.extras import needs
 from server.cli.options import examples
 from server.cli.service import say
 from server.cli.setting_options import given_settings, print_settings, setting_options
+from server.process import prepare_to_relay
 from server.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def gateway(ray_address: str | None, file: Path | None, print_config: bool, **ty
     service, and stays when that is started anew. The FILE may be that of the service: what it says
     of workers is not looked at.
     """
+    prepare_to_relay()  # before anything imports gRPC
     from server.ray.gateway_role import run_gateway
 
     given = given_settings("gateway", file, typed)

@@ -25,6 +25,7 @@ from server.cli.setting_options import (
 from server.cli.verification import verify_apart
 from server.given_settings import GivenSettings
 from server.packages.address import is_remote
+from server.process import prepare_to_relay
 from server.ray.thread import RayLost
 from server.settings import Log, Settings
 from server.telemetry.logs import log_to_stderr
@@ -157,6 +158,7 @@ def _check_may_be_written(package: Path | str, config: Settings, engine: EngineC
 
 def serve_until_ended(config: Settings) -> None:
     """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
+    prepare_to_relay()  # before anything imports gRPC
     from server.ray.serving import serve_models
 
     log_to_stderr(config.log)

@@ -177,6 +177,10 @@ class Gateway:
         self._num_gateways = num_gateways
         self._set_places()
 
+    def explain_loss(self, address: str, crashed: bool | None) -> None:
+        """Take how the process of a worker has ended; see `Loss`."""
+        self._relay.explain_loss(address, crashed)
+
     def told_traffic(self) -> Mapping[str, Any]:
         """Which versions get which calls, for other gateways; see `divide`."""
         return self._traffic.told()

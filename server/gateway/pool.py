@@ -15,7 +15,7 @@ from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
-from server.gateway.losses import Losses
+from server.gateway.losses import Loss, Losses
 from server.gateway.resumable import STREAM, asked_at_first
 from server.gateway.share import Share, request_id_of
 from server.gateway.traffic import ModelVersion, Traffic
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSE = 0.05  # seconds before workers that have all refused are asked again
 _RETRY_AFTER = 0.5  # seconds
-_MAX_LOSSES = 3  # workers that one call may lose: it might be what kills them
+_MAX_LOSSES = 3  # workers that one call may crash: it might be what ends them
 
 
 @dataclass
@@ -44,7 +44,8 @@ class Attempts:
 
     def __post_init__(self) -> None:
         self.give_up = time.monotonic() + self.wait
-        self.losses = self.memory.of(self._asked) if self.memory.has_any else 0
+        self.losses = self.memory.of(self._asked) if self.memory.has_any else set()
+        self.ahead = Loss()  # what happens if the worker that has the call is lost
 
     @cached_property
     def prefix(self) -> bytes | None:
@@ -67,10 +68,9 @@ class Attempts:
         return asked_at_first(self.request) if self.method == STREAM else self.request
 
     def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
-        """Remember that a worker did not take the call."""
+        """Remember that a worker did not take the call, or was lost."""
         self.refused.add(backend)
         if lost:
-            self.lost()
             self.give_up = time.monotonic() + self.wait
         self.last = status
 
@@ -89,17 +89,25 @@ class Attempts:
         self.excluded.add(backend)
         self.last = status
 
-    def lost(self) -> None:
-        """Remember that the worker was lost that had the call."""
-        self.losses += 1
-        self.memory.note(self._asked, self.losses)
+    def begin(self, backend: Backend) -> None:
+        """Note that a worker has the call from now on."""
+        self.ahead = self.memory.ahead(backend.address)
+
+    def lost(self, backend: Backend, crashed: bool | None) -> None:
+        """Remember that the worker was lost that had the call; None: see `Loss`."""
+        num_calls = backend.load + 1  # this one has come back
+        self.memory.note(self._asked, self.ahead, backend.address, num_calls)
+        if crashed is not None:
+            self.ahead.crashed = crashed
+        self.losses.add(self.ahead)
 
     def refuse_poison(self) -> None:
-        """Raise ReplicasLost when the call has lost too many workers to be given to another."""
-        if self.losses >= _MAX_LOSSES:
+        """Raise ReplicasLost when the call has crashed too many workers to be given to another."""
+        count = sum(loss.counts for loss in self.losses)
+        if count >= _MAX_LOSSES:
             raise ReplicasLost(
-                f"{self.losses} replicas were lost one after the other while they had this "
-                "request; it goes to no other, for it may be what ends them"
+                f"{count} replicas crashed one after the other while they had this request; it "
+                "goes to no other, for it may be what ends them"
             )
 
 
@@ -197,7 +205,7 @@ class Pool:
         """Return a worker of its version with little under way; wait until there is one.
 
         Raises CallFailed when all are full or none comes in time, ReplicasLost when the call has
-        lost too many, NotFound for a model or version that no worker has, and what
+        crashed too many, NotFound for a model or version that no worker has, and what
         `refuse_waiting` was given.
         """
         while True:

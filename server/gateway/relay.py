@@ -4,7 +4,7 @@ A call is committed to a worker by the first thing that comes back: the answer o
 the initial metadata of a stream, which a worker sends on admission. Until then another worker is
 asked when one is lost, stops or is full. Afterwards a worker of the same origin goes on with a
 stream, behind what its client has; where none is there, or the stream cannot be resumed, a lost
-worker ends the call, and the client may ask again. A request that has lost too many ends.
+worker ends the call, and the client may ask again. A request that has crashed too many ends.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class Relay:
         self._calls: set[WorkerCall] = set()  # under way at the workers
         self._refusal: TokenweirError | None = None  # why they are ended from here
 
+    def explain_loss(self, address: str, crashed: bool | None) -> None:
+        """Note how the process of a worker has ended; None: nobody can tell."""
+        self._losses.explain(address, crashed)
+
     def end_calls(self, error: TokenweirError) -> None:
         """End every call that is under way at a worker with this error.
 
@@ -80,7 +84,7 @@ class Relay:
             call = backend.calls.start(method, request, metadata, context.time_remaining(), None)
             context.is_relayed = True
             try:
-                trailing = await self._end_of(call, backend)
+                trailing = await self._end_of(call, backend, attempts)
             except (WorkerFailed, WorkerLost) as error:
                 _retry_or_raise(attempts, backend, error)
                 continue
@@ -104,7 +108,7 @@ class Relay:
         while True:
             backend = await self._pool.choose(attempts)
             try:
-                await self._answer(stream, backend, method, context)
+                await self._answer(stream, backend, method, context, attempts)
                 return
             except (WorkerFailed, WorkerLost) as error:
                 if stream.is_complete:
@@ -122,7 +126,12 @@ class Relay:
             stream.begin_again()
 
     async def _answer(
-        self, stream: ResumableStream, backend: Backend, method: str, context: ServerCall
+        self,
+        stream: ResumableStream,
+        backend: Backend,
+        method: str,
+        context: ServerCall,
+        attempts: Attempts,
     ) -> None:
         """Have a worker answer a stream to its end."""
         time_left = context.time_remaining()
@@ -130,10 +139,11 @@ class Relay:
             method, stream.request, self._forwarded(context), time_left, stream
         )
         context.is_relayed = True
-        await self._end_of(call, backend)
+        await self._end_of(call, backend, attempts)
 
-    async def _end_of(self, call: WorkerCall, backend: Backend) -> Metadata:
+    async def _end_of(self, call: WorkerCall, backend: Backend, attempts: Attempts) -> Metadata:
         """Wait for a call that is under way at a worker; `end_calls` may end it."""
+        attempts.begin(backend)
         self._calls.add(call)
         backend.has(call)
         try:
@@ -173,7 +183,10 @@ def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | 
     if status.code not in _ELSEWHERE:
         raise CallFailed(status) from error
     logger.info("worker %s did not take a call: %s", backend.address, status.message)
-    attempts.failed(backend, status, lost=status.reason == ReplicaLost.reason)
+    is_lost = status.reason == ReplicaLost.reason
+    if is_lost:
+        attempts.lost(backend, _crashed(error))
+    attempts.failed(backend, status, lost=is_lost)
 
 
 def _go_on_or_raise(
@@ -186,7 +199,7 @@ def _go_on_or_raise(
     status = _status(error, attempts.request_id)
     is_lost = status.reason == ReplicaLost.reason
     if is_lost:
-        attempts.lost()
+        attempts.lost(backend, _crashed(error))
         attempts.refuse_poison()
     if not stream.can_go_on or status.code not in _ELSEWHERE:
         raise CallFailed(status) from error
@@ -217,6 +230,13 @@ def _status(error: WorkerFailed | WorkerLost, request_id: str) -> CallStatus:
     if isinstance(error, WorkerLost) or (error.code in _LOST and not _is_workers_own(error)):
         return _lost(request_id)
     return CallStatus(error.code, error.details, error.trailing_metadata)
+
+
+def _crashed(error: WorkerFailed | WorkerLost) -> bool | None:
+    """Say whether a lost worker crashed, as far as it shows here: one that hangs did not."""
+    if isinstance(error, WorkerLost):
+        return False
+    return True if _is_workers_own(error) else None
 
 
 def _lost(request_id: str) -> CallStatus:

@@ -29,7 +29,6 @@ from server.http.answers import Form, TextForm, envelope, usage_json
 from server.http.body import parsed
 from server.http.bound import Bound
 from server.http.chat import ChatForm, ChatRequest
-from server.http.connection import CERTIFIED
 from server.http.counts import Counting, Counts
 from server.http.embeddings import EmbeddingRequest, embeddings_json
 from server.http.errors import AsSent, HttpError, http_error, refused_arguments
@@ -37,6 +36,7 @@ from server.http.load_history import LoadHistory
 from server.http.page import Page
 from server.http.requests import CompletionRequest, GenerationRequest, OpenAiRequest
 from server.http.streams import Chunks, EventStream, Message, Streams, events
+from server.http_server import CERTIFIED
 
 logger = logging.getLogger(__name__)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import uvicorn
 from tokenweir import AsyncClient
 
 from engine.background import in_background
 from server.front_config import HttpConfig
 from server.http.app import application
-from server.http.connection import bounded
 from server.http.load_history import LoadHistory
+from server.http_server import HttpServer
 from server.identity.certificate import Certificate
 from server.listening import address_of, listen_at
 
@@ -35,22 +33,8 @@ async def serve(
     history = None if admin is None else LoadHistory(admin)
     certificate = None if config.tls.tls_cert is None else Certificate(config.tls)
     listener = listener or listen_at(config.host, config.port)
-    server = _Server(
-        uvicorn.Config(
-            application(client, config, history),
-            http=bounded(config),
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=config.keep_alive_seconds,  # type: ignore[arg-type]  # asyncio's
-            timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # likewise
-        ),
-        certificate,
-    )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server = HttpServer(application(client, config, history), config, certificate)
+    serving = asyncio.create_task(server.serve_at(listener))
     watched = {"looking at the load": history, "looking at the certificate": certificate}
     watching = [in_background(name, one.watch) for name, one in watched.items() if one is not None]
     scheme = "http" if certificate is None else "https"
@@ -62,15 +46,3 @@ async def serve(
             task.cancel()
         server.should_exit = True
         await serving
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:
-        super().__init__(config)
-        config.load()
-        config.ssl = None if certificate is None else certificate.context
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the command."""
-        yield

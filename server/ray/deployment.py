@@ -11,7 +11,6 @@ from typing import Any
 from server.packages.pinned import PinnedPackage
 from server.ray.address import joins_cluster
 from server.ray.autoscaling import scaling
-from server.ray.controller import frugal_controller
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
 from server.ray.roster import RosterAddress
@@ -26,8 +25,7 @@ def deploy(
 
     deployment = serve.deployment(WorkerReplica, **worker_options(config, name))
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    with contextlib.nullcontext() if joins_cluster() else frugal_controller():
-        serve.start(proxy_location="Disabled")
+    serve.start(proxy_location="Disabled")
     serve.run_many(
         [
             serve.RunTarget(

@@ -16,10 +16,10 @@ from functools import partial
 import uvloop
 
 from server.config import GatewayConfig, gateway_config
-from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.listening import address_of, check_ports_are_free
+from server.process import keep_what_is_there
 from server.ray.beside import beside
 from server.ray.publication import Publication, published_at
 from server.ray.roster import RosterAddress

@@ -31,7 +31,7 @@ _LAST_WORDS = 5.0  # seconds beyond its own grace
 def private_socket() -> Iterator[Path]:
     """Yield a path for a socket that nobody but this user reaches."""
     with run_directory() as directory:
-        yield directory.path / "gateway"
+        yield directory / "gateway"
 
 
 class HttpProcess:

@@ -1,4 +1,7 @@
-"""The last output of a dead process to its standard error, which no logger has seen."""
+"""The last output of a dead process to its standard error, which no logger has seen.
+
+By it a crash is told from an end that came from outside; `server.gateway.losses.Loss` says why.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 from pathlib import Path
 
 _MAX_BYTES = 8192
+_MAX_CRASH_BYTES = 1 << 16  # stacks and a list of modules stand behind the first line of a crash
+_CRASH = "Fatal Python error: "  # as faulthandler begins
 
 
 def own_stderr() -> str:
@@ -19,12 +24,36 @@ def own_stderr() -> str:
 
 def last_words(path: str) -> str:
     """Return the end of such a file, in whole lines; "" if there is none on this machine."""
+    text = _end_of(path, _MAX_BYTES) or ""
+    return (text.partition("\n")[2] if len(text.encode()) >= _MAX_BYTES else text).strip()
+
+
+def has_crashed(path: str, oom_kills: int) -> bool | None:
+    """Say whether a dead process that wrote to a file crashed; None if nobody can tell.
+
+    `oom_kills` is what `num_oom_kills` has returned while it lived.
+    """
+    if (text := _end_of(path, _MAX_CRASH_BYTES)) is None:
+        return None
+    if _CRASH in text:
+        return True
+    return False if num_oom_kills() == oom_kills else None
+
+
+def num_oom_kills() -> int:
+    """Return how many processes the kernel has killed here for want of memory."""
+    try:
+        counters = Path("/proc/vmstat").read_text().split()
+    except OSError:
+        return 0
+    return int(counters[counters.index("oom_kill") + 1]) if "oom_kill" in counters else 0
+
+
+def _end_of(path: str, num_bytes: int) -> str | None:
+    """Return the last bytes of a file; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _MAX_BYTES))
-            data = file.read()
+            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+            return file.read().decode(errors="replace")
     except OSError:
-        return ""
-    text = data.decode(errors="replace")
-    return (text.partition("\n")[2] if size > _MAX_BYTES else text).strip()
+        return None

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from server.identity.peers import Peers
+from server.ray import internals
 from server.ray.address import not_joined
 from server.ray.claim import NAMESPACE
 from server.ray.roster import RosterAddress
-
-_TIMEOUT = 5.0  # seconds for an answer of Ray's table of keys
 
 
 @dataclass(frozen=True)
@@ -41,25 +40,17 @@ class Publication:
 
 def publish(name: str, publication: Publication) -> None:
     """Tell it to gateways of the service of this name; the process is connected to the cluster."""
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_put(
-        _key(name), publication.to_json(), overwrite=True, namespace=NAMESPACE
-    )
+    internals.put(_key(name), publication.to_json(), NAMESPACE)
 
 
 def withdraw(name: str) -> None:
     """Tell nothing any more."""
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_del(_key(name), namespace=NAMESPACE)
+    internals.delete(_key(name), NAMESPACE)
 
 
 def published(name: str) -> Publication | None:
     """Return what a service tells; the process is connected to the cluster."""
-    from ray.experimental import internal_kv
-
-    return _read(internal_kv._internal_kv_get(_key(name), namespace=NAMESPACE))
+    return _read(internals.get(_key(name), NAMESPACE))
 
 
 def published_at(ray_address: str, name: str) -> Publication | None:
@@ -68,11 +59,9 @@ def published_at(ray_address: str, name: str) -> Publication | None:
     Raises OSError if the cluster does not answer.
     """
     import ray
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     try:
-        client = GcsClient(address=ray_address)
-        return _read(client.internal_kv_get(_key(name), NAMESPACE.encode(), timeout=_TIMEOUT))
+        return _read(internals.get_at(ray_address, _key(name), NAMESPACE))
     except (ray.exceptions.RayError, RuntimeError) as error:
         raise OSError(not_joined(ray_address, error)) from error
 

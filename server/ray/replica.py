@@ -15,10 +15,10 @@ from engine.config import EngineConfig
 from engine.errors import EngineFailure, PackageError, TokenweirError
 from engine.factory import load_engine
 from server.config import worker_config
-from server.garbage import keep_what_is_there
 from server.identity.peers import Peers
 from server.packages.address import is_remote
 from server.packages.pinned import PinnedPackage
+from server.process import keep_what_is_there, switch_threads_often
 from server.ray.claim import undeploy_if_abandoned
 from server.ray.publication import published
 from server.ray.registry import HEARTBEAT, WorkerInfo
@@ -56,6 +56,7 @@ class WorkerReplica:
         _beside: object = None,
     ) -> None:
         """Without a roster it is that of an application, which runs beside the workers."""
+        switch_threads_often()
         has_command = roster is not None
         find = partial(_published_roster, config.listen.name)
         roster = roster or await _when_published(find)

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.identity.peers import NAME, Peers
-from server.ray.last_words import last_words
+from server.ray.last_words import has_crashed, last_words, num_oom_kills
 from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.restarts import Restarts
 from server.telemetry.logs import REQUESTS, as_written, with_fields
@@ -85,6 +85,7 @@ class Roster:
         self.loads: dict[str, int] = {}  # likewise
         self.restarts = Restarts()
         self.traffic: Callable[[], Mapping[str, Any]] | None = None  # from the gateway beside it
+        self.explain_loss: Callable[[str, bool | None], None] | None = None  # likewise, to it
 
     @property
     def num_workers(self) -> int:
@@ -152,7 +153,7 @@ class Roster:
         """Hear a worker."""
         speaker = _Speaker(self._registry, self.snapshots, self.loads, self.restarts)
         speaker.name = f"process {int(first['pid'])}"
-        speaker.stderr = str(first.get("stderr", ""))
+        speaker.stderr, oom_kills = str(first.get("stderr", "")), num_oom_kills()
         try:
             while line := await reader.readline():
                 if speaker.leaves(json.loads(line)):
@@ -160,6 +161,8 @@ class Roster:
                     writer.write(json.dumps(is_over).encode() + b"\n")
         finally:
             speaker.leave(is_lost=True)
+            if self.explain_loss is not None:
+                self.explain_loss(speaker.name, has_crashed(speaker.stderr, oom_kills))
             if not self._is_over:
                 speaker.tell_last_words()
 

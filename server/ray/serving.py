@@ -27,7 +27,6 @@ from engine.factory import device_of
 from engine.package.manifest import Manifest
 from server.config import gateway_config
 from server.front_config import http_config
-from server.garbage import keep_what_is_there
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.gateway.versions import Group
@@ -35,6 +34,7 @@ from server.identity.config import doors_config
 from server.identity.peers import peers_of
 from server.listening import address_of, check_ports_are_free
 from server.packages.pinned import PinnedPackage, pin_all
+from server.process import keep_what_is_there
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
@@ -134,7 +134,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             gateway = Gateway(settings, hung, peers, tracing, started)
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
-            roster.traffic = gateway.told_traffic
+            roster.traffic, roster.explain_loss = gateway.told_traffic, gateway.explain_loss
         if config.metrics.port is not None:
             page = _metrics_page(config, config.metrics.port, gateway, roster)
             stack.push_async_callback(asyncio.to_thread, page.close)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -16,7 +16,7 @@ from engine.errors import ConfigError, Unauthenticated
 from server.hosts import is_loopback
 from server.identity.certificate import Certificate
 from server.identity.config import DoorsConfig
-from server.identity.tokens import METADATA_KEY, TokenFile
+from server.identity.tokens import TokenFile
 from server.telemetry.metrics import (
     GATEWAY_METRICS,
     METRICS,
@@ -26,10 +26,11 @@ from server.telemetry.metrics import (
     Snapshot,
     Value,
 )
-from server.telemetry.metrics_server import App, MetricsServer
+from server.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
+App = Callable[[Any, Any, Any], Awaitable[None]]  # ASGI
 Source = Callable[[], Snapshot]
 Sources = Callable[[], Iterable[tuple[str, Snapshot]]]  # workers by name
 
@@ -55,7 +56,7 @@ class MetricsPage:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(gateway, workers))
         ProcessCollector(registry=registry)
-        app: App = make_wsgi_app(registry)
+        app = make_asgi_app(registry)
         if doors.admin_tokens is not None:
             app = _for_operators(app, TokenFile(doors.admin_tokens))
         is_encrypted = doors.tls_cert is not None and not is_loopback(host)
@@ -67,7 +68,7 @@ class MetricsPage:
                 f"metrics cannot be had on {host}:{port}: {error.strerror or error}; stop what "
                 "uses the port, or choose another with --metrics-port (0: any that is free)"
             ) from error
-        self.port: int = self._server.server_port
+        self.port: int = self._server.port
         scheme, place = "https" if is_encrypted else "http", f"[{host}]" if ":" in host else host
         logger.info("metrics on %s://%s:%d/metrics", scheme, place, self.port)
 
@@ -77,15 +78,16 @@ class MetricsPage:
 
 
 def _for_operators(app: App, operators: TokenFile) -> App:
-    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        header = environ.get("HTTP_AUTHORIZATION")
+    async def guarded(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        shown = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
-            operators.identity([] if header is None else [(METADATA_KEY, header)])
+            operators.identity(shown)
         except Unauthenticated as error:
-            headers = [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")]
-            start_response("401 Unauthorized", headers)
-            return [f"{error}\n".encode()]
-        return app(environ, start_response)
+            headers = [(b"www-authenticate", b"Bearer"), (b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": f"{error}\n".encode()})
+        else:
+            await app(scope, receive, send)
 
     return guarded
 

@@ -1,100 +1,97 @@
-"""The HTTP server of the metrics page: a thread a request, so many at once, each for so long.
+"""The HTTP server of the metrics page, in a thread of its own: many at once, each for so long.
 
-It runs in the process of the gateway, so whoever connects and says nothing must cost little there.
+It runs in the process of the gateway, beside the event loop of streams: pages and handshakes do not
+hold them up, and a client that connects and says nothing must cost little.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
 import socket
-import ssl
 import threading
-import time
-from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
+from dataclasses import dataclass
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from engine.background import in_background
 from server.hosts import family_of
+from server.http_server import HttpServer
 from server.identity.certificate import Certificate
 
-App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # WSGI
-logger = logging.getLogger(__name__)
-
-_MOST = 32  # requests at once
-_SECONDS = 10.0  # per request
+_MOST = 32  # connections at once
+_SECONDS = 10.0  # per connection, which has one request
 
 
-class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Answers in threads of its own from the start on, until `end`."""
+@dataclass(frozen=True)
+class _Bounds:
+    head_seconds: float = _SECONDS
+    max_head_bytes: int = 64 << 10
+    max_body_bytes: int = 0
+    keep_alive_seconds: float = _SECONDS
+    grace: float = 1.0
 
-    daemon_threads = True
-    request_queue_size = _MOST
 
-    def __init__(self, host: str, port: int, app: App, certificate: Certificate | None) -> None:
+class MetricsServer:
+    """Answers from the start on, until `end`."""
+
+    def __init__(self, host: str, port: int, app: Any, certificate: Certificate | None) -> None:
         """Listen, encrypted where there is a certificate; OSError if nobody can."""
+        self._listener = _Listener(family_of(host))
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind((host, port))
+            self._listener.listen(_MOST)
+        except OSError:
+            self._listener.close()
+            raise
+        self.port: int = self._listener.getsockname()[1]
+        self._server = HttpServer(app, _Bounds(), certificate, [("connection", "close")])
         self._certificate = certificate
-        self._open: dict[socket.socket, float] = {}  # requests, and since when
-        self.address_family = family_of(host)
-        super().__init__((host, port), _Handler)
-        self.set_app(app)
-        self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Listen no more."""
-        self.shutdown()
-        self.server_close()
+        self._server.should_exit = True
         self._thread.join()
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Return the next connection, of which nothing has been read."""
-        connection, address = super().get_request()
-        if self._certificate is not None:  # its handshake is for the thread of the request
-            context = self._certificate.context
-            connection = context.wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
+    def _run(self) -> None:
+        # uvloop would take connections without asking the listener.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        watching = []
+        if (certificate := self._certificate) is not None:
+            watching.append(in_background("looking at the certificate", certificate.watch))
+        await self._server.serve_at(self._listener)
+        for task in watching:
+            task.cancel()
+
+
+class _Listener(socket.socket):
+    """Takes connections as long as there are few, and ends each after its time.
+
+    That is before a handshake, too, and where a client does not read.
+    """
+
+    def __init__(self, family: socket.AddressFamily) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self._taken: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection; ConnectionAbortedError for one that is too many."""
+        connection, address = super().accept()
+        self._taken = [one for one in self._taken if one.fileno() != -1]  # the others are closed
+        if len(self._taken) >= _MOST:
+            connection.close()
+            raise ConnectionAbortedError("too many connections")
+        self._taken.append(connection)
+        asyncio.get_running_loop().call_later(_SECONDS, _cut_off, connection)
         return connection, address
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a new thread; close a connection that is one too many."""
-        if len(self._open) >= _MOST:
-            return self.shutdown_request(request)
-        self._open[request] = time.monotonic()
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Twice a second: read renewed files, and end what takes too long."""
-        if self._certificate is not None:
-            self._certificate.look()
-        now = time.monotonic()
-        for connection, since in tuple(self._open.items()):
-            if now - since > _SECONDS:
-                _cut_off(connection)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say little of what clients do: they may do it often."""
-        logger.debug("a request for metrics has failed", exc_info=True)
-
-
-class _Handler(WSGIRequestHandler):
-    def setup(self) -> None:
-        if isinstance(self.request, ssl.SSLSocket):
-            self.request.do_handshake()
-        super().setup()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 def _cut_off(connection: socket.socket) -> None:
-    """Have whoever reads from a connection meet its end; not by ssl, which is another thread's."""
+    """Have both sides of a connection meet its end."""
     with contextlib.suppress(OSError):  # it has gone already
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

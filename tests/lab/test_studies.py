@@ -55,7 +55,6 @@ from loadtest.lab.regression import (
 from loadtest.lab.serve import ROOT
 from loadtest.lab.turns import Ratio, ratio_of
 from loadtest.metrics import OwnLoad, RequestRecord
-from loadtest.studies.idle import ProcessUse, compare, total
 from tests.served import tiny_package
 from tests.server.scripted_server import scripted_server, stream_messages
 
@@ -249,18 +248,6 @@ def test_engines_are_held_against_engines_and_each_against_its_server() -> None:
         "server by server of old": (2, 3),
         "engine by server of old": (1, 3),
     }
-
-
-def test_processes_that_lived_all_the_time_are_compared_the_busiest_first() -> None:
-    before = {1: ProcessUse("a", 1.0, 100), 2: ProcessUse("b", 5.0, 100), 3: ProcessUse("c", 0, 1)}
-    after = {1: ProcessUse("a", 2.0, 160), 2: ProcessUse("b", 9.0, 90), 4: ProcessUse("d", 7, 1)}
-
-    busiest, other = compare(before, after, seconds=10)
-    both = total([busiest, other])
-
-    assert (busiest.name, busiest.cores, busiest.growth) == ("b", 0.4, -10)
-    assert (other.name, other.cores, other.growth) == ("a", 0.1, 60)
-    assert (both.name, both.cores, both.memory, both.growth) == ("2 processes", 0.5, 250, 50)
 
 
 def test_tree_has_a_process_and_all_below_it() -> None:

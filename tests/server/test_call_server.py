@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -26,17 +23,6 @@ from server.status import call_status
 from tests.server.calls import failure_of, until
 
 METHOD = "/test.Service/Method"
-# Imports what a process imports that serves, and tells what gRPC finds in its environment.
-_IMPORT = """
-import os, sys
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "grpc._cython.cygrpc":
-            print(os.environ.get("GRPC_EXPERIMENTS"))
-sys.meta_path.insert(0, Watch())
-import {modules}
-print(os.environ.get("GRPC_EXPERIMENTS"))
-"""
 
 
 @asynccontextmanager
@@ -454,25 +440,3 @@ async def _num_rests_of_20_calls(first: float, monkeypatch: pytest.MonkeyPatch) 
         num_rests = len(rests)
     await server.stop(0)
     return num_rests
-
-
-@pytest.mark.parametrize(
-    ("modules", "mine"),
-    [
-        ("server.ray.serving", None),
-        ("server.ray.serving", "event_engine_fork"),
-        ("loadtest.lab.stand_in.process, server.gateway.gateway", None),
-    ],
-)
-def test_where_models_are_served_grpc_has_no_threads_before_that_of_the_server(
-    modules: str, mine: str | None
-) -> None:
-    environment = {name: value for name, value in os.environ.items() if "GRPC" not in name}
-    environment |= {"GRPC_EXPERIMENTS": mine} if mine else {}
-    command = [sys.executable, "-c", _IMPORT.format(modules=modules)]
-
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-
-    asked = "-event_engine_listener,-event_engine_client"
-    assert done.stdout.split() == [f"{mine},{asked}" if mine else asked, str(mine)]
-    assert done.stderr == ""  # gRPC says there what it does not know

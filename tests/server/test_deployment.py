@@ -13,16 +13,15 @@ from types import SimpleNamespace
 import pytest
 
 from engine.config import Device
-from engine.errors import ConfigError, PackageError
+from engine.errors import ConfigError, EngineFailure, PackageError
 from server.config import GatewayConfig, WorkerConfig, gateway_config, worker_config
 from server.identity.config import DoorsConfig
 from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
-from server.ray.cluster import _adapted_command, _adapted_processes, _start_ray, running_ray
+from server.ray.cluster import _start_ray, running_ray
 from server.ray.deployment import _actor_options
+from server.ray.local import LocalRay
 from server.ray.resources import check_gpus, num_threads, resources, shortage
-from server.ray.run_directory import RunDirectory
-from server.ray.serve_port import ServePort
 from server.ray.serving import serve_models
 from server.settings import Engine, Limits, Listen, Packages, Settings, Tls
 from tests.engine.test_distributions import install
@@ -101,7 +100,7 @@ def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
 async def test_gpus_that_ray_does_not_find_are_missed_before_workers_wait_for_them(
     found: dict[str, float], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.ray.cluster._start_ray", lambda config, directory: None)
+    monkeypatch.setattr("server.ray.cluster._start_ray", lambda config, local: None)
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0, **found})
 
     with pytest.raises(ConfigError, match=message):
@@ -127,15 +126,29 @@ async def test_a_cluster_that_is_not_joined_may_ask_for_a_token(
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_ray_does_not_pack_the_current_folder_under_uv_run(
-    joins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = {}
-    monkeypatch.setattr(os, "environ", dict(os.environ) | {"RAY_ADDRESS": "auto" if joins else ""})
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"RAY_ADDRESS": "auto"})
     monkeypatch.setattr("ray.init", lambda **options: seen.update(os.environ))
+    ours = SimpleNamespace(start=lambda config: None, address=lambda: "127.0.0.1:1")
 
-    _start_ray(CONFIG, RunDirectory(tmp_path))
+    _start_ray(CONFIG, None if joins else ours)  # type: ignore[arg-type]
 
     assert seen["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
+
+
+def test_a_ray_that_does_not_start_is_told_by_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr("server.ray.local._COMMAND", "print('trying'); exit('no room')")
+    ray = LocalRay(tmp_path)
+    ray.start(CONFIG)
+
+    with pytest.raises(EngineFailure, match="Ray does not start: no room$"):
+        ray.address()
+    ray.end()
 
 
 async def test_nobody_waits_for_a_cluster_where_nobody_listens(
@@ -375,83 +388,6 @@ def test_policy_keeps_to_the_minimum_before_any_metric() -> None:
     )
 
     assert LiveRequestsPolicy(target=8)(context) == (2, {})
-
-
-NODE = 28 * "ab"
-
-
-def test_ray_starts_no_dashboard_agent_and_the_other_one_to_end_with_it(tmp_path: Path) -> None:
-    session, others = f"--session_dir={tmp_path}", ["raylet", "--python_worker_command=a b", "--x"]
-    agents = ["--dashboard_agent_command=a.py --x=1", "--runtime_env_agent_command=b.py --y=2"]
-
-    *same, node, said, dashboard, runtime = _adapted_command(
-        [*others, f"--node_id={NODE}", session, *agents]
-    )
-
-    assert [*same, node, said] == [*others, f"--node_id={NODE}", session]
-    assert dashboard.split("=", 1)[1].split() == []
-    assert runtime.startswith(f"--runtime_env_agent_command={sys.executable} -I /")
-    assert runtime.endswith("/end_with_parent.py b.py --y=2")
-    ports = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
-    assert ports == dict.fromkeys((f"{name}_{NODE}" for name in names), "-1")
-
-
-@pytest.mark.parametrize(
-    "missing",
-    [
-        "_raylet.persist_port",
-        "_private.parameter.RayParams",
-        "_private.services.start_api_server",
-        "_private.services.start_ray_process",
-        "_private.services.ConsolePopen",
-    ],
-)
-def test_a_ray_without_a_name_that_is_replaced_is_refused_with_its_version(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(f"ray.{missing}")
-    agents = ["--dashboard_agent_command=a.py", "--runtime_env_agent_command=b.py"]
-    command = ["/bin/raylet", f"--node_id={NODE}", f"--session_dir={tmp_path}", *agents]
-
-    message = rf"Ray \d+\.\d+.*{missing.rpartition('.')[2]}.*install a version that the extra"
-    with pytest.raises(ConfigError, match=message), _adapted_processes():
-        _adapted_command(command)
-    with pytest.raises(ConfigError, match="'--runtime_env_agent_command'"):
-        monkeypatch.undo()
-        _adapted_command(command[:-1])
-
-
-@pytest.mark.filterwarnings("ignore")  # importing Ray Serve warns
-@pytest.mark.parametrize("calls", [True, False])
-def test_a_replica_starts_only_where_rays_own_port_is_bound_to_its_node(
-    calls: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray.serve._private import replica
-
-    bound: list[str] = []
-    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
-    monkeypatch.setattr(
-        replica, "add_port_to_grpc_server", lambda server, address: bound.append(address) or 5
-    )
-    port = ServePort()
-    if calls:
-        assert replica.add_port_to_grpc_server(None, "[::]:0") == 5
-        port.check()
-    else:
-        with pytest.raises(ConfigError, match=r"Ray .* own port is not bound to 10\.0\.0\.7 alone"):
-            port.check()
-
-    assert bound == ["10.0.0.7:0"] * calls
-    monkeypatch.delattr(replica, "add_port_to_grpc_server")
-    with pytest.raises(ConfigError, match="Ray .*add_port_to_grpc_server"):
-        ServePort()
-
-
-def test_processes_of_ray_without_agents_are_started_as_they_are() -> None:
-    command = ["gcs_server", f"--node_id={NODE}", "--session_dir=/none"]
-
-    assert _adapted_command(command) == command
 
 
 def test_a_worker_can_be_imported_without_torch_ray_and_what_is_for_cuda() -> None:

@@ -689,6 +689,49 @@ async def test_a_worker_that_always_dies_is_not_asked_for_ever() -> None:
     assert calls["n"] == 3
 
 
+@pytest.mark.parametrize("crashed", [True, False])
+async def test_a_call_whose_workers_are_killed_from_outside_goes_on_to_the_next(
+    crashed: bool,
+) -> None:
+    calls = Counter[str]()
+
+    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        calls["n"] += 1
+        if calls["n"] == 5:
+            return pb.GenerateResponse().SerializeToString()
+        gateway.explain_loss(address, crashed)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async with _scripted_worker(die) as address, running_gateway(address) as (gateway, stubs):
+        asked = stubs.generation.Generate(generate("a"))
+        if crashed:
+            assert (await failure_of(asked)).reason == "REPLICAS_LOST"
+        else:
+            await asked
+
+    assert calls["n"] == (3 if crashed else 5)
+
+
+async def test_calls_that_lose_their_workers_together_with_many_others_go_on() -> None:
+    calls, all_there = Counter[str](), asyncio.Event()
+
+    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+        calls["n"] += 1
+        if calls["n"] > 4 * 8:
+            return pb.GenerateResponse().SerializeToString()
+        if calls["n"] % 8 == 0:
+            all_there.set()
+            all_there.clear()
+        else:
+            await all_there.wait()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async with _scripted_worker(die) as address, running_gateway(address) as (_, stubs):
+        await asyncio.gather(*(stubs.generation.Generate(generate(f"n{i}")) for i in range(8)))
+
+    assert calls["n"] == 5 * 8
+
+
 async def test_a_call_that_has_cost_three_workers_is_not_tried_again_by_the_client() -> None:
     calls = Counter[str]()
 

@@ -13,8 +13,7 @@ import uvicorn.protocols.http.auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.front_config import HttpConfig
-from server.http import serving
-from server.http.connection import bounded
+from server.http_server import Bounds, bounded
 from tests.server.http_calls import Caller, http_server
 
 PARSERS = {H11Protocol, uvicorn.protocols.http.auto.AutoHTTPProtocol}  # httptools', if it is here
@@ -24,10 +23,10 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @pytest.fixture(params=sorted(PARSERS, key=str), ids=lambda parser: parser.__name__)
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def chosen(config: HttpConfig) -> type[asyncio.Protocol]:
-        return bounded(config, request.param)
+    def chosen(bounds: Bounds) -> type[asyncio.Protocol]:
+        return bounded(bounds, request.param)
 
-    monkeypatch.setattr(serving, "bounded", chosen)
+    monkeypatch.setattr("server.http_server.bounded", chosen)
     return request.param
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import re
 import socket
 import ssl
@@ -351,26 +350,45 @@ def test_other_machines_read_by_tls_whose_certificate_may_be_renewed(
         page.close()
 
 
-def test_who_says_nothing_costs_little_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_SECONDS", 600.0)
-    page = MetricsPage("127.0.0.1", 0, list, list)
-    threads = threading.active_count()
-    silent = []
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_who_says_nothing_costs_little_and_not_for_long(
+    is_encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_page, "is_loopback", lambda host: not is_encrypted)
+    monkeypatch.setattr(metrics_server, "_SECONDS", 2.0)
+    cert, key = Authority("a").certify().write(tmp_path)
+    page = MetricsPage("127.0.0.1", 0, list, list, DoorsConfig(tls_cert=cert, tls_key=key))
+    silent, started = [], time.monotonic()
     try:
         for _ in range(100):
             silent.append(socket.create_connection(("127.0.0.1", page.port), timeout=60))
-        assert silent[-1].recv(1) == b""  # long before that time
-        assert threading.active_count() - threads <= 32
-
-        monkeypatch.setattr(metrics_server, "_SECONDS", 0.1)
-        assert silent[0].recv(1) == b""
-        while threading.active_count() > threads:  # each gives its place back when it ends
-            os.sched_yield()
-        assert "process_cpu_seconds_total" in _get(page.port)
+        ends = [connection.recv(1) for connection in reversed(silent)]  # the first ones at last
+        waited = time.monotonic() - started
     finally:
         for connection in silent:
             connection.close()
         page.close()
+
+    assert ends == [b""] * 100
+    assert 2 <= waited < 30
+
+
+async def test_a_large_page_is_made_and_sent_beside_the_event_loop_of_streams() -> None:
+    threads = set[int]()
+
+    def many() -> list[tuple[str, Snapshot]]:
+        threads.add(threading.get_ident())
+        snapshot: Snapshot = [("prompt_tokens", (f"model {n}",), n) for n in range(100)]
+        return [(f"10.0.0.{n}:50051", snapshot) for n in range(150)]
+
+    page = MetricsPage("127.0.0.1", 0, list, many)
+    try:
+        text = await asyncio.to_thread(_get, page.port)
+    finally:
+        page.close()
+
+    assert len(text) > 1 << 20
+    assert len(threads) == 1 and threading.get_ident() not in threads
 
 
 def test_a_port_in_use_is_refused_with_the_way_out() -> None:

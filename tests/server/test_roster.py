@@ -301,7 +301,9 @@ async def test_what_a_worker_wrote_before_it_died_is_told(
     serves: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "err").write_text("x" * 10_000 + "\nFatal Python error: Segmentation fault\n")
+    ends = list[tuple[str, bool | None]]()
     async with _listening(Registry()) as (roster, address):
+        roster.explain_loss = lambda *end: ends.append(end)
         _, writer = await asyncio.open_connection(address.host, address.port)
         hello = {"token": address.token, "pid": 1, "stderr": str(tmp_path / "err")}
         writer.write(json.dumps(hello).encode() + b"\n" + (_alive() if serves else b""))
@@ -311,6 +313,7 @@ async def test_what_a_worker_wrote_before_it_died_is_told(
 
     name = WORKER.address if serves else "process 1"
     assert fields_of(caplog.records[0]) == {"worker": name}
+    assert ends == [(name, True)]
     assert caplog.messages == [
         "it ended; the last that it wrote:\nFatal Python error: Segmentation fault"
     ]

@@ -20,17 +20,15 @@ from engine.factory import load_engine
 from engine.package.package import load_package
 from loadtest.lab.stand_in.model import NAME, stand_in_engine
 from server.config import GatewayConfig, WorkerConfig
-from server.garbage import keep_what_is_there
+from server.process import keep_what_is_there, prepare_to_relay, switch_threads_often
 from server.worker.engines import Engine
-
-# The gateway tells gRPC how to listen when it is imported, before all else that imports gRPC. A
-# worker has a process without that.
 
 
 async def serve_worker(num_slots: int, model: str) -> None:
     """Run a worker."""
     from server.worker.worker import Worker
 
+    switch_threads_often()
     with tempfile.TemporaryDirectory() as directory:
         worker = Worker({NAME: _engine(num_slots, model, Path(directory))}, WorkerConfig())
         await _tell(await worker.start())
@@ -45,6 +43,7 @@ def _engine(num_slots: int, model: str, directory: Path) -> Engine:
 
 async def serve_gateway(num_slots: int, worker: str) -> None:
     """Run a gateway in front of a worker."""
+    prepare_to_relay()  # before anything imports gRPC
     from server.gateway.gateway import Gateway
 
     gateway = Gateway(GatewayConfig(max_calls_per_worker=num_slots))

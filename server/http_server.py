@@ -1,19 +1,23 @@
-"""Connections of uvicorn that end where a request does not come, or has no end.
+"""The HTTP server under OpenAI's protocol, the page and the metrics: uvicorn, with bounds.
 
-uvicorn waits for a head as long as the client likes, and one of its parsers keeps any length of it,
-and of what may stand behind a body. To a client that says nothing, asyncio says goodbye by TLS for
-half a minute, and a server that ends waits for that.
+Its connections end where a request does not come, or has no end. uvicorn waits for a head as long
+as the client likes, and one of its parsers keeps any length of it, and of what may stand behind a
+body. To a client that says nothing, asyncio says goodbye by TLS for half a minute, and a server
+that ends waits for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, cast
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
+import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from server.front_config import HttpConfig
+from server.identity.certificate import Certificate
 from server.identity.certified import certified_name
 
 CERTIFIED = "certified"  # in the state of a request: the name on the certificate of its client
@@ -22,18 +26,78 @@ _GOODBYE = 1.0  # seconds for the other side to close too
 _FRAMES = 8  # times as long as a body may be what comes on the wire, in chunks of a byte each
 
 
-def bounded(config: HttpConfig, parser: Any = _Parser) -> type[asyncio.Protocol]:
-    """Return the protocol of connections whose requests are no longer than they may be.
+class Bounds(Protocol):
+    """Limits of a server; those of HttpConfig, for one."""
 
-    The reader of a body limits its time.
-    """
-    return type("Bounded", (_Bounded, parser), {"bounds": config})
+    @property
+    def head_seconds(self) -> float:
+        """How long a client may take for the head of a request."""
+
+    @property
+    def max_head_bytes(self) -> int:
+        """How long a head may be."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """How long a body may be; its reader limits its time."""
+
+    @property
+    def keep_alive_seconds(self) -> float:
+        """How long a connection is kept without a request."""
+
+    @property
+    def grace(self) -> float:
+        """How long open requests may take when the server ends, in seconds."""
+
+
+class HttpServer(uvicorn.Server):
+    """Answers by an ASGI application at one socket; `serve_at` runs until `should_exit` is set."""
+
+    def __init__(
+        self,
+        app: Any,
+        bounds: Bounds,
+        certificate: Certificate | None,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Encrypt where there is a certificate; every answer has these headers, too."""
+        config = uvicorn.Config(
+            app,
+            http=bounded(bounds),
+            interface="asgi3",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            headers=list(headers),
+            timeout_keep_alive=bounds.keep_alive_seconds,  # type: ignore[arg-type]  # asyncio's
+            timeout_graceful_shutdown=bounds.grace,  # type: ignore[arg-type]  # likewise
+        )
+        super().__init__(config)
+        config.load()
+        config.ssl = None if certificate is None else certificate.context
+
+    async def serve_at(self, listener: socket.socket) -> None:
+        """Answer whoever connects."""
+        await self.serve(sockets=[listener])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the command."""
+        yield
+
+
+def bounded(bounds: Bounds, parser: Any = _Parser) -> type[asyncio.Protocol]:
+    """Return the protocol of connections whose requests are no longer than they may be."""
+    return type("Bounded", (_Bounded, parser), {"bounds": bounds})
 
 
 class _Bounded(asyncio.Protocol):
     """Limits beside one of uvicorn's protocols, which comes behind it."""
 
-    bounds: HttpConfig
+    bounds: Bounds
     transport: asyncio.Transport
     app_state: dict[str, Any]  # the state of every request
     cycle: Any  # the last request whose head has come, None before the first

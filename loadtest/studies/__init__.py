@@ -1,1 +1,0 @@
-"""Studies that are about to leave; the others are in loadtest.lab."""

@@ -1,0 +1,92 @@
+"""What a process does before it serves: gRPC without threads, no second look at garbage."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.process import keep_what_is_there
+from tests.engine.package.test_package import write_package
+
+_ASKED = "-event_engine_listener,-event_engine_client"
+# Runs a command, and tells what gRPC finds in the environment when it is imported.
+_COMMAND = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc._cython.cygrpc":
+            print(os.environ.get("GRPC_EXPERIMENTS"))
+sys.meta_path.insert(0, Watch())
+import {first}
+from server.cli.app import run
+code = run(sys.argv[1:])
+print(os.environ.get("GRPC_EXPERIMENTS"), sys.getswitchinterval(), code)
+"""
+
+
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_the_collector_passes_over_what_was_there_and_sees_what_is_new(unfrozen: None) -> None:
+    old = [object]
+
+    keep_what_is_there()
+
+    new = [object]
+    seen = {id(each) for each in gc.get_objects()}
+    assert id(new) in seen and id(old) not in seen
+
+
+@pytest.mark.parametrize(
+    ("command", "mine"), [("serve", None), ("serve", "event_engine_fork"), ("gateway", None)]
+)
+def test_before_a_command_relays_calls_grpc_is_imported_without_threads_of_its_own(
+    command: str, mine: str | None, tmp_path: Path
+) -> None:
+    done = _run(command, "os", mine, tmp_path)
+
+    asked = f"{mine},{_ASKED}" if mine else _ASKED
+    assert done.stdout.split() == [asked, str(mine), "0.0005", "3"]
+    assert "Address already in use" in done.stderr
+    assert "xperiment" not in done.stderr  # gRPC says there what it does not know
+
+
+@pytest.mark.parametrize(("mine", "is_refused"), [(None, True), (_ASKED, False)])
+def test_grpc_with_threads_of_its_own_is_refused_with_the_way_out(
+    mine: str | None, is_refused: bool, tmp_path: Path
+) -> None:
+    done = _run("serve", "grpc", mine, tmp_path)
+
+    message = f"gRPC was imported before GRPC_EXPERIMENTS could be set.*with .*={_ASKED}$"
+    assert bool(re.search(message, done.stderr)) == is_refused
+
+
+def _run(
+    command: str, first: str, experiments: str | None, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a command at a port that is taken, behind an import."""
+    environment = {name: value for name, value in os.environ.items() if "GRPC" not in name}
+    environment |= {"GRPC_EXPERIMENTS": experiments} if experiments else {}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = {
+            "serve": [str(write_package(folder / "package"))],
+            "gateway": ["--ray-address", "127.0.0.1:1"],
+        }[command]
+        port = str(taken.getsockname()[1])
+        return subprocess.run(
+            [sys.executable, "-c", _COMMAND.format(first=first), command, *options, "--port", port],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
