@@ -20,10 +20,6 @@ _MEMORY = 8 * 2**30  # bytes; what is not asked for is not taken
 _OPENED = (
     "engine.cuda.device",
     "exporter.verify_device",
-    "loadtest.gpu_check.draws",
-    "loadtest.gpu_check.pieces",
-    "loadtest.gpu_check.probes",
-    "loadtest.gpu_check.steps",
 )
 
 

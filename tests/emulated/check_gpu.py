@@ -1,7 +1,6 @@
 """Runs parts of the check of a GPU on the emulated device; prints its exit code and results.
 
-Takes names of parts, "a,b", or "" for all, the directory where their models are kept, and after how
-many seconds a part is ended.
+Takes names of parts, "a,b", or "" for all, and the directory where their models are kept.
 """
 
 from __future__ import annotations
@@ -12,21 +11,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from loadtest.gpu_check.__main__ import main
+from loadtest.lab.gpu.command import main
 
+only, work = sys.argv[1:]
 with tempfile.TemporaryDirectory() as directory:
     out = Path(directory)
+    arguments = ["--out", directory, "--work", work, "--quick", "--slower", "20"]
+    arguments += ["--budget", "7000", "--rounds", "1", "--concurrency", "1,3"]
+    code: object = 0
     with contextlib.redirect_stdout(sys.stderr):
-        only = ["--only", sys.argv[1]] if sys.argv[1] else []
-        limit = ["--limit", sys.argv[3]]
-        code = main(["--out", directory, "--quick", "--work", sys.argv[2], *limit, *only])
+        try:
+            main([*arguments, *(["--only", only] if only else [])])
+        except SystemExit as ended:
+            code = ended.code
     sys.stderr.write((out / "log.txt").read_text())  # the parts', each a process
-    print(
-        json.dumps(
-            {
-                "code": code,
-                "results": json.loads((out / "results.json").read_text()),
-                "table": (out / "table.txt").read_text(),
-            }
-        )
-    )
+    results = json.loads((out / "results.json").read_text())
+    print(json.dumps({"code": code, "results": results, "table": (out / "table.txt").read_text()}))

@@ -14,10 +14,10 @@ from exporter.graphs.package_graphs import build_package_graphs, write_graphs
 from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
-from exporter.tasks import TASKS
-from loadtest.gpu_check.models import _numbers, make_checkpoint
+from exporter.tasks import TASKS, build_task
 from tests.emulated.conftest import Export, RunScript
 from tests.emulated.models import FIRST, MODELS
+from tests.parity.conftest import word_tokenizer
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
 
@@ -67,7 +67,10 @@ def test_every_node_is_on_the_device_and_every_graph_runs_and_can_be_captured(
 def test_the_models_of_the_demo_are_on_the_device_at_their_size(
     name: str, precision: Precision, on_device: RunScript, tmp_path: Path
 ) -> None:
-    model = load_checkpoint(make_checkpoint(name, tmp_path, quick=False)).model
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(" ".join(f"{i}-{j}" for j in range(100)) for i in range(80)))
+    task = build_task(name, files=[text] if name == "text" else [])
+    model = build_model(task.config).eval()
     graphs = build_graphs(model, target=CUDA, precision=precision)
     write_graphs(graphs, tmp_path)
 
@@ -171,7 +174,7 @@ def test_an_int8_cache_is_read_as_it_is_where_four_query_heads_share_a_key_head(
 def write_with_cache(directory: Path, cache: CacheDtype, **options: Any) -> str:
     """Write a decoder of the shape of Llama in float16; return the path of its graph."""
     config = TransformerConfig.of({**MODELS["llama"], "vocab_size": 256, **options})
-    save_checkpoint(directory / "checkpoint", "tiny", build_model(config).eval(), _numbers())
+    save_checkpoint(directory / "checkpoint", "tiny", build_model(config).eval(), word_tokenizer())
     checkpoint = load_checkpoint(directory / "checkpoint")
     form = PackageFormat.of("cuda", "fp16", None, cache)
     write_graphs(build_package_graphs(checkpoint, form), directory)

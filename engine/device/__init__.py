@@ -1,1 +1,0 @@
-"""The name by which scripts beside the project load what is in engine.cuda."""
