@@ -20,6 +20,7 @@ from server.cli.packages import export_with_progress
 from server.cli.service import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
 from server.cli.verification import verify_apart
+from server.process import prepare_to_relay
 from server.settings import Admin, Engine, Listen, Packages, Settings
 from server.signals import cancelled_by_signals
 
@@ -73,6 +74,7 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
     if device == "cpu" and precision != "fp32":
         raise click.UsageError(f"--precision {precision} is for --device cuda")
     package = out / "package"
+    prepare_to_relay()  # before anything imports gRPC
     if keep_serving:
         from server.listening import check_ports_are_free
 
@@ -177,7 +179,7 @@ def _use(address: str, out: Path, admin_address: str | None = None) -> list[str]
 
 
 def _ask(address: str) -> list[str]:
-    # Not above: a gateway sets what gRPC reads when it is imported.
+    # Not above: gRPC is prepared before it is imported.
     from tokenweir import Client
 
     from server.cli.generation import print_stream
