@@ -28,7 +28,7 @@ from exporter.models import build_model
 from exporter.training.state import STATE_NAME, RunState
 from exporter.training.task import Task
 from exporter.training.trainer import TrainingReport
-from server.cli import app
+from server.cli import app, demo
 from server.cli.app import cli, run
 from server.config import WorkerConfig
 from server.settings import Settings
@@ -786,6 +786,20 @@ def test_export_tells_how_far_it_is_and_passes_on_what_it_is_told(
 
     assert given == UNSAID | said
     assert told == ["Comparing with PyTorch", (3, 8)]
+
+
+async def test_demo_asks_the_server_and_load_tests_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "LOAD_REQUESTS", 20)
+
+    async with running_worker(FakeGenerator()) as (_, address):
+        problems = await asyncio.to_thread(demo._use, address, tmp_path)
+
+    assert all(" is " in problem for problem in problems), "answers are wrong, and nothing else"
+    assert len(json.loads((tmp_path / demo.LAST).read_text())["records"]) == 20
+    assert (tmp_path / "loadtest.html").is_file() and (tmp_path / "loadtest.png").is_file()
+    assert "0 of 12 right" in capfd.readouterr().out
 
 
 def test_demo_leaves_an_begun_run_of_another_task(
