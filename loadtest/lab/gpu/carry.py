@@ -146,7 +146,7 @@ class _Entry:
     container: int  # its number: a translation unit has one
     kind: int  # PTX or code
     architecture: int
-    start: int  # of its bytes in the file
+    start: int  # place of its bytes in the file
     size: int
     packed: int  # bytes of the compressed program; 0: it is not compressed
 

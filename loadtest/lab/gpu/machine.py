@@ -21,7 +21,7 @@ from loadtest.lab.gpu.part import Found, Outcome, Settings
 
 _DISTRIBUTIONS = r"onnx|onnxruntime|onnxscript|torch|transformers|numpy|tokenizers|pydantic|grpcio"
 _HEADS, _KEY_HEADS, _SIZE, _ROOM, _PAST = 8, 2, 64, 64, 5
-_FURTHEST = 2e-2  # of the largest number
+_FURTHEST = 2e-2  # share of the largest number
 _COPIED, _MATRIX, _TIMES = 2**32, 8192, 10
 
 Array = np.ndarray[Any, Any]

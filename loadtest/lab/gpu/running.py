@@ -20,7 +20,7 @@ from loadtest.lab.gpu.child import command_of
 from loadtest.lab.gpu.part import Outcome, Part, Result, Settings, Status
 
 _FOREGROUND, _A_PACKAGE = 4, 2  # cores
-_LAST_BYTES = 4096  # of a log: its last line says why a process crashed
+_LAST_BYTES = 4096  # its end of a log says why a process crashed
 _LOOK = 0.5  # seconds between two looks whether all is to end
 _NEVER = Event()
 _STATUSES: dict[bool | None, Status] = {None: "measured", True: "passed", False: "failed"}

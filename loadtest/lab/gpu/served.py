@@ -16,9 +16,9 @@ from loadtest.lab.gpu.speed import work_of
 from loadtest.lab.line_process import LineProcess
 from loadtest.lab.stand_in.model import NAME
 
-_SECONDS, _WARM_UP = 10, 3  # of a load test
+_SECONDS, _WARM_UP = 10, 3  # a load test's length
 _QUICK_SECONDS, _QUICK_WARM_UP = 2, 0.5
-_SHARE = 0.05  # of the answers, asked again alone
+_SHARE = 0.05  # answers that are asked again alone
 
 
 def served(settings: Settings, shape: str, form: str) -> Outcome:
