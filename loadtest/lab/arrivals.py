@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from engine.generation.async_engine import AsyncEngine
 from engine.requests.request import GenerationRequest, SamplingParams
+from loadtest.arrival.arrival import OpenLoop
+from loadtest.arrival.rates import Rates
 
 Policy = Literal["continuous", "static", "early exit"]
 
@@ -26,18 +28,12 @@ class Arrival:
     num_new_tokens: int
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """The times of a request, in seconds from the start."""
 
     arrived: float
     ended: float
     num_new_tokens: int
-
-    @property
-    def latency(self) -> float:
-        """Seconds from arrival to end."""
-        return self.ended - self.arrived
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class TraceWork:
 
     num_requests: int
     num_prompt_tokens: int
-    mean_new_tokens: float  # above 1
+    mean_new_tokens: float  # 1 or more
     max_new_tokens: int
     vocab_size: int
     seed: int
@@ -57,14 +53,16 @@ def draw_trace(rate: float, work: TraceWork) -> list[Arrival]:
 
     Lengths and prompts depend on the seed only, so that every rate has the same work.
     """
-    gaps, lengths = random.Random(f"gaps {work.seed}"), random.Random(f"work {work.seed}")
-    at, trace = 0.0, []
-    for _ in range(work.num_requests):
-        at += gaps.expovariate(1.0) / rate
-        length = 1 + int(math.log(1 - lengths.random()) / math.log(1 - 1 / work.mean_new_tokens))
-        prompt = tuple(lengths.randrange(work.vocab_size) for _ in range(work.num_prompt_tokens))
-        trace.append(Arrival(at, prompt, min(length, work.max_new_tokens)))
-    return trace
+    draw, count = np.random.default_rng(work.seed), work.num_requests
+    lengths = draw.geometric(1 / work.mean_new_tokens, count).clip(max=work.max_new_tokens)
+    prompts = draw.integers(work.vocab_size, size=(count, work.num_prompt_tokens))
+    times = OpenLoop(Rates((rate,))).times(count, None, work.seed)
+    return [
+        Arrival(at, tuple(prompt), length)
+        for at, prompt, length in zip(
+            times.tolist(), prompts.tolist(), lengths.tolist(), strict=True
+        )
+    ]
 
 
 async def serve_trace(
@@ -102,12 +100,6 @@ async def _generate_together(
     await asyncio.gather(*(_generate(engine, arrival, started) for arrival in padded))
     ended = time.perf_counter() - started
     return [Served(arrival.at, ended, arrival.num_new_tokens) for arrival in batch]
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that so large a share does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 _IDS = count()

@@ -20,11 +20,12 @@ from matplotlib.figure import Figure
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import GenerationContract, Manifest
+from engine.package.manifest import GenerationContract
 from engine.package.package import load_package
 from loadtest.benchmark.work import generation_contract
-from loadtest.lab.arrivals import Policy, TraceWork, draw_trace, quantile, serve_trace
+from loadtest.lab.arrivals import Policy, TraceWork, draw_trace, serve_trace
 from loadtest.lab.result import write_result
+from loadtest.metrics import distribution
 from loadtest.reports.plots import write_figure
 
 POLICIES: tuple[Policy, ...] = ("continuous", "static", "early exit")
@@ -62,25 +63,17 @@ class AtEqualP99(NamedTuple):
     p99: float  # seconds
     continuous: float  # requests a second
     other: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times the other's throughput."""
-        return self.continuous / self.other
+    ratio: float
 
 
 def at_equal_p99(points: Sequence[Point]) -> list[AtEqualP99]:
     """Compare at every p99 that a policy which is not continuous has."""
     limits = sorted((p.policy, p.p99) for p in points if p.policy != "continuous")
-    return [
-        AtEqualP99(
-            policy,
-            p99,
-            throughput_within(points, "continuous", p99),
-            throughput_within(points, policy, p99),
-        )
-        for policy, p99 in limits
-    ]
+    found = []
+    for policy, p99 in limits:
+        own, other = (throughput_within(points, one, p99) for one in ("continuous", policy))
+        found.append(AtEqualP99(policy, p99, own, other, own / other))
+    return found
 
 
 @click.command()
@@ -117,7 +110,13 @@ def main(
     engine = load_engine(loaded, _config(work, contract, slots))
     assert isinstance(engine, AsyncEngine), "it has a generation contract"
     offered = [float(rate) for rate in rates.split(",")]
-    about = _describe(loaded.manifest, work, slots)
+    about = {
+        "model": loaded.manifest.name,
+        "weights": loaded.manifest.weights,
+        "trace": asdict(work),
+        "slots": slots,
+        "policies": inspect.getdoc(serve_trace),
+    }
 
     def keep(points: Sequence[Point]) -> None:
         _write(out, points, about)
@@ -139,16 +138,6 @@ def _config(work: TraceWork, contract: GenerationContract, slots: int) -> Engine
     )
 
 
-def _describe(manifest: Manifest, work: TraceWork, slots: int) -> dict[str, object]:
-    return {
-        "model": manifest.name,
-        "weights": manifest.weights,
-        "trace": asdict(work),
-        "slots": slots,
-        "policies": inspect.getdoc(serve_trace),
-    }
-
-
 async def _measure(
     engine: AsyncEngine,
     rates: Sequence[float],
@@ -159,7 +148,7 @@ async def _measure(
     points: list[Point] = []
     await engine.start()
     try:
-        warm_up = replace(work, num_requests=slots, mean_new_tokens=4.0, seed=-1)
+        warm_up = replace(work, num_requests=slots, mean_new_tokens=4.0, seed=work.seed + 1)
         await serve_trace(engine, draw_trace(1000.0, warm_up), "continuous", max_batch=slots)
         for rate in rates:
             for policy in POLICIES:  # beside each other: what disturbs the machine disturbs all
@@ -178,21 +167,23 @@ async def _point(
     engine: AsyncEngine, policy: Policy, rate: float, work: TraceWork, slots: int
 ) -> Point:
     served = await serve_trace(engine, draw_trace(rate, work), policy, max_batch=slots)
-    latencies = [one.latency for one in served]
+    latencies = [one.ended - one.arrived for one in served]
     duration = max(one.ended for one in served) - min(one.arrived for one in served)
+    spread = distribution(latencies)
+    assert spread is not None, "a trace has requests"
     return Point(
         policy=policy,
         rate=rate,
         throughput=len(served) / duration,
         tokens_per_second=sum(one.num_new_tokens for one in served) / duration,
-        p50=quantile(latencies, 0.5),
-        p99=quantile(latencies, 0.99),
+        p50=spread.p50,
+        p99=spread.p99,
         latencies=tuple(latencies),
     )
 
 
 def _write(out: Path, points: Sequence[Point], about: dict[str, object]) -> None:
-    found = [{**one._asdict(), "ratio": one.ratio} for one in at_equal_p99(points)]
+    found = [one._asdict() for one in at_equal_p99(points)]
     content = {**about, "at_equal_p99": found, "points": [asdict(point) for point in points]}
     write_result(content, out)
     _draw(points, f"{about['model']}, {about['weights']}", out.with_suffix(".png"))

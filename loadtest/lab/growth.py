@@ -22,6 +22,7 @@ from engine.package.package import load_package
 from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from loadtest.benchmark.work import generation_contract
+from loadtest.errors import LoadTestError
 from loadtest.lab.machine import Machine, measure_machine
 from loadtest.lab.result import write_result
 from loadtest.reports.plots import write_figure
@@ -91,11 +92,11 @@ def main(package: Path, batches: str, contexts: str, rounds: int, out: Path) -> 
     loaded = load_package(package)
     contract = generation_contract(loaded)
     if contract.cross_cache is not None:
-        raise click.ClickException(f"{loaded.manifest.name} is not a decoder; give one")
+        raise LoadTestError(f"{loaded.manifest.name} is not a decoder; give one")
     cells = [(b, c) for c in _numbers(contexts) for b in _numbers(batches)]
     longest = max(context for _, context in cells)
     if longest > contract.cache.max_len:
-        raise click.ClickException(
+        raise LoadTestError(
             f"context {longest} is more than the {contract.cache.max_len} of this model"
         )
     num_threads = num_cores()

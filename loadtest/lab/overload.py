@@ -31,6 +31,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 
 from loadtest.arrival.arrival import OpenLoop
 from loadtest.arrival.rates import Rates
+from loadtest.errors import LoadTestError
 from loadtest.lab.light_sender import LightLoop, LightSender
 from loadtest.lab.result import write_result
 from loadtest.metrics import OwnLoad
@@ -128,9 +129,9 @@ def measure_goodput(
 
 
 def _check_counts(invalid: list[Overload], most: int) -> None:
-    """Raise ClickException if more rounds than `most` do not count."""
+    """Raise LoadTestError if more rounds than `most` do not count."""
     if len(invalid) > most:
-        raise click.ClickException(
+        raise LoadTestError(
             f"the load test itself was the limit in {len(invalid)} rounds, in the last one "
             f"with {invalid[-1].own}; give it a core of its own, or offer less (--times)"
         )
@@ -138,16 +139,13 @@ def _check_counts(invalid: list[Overload], most: int) -> None:
 
 def _requests(model: str, seed: int, count: int) -> list[bytes]:
     """Return requests as the client makes them, each with an id of its own."""
-    dates = itertools.islice(itertools.cycle(prompts(seed)), count)
-    return [_request(model, date, f"{uuid.uuid4()}") for date in dates]
-
-
-def _request(model: str, text: str, request_id: str) -> bytes:
-    request = pb.GenerateRequest(
-        model=model, inputs=[pb.Input(text=text)], request_id=request_id, output=_OUTPUT
-    )
-    data: bytes = pb.GenerateStreamRequest(request=request).SerializeToString()
-    return data
+    found: list[bytes] = []
+    for date in itertools.islice(itertools.cycle(prompts(seed)), count):
+        request = pb.GenerateRequest(
+            model=model, inputs=[pb.Input(text=date)], request_id=f"{uuid.uuid4()}", output=_OUTPUT
+        )
+        found.append(pb.GenerateStreamRequest(request=request).SerializeToString())
+    return found
 
 
 def _answered_a_second(loop: LightLoop, timeout: float, seconds: float) -> float:

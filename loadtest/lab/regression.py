@@ -45,33 +45,22 @@ from loadtest.lab.turns import in_turn, ratio_of
 from loadtest.origin import code_commit
 
 _ASKED = ("num_prompt_tokens", "num_new_tokens")  # fields of the work; all else is as in every tree
-# By the names that modules had in older trees, too.
 _PROGRAM = """
-import asyncio, importlib, inspect, json, sys, time
-def module(*names):
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            pass
-    raise SystemExit(f"none of {names} is here: this study does not know so old a tree")
-load = module("engine.package.package", "engine.package").load_package
-work = module("loadtest.benchmark.work", "engine.benchmark")
-EngineBench = module("loadtest.benchmark.engine_bench", "engine.benchmark").EngineBench
+import asyncio, json, sys, time
 from engine.config import EngineConfig
+from engine.package.package import load_package
+from loadtest.benchmark.engine_bench import EngineBench
+from loadtest.benchmark.work import BenchmarkWork, random_prompts
 async def main(package, max_num_seqs, num_threads):
-    package = load(package)
-    has_settings = "settings" in inspect.signature(EngineBench.load).parameters
-    threads = {"num_threads": num_threads}
-    threads = {"settings": EngineConfig(**threads)} if has_settings else threads
-    bench = EngineBench.load(package, max_num_seqs=max_num_seqs, **threads)
+    package, settings = load_package(package), EngineConfig(num_threads=num_threads)
+    bench = EngineBench.load(package, max_num_seqs=max_num_seqs, settings=settings)
     await bench.start()
     vocab_size = package.manifest.generation.vocab_size
     print(json.dumps(vocab_size), flush=True)
     for line in sys.stdin:
         count, number, asked = json.loads(line)
-        one = work.BenchmarkWork(**asked)
-        prompts = work.random_prompts(one, count, vocab_size, number)
+        one = BenchmarkWork(**asked)
+        prompts = random_prompts(one, count, vocab_size, number)
         wall, processor = time.perf_counter(), time.process_time()
         await bench.measure(prompts, lambda index: one.params(index, one.num_new_tokens))
         print(json.dumps([time.process_time() - processor, time.perf_counter() - wall]), flush=True)

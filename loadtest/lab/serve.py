@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
+from loadtest.errors import LoadTestError
 
 ROOT = Path(__file__).parents[2]
 _START_TIMEOUT = 180.0  # seconds
@@ -27,7 +27,6 @@ class Served:
 
     pid: int
     address: str
-    page: str | None  # URL of its metrics
     admin: str | None = None  # address of its admin port
 
 
@@ -62,12 +61,9 @@ def served(
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(tree))
         try:
             said = _wait(process, Path(log.name))
-            page = re.search(r"metrics on (http://\S+)", said)
             (address,) = re.findall(r"^serving .* on (\S+);", said, re.MULTILINE)
             admin = re.search(r"operated on (\S+)", said)
-            yield Served(
-                process.pid, address, page[1] if page else None, admin[1] if admin else None
-            )
+            yield Served(process.pid, address, admin[1] if admin else None)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
@@ -85,6 +81,6 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + _START_TIMEOUT
     while "\nserving " not in f"\n{(said := log.read_text())}":
         if process.poll() is not None or time.monotonic() > deadline:
-            raise click.ClickException(f"the server does not start: {said}")
+            raise LoadTestError(f"the server does not start: {said}")
         time.sleep(0.2)
     return said

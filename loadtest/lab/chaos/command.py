@@ -103,13 +103,11 @@ async def learn_and_harm(server: Server, plan: Plan) -> Outcome:
 
 
 def run(server: Server, plan: Plan) -> Outcome:
-    """Start a server, do harm to it, and stop it; ClickException if it does not start."""
+    """Start a server, do harm to it, and stop it; LoadTestError if it does not start."""
     server.start()
     try:
         server.wait_until_whole()
         return asyncio.run(learn_and_harm(server, plan))
-    except LoadTestError as error:
-        raise click.ClickException(str(error)) from error
     finally:
         server.stop()
 

@@ -189,7 +189,8 @@ class _Turns:
             for run in self._measure(engine, setting, counts, _TRIAL):
                 tried[run.concurrency].append((-run.tokens_per_second, place))
         chosen = {count: engine.settings[min(found)[1]] for count, found in tried.items()}
-        self._note(f"{engine.name} is fastest with {chosen}")
+        if chosen:
+            self._note(f"{engine.name} is fastest with {chosen}")
         return chosen
 
     def take(self, engine: Engine, settings: Mapping[int, Setting], number: int) -> None:

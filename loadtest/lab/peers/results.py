@@ -15,7 +15,7 @@ from loadtest.result_file import write_atomically, write_document
 _LEAST_AGREEMENT = 0.98  # share of outputs: two logits may be as near as float32 rounds
 _HEAD = """\
 | at once | engine | tokens/s | first token ms (p99) | ms a token behind it | against \
-| tokens/s, times (least - largest) | first token, times | token, times |
+| time, times (least - largest) | first token, times | token, times |
 |---|---|---|---|---|---|---|---|---|
 """
 _ABOUT = {
