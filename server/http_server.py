@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from server.identity.certificate import Certificate
 from server.identity.certified import certified_name
 
 CERTIFIED = "certified"  # in the state of a request: the name on the certificate of its client
@@ -57,10 +57,10 @@ class HttpServer(uvicorn.Server):
         self,
         app: Any,
         bounds: Bounds,
-        certificate: Certificate | None,
+        tls: ssl.SSLContext | None,
         headers: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Encrypt where there is a certificate; every answer has these headers, too."""
+        """Encrypt by this, if it is given; every answer has these headers, too."""
         config = uvicorn.Config(
             app,
             http=bounded(bounds),
@@ -77,7 +77,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         config.load()
-        config.ssl = None if certificate is None else certificate.context
+        config.ssl = tls
 
     async def serve_at(self, listener: socket.socket) -> None:
         """Answer whoever connects."""

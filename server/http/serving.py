@@ -13,7 +13,7 @@ from server.front_config import HttpConfig
 from server.http.app import application
 from server.http.load_history import LoadHistory
 from server.http_server import HttpServer
-from server.identity.certificate import Certificate
+from server.identity.tls import server_context
 from server.listening import address_of, listen_at
 
 
@@ -31,18 +31,17 @@ async def serve(
     Raises OSError for a port, ConfigError for a certificate that cannot be had.
     """
     history = None if admin is None else LoadHistory(admin)
-    certificate = None if config.tls.tls_cert is None else Certificate(config.tls)
+    tls = None if config.tls.tls_cert is None else server_context(config.tls)
     listener = listener or listen_at(config.host, config.port)
-    server = HttpServer(application(client, config, history), config, certificate)
+    server = HttpServer(application(client, config, history), config, tls)
     serving = asyncio.create_task(server.serve_at(listener))
-    watched = {"looking at the load": history, "looking at the certificate": certificate}
-    watching = [in_background(name, one.watch) for name, one in watched.items() if one is not None]
-    scheme = "http" if certificate is None else "https"
+    watching = None if history is None else in_background("looking at the load", history.watch)
+    scheme = "http" if tls is None else "https"
     announce(f"{scheme}://{address_of(config.host, listener.getsockname()[1])}")
     try:
         await asyncio.shield(serving)
     finally:
-        for task in watching:
-            task.cancel()
+        if watching is not None:
+            watching.cancel()
         server.should_exit = True
         await serving

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from engine.errors import ConfigError, Unauthenticated
-from server.identity.files import stamp_of
+from server.identity.files import WatchedFiles
 from server.identity.token_entries import token_entries
-
-logger = logging.getLogger(__name__)
 
 METADATA_KEY = "authorization"
 _SCHEME = "bearer "
@@ -49,38 +46,16 @@ class TokenFile:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the file; ConfigError with the place in it if that cannot be used."""
-        self._path = path
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._looked = clock()
-        self._stamp = stamp_of([path])
-        self._known = _read(path)
+        self._known = WatchedFiles([path], partial(_read, path), _LOOK_PERIOD, clock)
 
     def identity(self, metadata: Iterable[tuple[str, str | bytes]]) -> Identity:
         """Return the sender of a call's metadata; Unauthenticated without a token of the file."""
-        if self._clock() - self._looked >= _LOOK_PERIOD:
-            self._look()
         digest = hashlib.sha256(_token_in(metadata).encode()).digest()
         # Found by a part of what nobody can choose, compared in a time that says nothing.
-        for known, identity in self._known.get(digest[:4], ()):
+        for known, identity in self._known.content().get(digest[:4], ()):
             if hmac.compare_digest(known, digest):
                 return identity
         raise Unauthenticated("the token of this call is not known here; ask for another one")
-
-    def _look(self) -> None:
-        """Read the file again if it has changed; a wrong one is logged, and changes nothing."""
-        with self._lock:
-            self._looked = self._clock()
-            stamp = stamp_of([self._path])
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            try:
-                self._known = _read(self._path)
-            except ConfigError as error:
-                logger.error("%s; the tokens that were read before go on", error)
-            else:
-                logger.info("%s has changed: its tokens count from now on", self._path)
 
 
 def _token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from engine.errors import ConfigError, Unauthenticated
 from server.hosts import is_loopback
-from server.identity.certificate import Certificate
 from server.identity.config import DoorsConfig
+from server.identity.tls import server_context
 from server.identity.tokens import TokenFile
 from server.telemetry.metrics import (
     GATEWAY_METRICS,
@@ -60,9 +60,9 @@ class MetricsPage:
         if doors.admin_tokens is not None:
             app = _for_operators(app, TokenFile(doors.admin_tokens))
         is_encrypted = doors.tls_cert is not None and not is_loopback(host)
-        certificate = Certificate(doors) if is_encrypted else None
+        tls = server_context(doors) if is_encrypted else None
         try:
-            self._server = MetricsServer(host, port, app, certificate)
+            self._server = MetricsServer(host, port, app, tls)
         except OSError as error:
             raise ConfigError(
                 f"metrics cannot be had on {host}:{port}: {error.strerror or error}; stop what "

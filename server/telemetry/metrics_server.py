@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from dataclasses import dataclass
 from typing import Any
 
-from engine.background import in_background
 from server.hosts import family_of
 from server.http_server import HttpServer
-from server.identity.certificate import Certificate
 
 _MOST = 32  # connections at once
 _SECONDS = 10.0  # per connection, which has one request
@@ -34,8 +33,8 @@ class _Bounds:
 class MetricsServer:
     """Answers from the start on, until `end`."""
 
-    def __init__(self, host: str, port: int, app: Any, certificate: Certificate | None) -> None:
-        """Listen, encrypted where there is a certificate; OSError if nobody can."""
+    def __init__(self, host: str, port: int, app: Any, tls: ssl.SSLContext | None) -> None:
+        """Listen, encrypted by this if it is given; OSError if nobody can."""
         self._listener = _Listener(family_of(host))
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,8 +44,7 @@ class MetricsServer:
             self._listener.close()
             raise
         self.port: int = self._listener.getsockname()[1]
-        self._server = HttpServer(app, _Bounds(), certificate, [("connection", "close")])
-        self._certificate = certificate
+        self._server = HttpServer(app, _Bounds(), tls, [("connection", "close")])
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
@@ -58,15 +56,7 @@ class MetricsServer:
     def _run(self) -> None:
         # uvloop would take connections without asking the listener.
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        watching = []
-        if (certificate := self._certificate) is not None:
-            watching.append(in_background("looking at the certificate", certificate.watch))
-        await self._server.serve_at(self._listener)
-        for task in watching:
-            task.cancel()
+            runner.run(self._server.serve_at(self._listener))
 
 
 class _Listener(socket.socket):

@@ -79,7 +79,8 @@ async def test_the_next_head_of_a_connection_is_not_waited_for_either(parser: An
                 await asyncio.sleep(0.05)
 
         drip = asyncio.create_task(dripping())
-        assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 60)
+        with contextlib.suppress(ConnectionError):  # it was closed before it had read all
+            assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 60)
         drip.cancel()
 
 

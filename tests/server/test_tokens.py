@@ -162,4 +162,4 @@ def test_a_change_to_something_wrong_is_logged_and_changes_nothing(
 
     (record,) = caplog.records
     assert "line 1: sha256 is missing" in record.message
-    assert "tokens that were read before go on" in record.message
+    assert "what was read before goes on" in record.message
