@@ -51,7 +51,7 @@ _OPTIONS = (
     "--node-ip-address=127.0.0.1",
     "--object-store-memory=83886080",  # the least that Ray takes; nothing goes there
     "--include-dashboard=false",
-    "--no-monitor",  # of nodes that come and go
+    "--no-monitor",  # nodes do not come and go
     "--include-log-monitor=false",
     "--min-worker-port=0",  # any
     "--max-worker-port=0",

@@ -492,7 +492,7 @@ async def test_models_shows_the_defaults_of_a_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # in one line
-    package = generation_package(beam=4, length_penalty=1.0, banned_tokens=range(10))
+    package = generation_package(beam=4, length_penalty=1.0, banned_tokens=tuple(range(10)))
     async with running_worker(FakeGenerator(package)) as (_, address):
         assert await _tokenweir(address, "models") == 0
 

@@ -188,8 +188,8 @@ async def test_models_say_what_requests_get_that_leave_options_away():
     defaults = {
         "beam": 4,
         "length_penalty": 0.5,
-        "banned_tokens": [3],
-        "banned_sequences": [[5, 6]],
+        "banned_tokens": (3,),
+        "banned_sequences": ((5, 6),),
     }
     engine = FakeGenerator(generation_package(**defaults))
     async with (

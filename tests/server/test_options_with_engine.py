@@ -142,7 +142,7 @@ async def test_controls(options: dict[str, object], text: str, serving: Serving)
 async def test_defaults_of_the_package_hold_unless_a_request_says_otherwise(
     options: dict[str, Any], text: str, serving: Serving
 ) -> None:
-    defaults = {"banned_tokens": [ord("a")], "max_new_tokens": 3, "strategy": "beam", "beam": 2}
+    defaults = {"banned_tokens": (ord("a"),), "max_new_tokens": 3, "strategy": "beam", "beam": 2}
 
     async with serving(always(a=4.0, b=3.5, c=2.8), defaults=defaults) as client:
         answer = await client.generate(MODEL, ">", **options)

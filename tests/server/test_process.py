@@ -1,4 +1,4 @@
-"""What a process does before it serves: gRPC without threads, no second look at garbage."""
+"""A process before it serves: gRPC without threads, and garbage that is looked at once."""
 
 from __future__ import annotations
 
