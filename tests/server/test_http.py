@@ -149,21 +149,21 @@ async def test_a_stream_of_several_prompts_tells_them_apart():
 async def test_one_of_several_streams_that_fails_ends_all_of_them():
     def answer(request: Any, context: grpc.ServicerContext) -> object:
         yield next(iter(stream_messages(["a"])))
-        read.wait(60)
+        both.wait(60)
         if request.request.inputs[0].text == "b":
             fail(context, grpc.StatusCode.INTERNAL, "inputs[0].text: gone")
         if not context.add_callback(ended.set):  # it has ended already
             ended.set()
         ended.wait(60)
 
-    read, ended = threading.Event(), threading.Event()
+    both, ended = threading.Barrier(3), threading.Event()
     with scripted_server() as script:
         script.answers["GenerateStream"] = answer
         async with http_server(script.address) as caller:
             body = {"model": "m", "prompt": ["a", "b"], "stream": True}
             async with caller.session.post(f"{caller.url}/v1/completions", json=body) as found:
                 await found.content.readuntil(b"\n\n")
-                read.set()
+                await asyncio.to_thread(both.wait, 60)
                 last = (await found.text()).strip().rpartition("data: ")[2]
 
     assert json.loads(last)["error"]["message"] == "prompt[1]: gone"
