@@ -18,6 +18,7 @@ from pathlib import Path
 from loadtest.errors import LoadTestError
 
 ROOT = Path(__file__).parents[2]
+SERVE = (sys.executable, "-c", "from server.cli import main; main()", "serve")
 _START_TIMEOUT = 180.0  # seconds
 
 
@@ -49,8 +50,16 @@ def served(
 ) -> Iterator[Served]:
     """Serve a package with settings in TOML until the end of the block; `cores` as of taskset."""
     command = [] if cores is None else ["taskset", "-c", cores]
-    command += [sys.executable, "-P", "-c", "from server.cli import main; main()", "serve"]
-    command += [str(package), "--port", "0", "--threads", f"{threads}", "--replicas", f"{replicas}"]
+    command += [
+        *SERVE,
+        str(package),
+        "--port",
+        "0",
+        "--threads",
+        f"{threads}",
+        "--replicas",
+        f"{replicas}",
+    ]
     with (
         tempfile.NamedTemporaryFile("w", suffix=".toml") as file,
         tempfile.NamedTemporaryFile() as log,
@@ -58,7 +67,7 @@ def served(
         file.write(settings)
         file.flush()
         command += ["--config", file.name, *options]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(tree))
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(tree), cwd=tree)
         try:
             said = _wait(process, Path(log.name))
             (address,) = re.findall(r"^serving .* on (\S+);", said, re.MULTILINE)

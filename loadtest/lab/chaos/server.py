@@ -14,12 +14,11 @@ from pathlib import Path
 
 from loadtest.errors import LoadTestError
 from loadtest.lab.process_tree import read_tree
-from loadtest.lab.serve import free_port
+from loadtest.lab.serve import SERVE, free_port
 
 _START_TIMEOUT = 180.0  # seconds
 _LOOK_PERIOD = 0.1  # seconds
 _STEADY = 0.5  # seconds
-_SERVE = (sys.executable, "-c", "from server.cli import main; main()", "serve")
 _CELL = (sys.executable, "-m", "loadtest.lab.stand_in.cell")
 CONTROLLER = "ray::ServeController"
 
@@ -39,7 +38,7 @@ class Server:
         self._command = [*_CELL, str(package), str(replicas), str(port), str(self._page)]
         if with_ray:
             words = (str(word) for option in options.items() for word in option)
-            self._command = [*_SERVE, str(package), *words]
+            self._command = [*SERVE, str(package), *words]
 
     def start(self) -> None:
         """Start it; LoadTestError if it does not serve in time."""
