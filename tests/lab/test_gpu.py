@@ -147,6 +147,8 @@ def test_parts_are_chosen_by_exact_names_in_the_order_given() -> None:
     assert [one.name for one in chosen] == ["bench.gpt2-124m.fp16", "machine"]
     assert [one.package for one in chosen] == ["gpt2-124m.fp16", ""]
     assert chosen[1].seconds == 2 * parts.choose(["machine"])[0].seconds
+    few, many = (parts.choose(["speed.gpt2-124m.fp16"], concurrencies=c)[0] for c in ([1], [1, 32]))
+    assert few.seconds < many.seconds
     with pytest.raises(ValueError, match=r"no part is called bench, rows; known: machine, rows\.g"):
         parts.choose(["bench", "machine", "rows"])
 

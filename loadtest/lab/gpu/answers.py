@@ -17,8 +17,8 @@ from loadtest.lab.gpu.models import form_of, make_checkpoint, make_package
 from loadtest.lab.gpu.part import Found, Outcome, Settings
 from loadtest.lab.gpu.product import tokenweir
 
-_NUM_ROWS, _NUM_STEPS, _CHUNK = 8, 8, 64
-_LENGTHS = (5, 100, 31, 64, 7, 65, 12, 90)  # tokens of prompts
+_NUM_ROWS, _NUM_STEPS, _CHUNK = 8, 8, 16
+_LENGTHS = (5, 50, 31, 16, 7, 17, 12, 45)  # tokens of prompts
 _CERTIFIED_ROWS = 32
 # Limits to the CPU's result in the same type; both round, so twice the error that one may have.
 _FURTHEST = {"fp32": 1e-4, "fp16": 0.04}  # in standard deviations of the logits

@@ -78,7 +78,7 @@ def main(
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else the part in progress would go on
     try:
-        chosen = choose(only.split(",") if only else (), slower)
+        chosen = choose(only.split(",") if only else (), slower=slower, concurrencies=concurrency)
         if device == "cuda":
             check_cuda_distribution()
         out.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """The models of the check: those of the demo, and shapes of well-known ones with random weights.
 
 A shape is what `config.json` of Hugging Face would say; ours is what an import makes of it. The
-small ones, for right answers, have the heads and widths of real ones, by which kernels are chosen,
-and few layers and tokens. The whole ones are for speed alone: nothing is proven of them.
+small ones, for right answers, have heads as wide and as shared as real ones, by which kernels of
+attention are chosen. The whole ones are for speed alone: nothing is proven of them.
 """
 
 from __future__ import annotations
@@ -38,60 +38,52 @@ from exporter.tasks import TASKS, build_task
 from loadtest.lab.gpu.part import Settings
 
 _ENDS = {"bos_token_id": 0, "eos_token_id": 0}
-_GPT2 = {"model_type": "gpt2", "vocab_size": 50_257, **_ENDS}
-_LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 128_256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 1024,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-    "tie_word_embeddings": True,
-    **_ENDS,
-}
-_MARIAN = {
-    "model_type": "marian",
-    "vocab_size": 58_101,
-    "d_model": 512,
-    "encoder_layers": 6,
-    "decoder_layers": 6,
-    "encoder_ffn_dim": 2048,
-    "decoder_ffn_dim": 2048,
-    "encoder_attention_heads": 8,
-    "decoder_attention_heads": 8,
-    "max_position_embeddings": 512,
-    "activation_function": "swish",
-    "scale_embedding": True,
-    "pad_token_id": 1,
-    "decoder_start_token_id": 1,
-    **_ENDS,
-}
-_FEW = {"vocab_size": 4096, "max_position_embeddings": 128}
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "gpt2-124m": _GPT2,
-    "llama-1b": _LLAMA,
-    "marian-base": _MARIAN,
-    "gpt2": {**_GPT2, "vocab_size": 4096, "n_positions": 128, "n_layer": 2},
-    "llama": {  # heads of 128, four for a key
-        **{**_LLAMA, **_FEW, "hidden_size": 1024, "intermediate_size": 3584},
-        **{"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2},
+_WHOLE: Mapping[str, Mapping[str, Any]] = {
+    "gpt2-124m": {"model_type": "gpt2", "vocab_size": 50_257, **_ENDS},
+    "llama-1b": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        "tie_word_embeddings": True,
+        **_ENDS,
     },
-    "marian": {**_MARIAN, **_FEW, "encoder_layers": 2, "decoder_layers": 2},
+    "marian-base": {
+        "model_type": "marian",
+        "vocab_size": 58_101,
+        "d_model": 512,
+        **{f"{side}_layers": 6 for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": 8 for side in ("encoder", "decoder")},
+        "max_position_embeddings": 512,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "pad_token_id": 1,
+        "decoder_start_token_id": 1,
+        **_ENDS,
+    },
 }
-_QUICK: Mapping[str, Mapping[str, int]] = {  # by model_type, for a trial of the check itself
-    "gpt2": {"vocab_size": 256, "n_positions": 16, "n_embd": 128, "n_layer": 1, "n_head": 2},
-    "llama": {"vocab_size": 256, "max_position_embeddings": 16, "hidden_size": 256}
-    | {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 1}
-    | {"intermediate_size": 256},
-    "marian": {"vocab_size": 256, "max_position_embeddings": 16, "d_model": 128}
-    | {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}
-    | {"encoder_attention_heads": 2, "decoder_attention_heads": 2},
+WHOLE = tuple(_WHOLE)
+_FEW = {"vocab_size": 512, "max_position_embeddings": 64}
+_SMALL: Mapping[str, Mapping[str, Any]] = {  # by model_type
+    "gpt2": {"vocab_size": 512, "n_positions": 64, "n_layer": 2, "n_embd": 256, "n_head": 4},
+    "llama": {**_FEW, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2}
+    | {"num_attention_heads": 4, "num_key_value_heads": 1},
+    "marian": {
+        **_FEW,
+        "d_model": 256,
+        **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": 512 for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    },
 }
-WHOLE = ("gpt2-124m", "llama-1b", "marian-base")
-_LIMITS = {"max_source_len": 16, "max_target_len": 16}
+_QUICK_LENGTH = 16  # tokens, for a trial of the check itself
+_LENGTHS = ("n_positions", "max_position_embeddings", "max_source_len", "max_target_len")
 _NUM_WORDS = 200  # in a tokenizer that nobody reads
 # Random weights have no favourite tokens: what they lose is counted, and held to on the device.
 _ANY_LOSS = LossLimits(1.0, 100.0, 100.0, 1.0)
@@ -99,8 +91,12 @@ _ANY_LOSS = LossLimits(1.0, 100.0, 100.0, 1.0)
 
 def shape_of(name: str, *, quick: bool) -> dict[str, Any]:
     """Return what `config.json` of Hugging Face says of a shape."""
-    said = SHAPES[name]
-    return {**said, **(_QUICK[said["model_type"]] if quick else {})}
+    said = next(one for whole, one in _WHOLE.items() if whole.startswith(name))
+    if name not in _WHOLE or quick:
+        said = {**said, **_SMALL[said["model_type"]]}
+    if quick:
+        said = {**said, **{key: _QUICK_LENGTH for key in said if key in _LENGTHS}}
+    return dict(said)
 
 
 def form_of(name: str) -> PackageFormat:
@@ -123,9 +119,8 @@ def make_checkpoint(settings: Settings, name: str) -> Path:
         task = build_task(name)
         config, tokenizer = task.config, task.tokenizer
         if settings.quick:
-            layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 1)
-            smaller = {**layers, **_LIMITS}
-            config = config.changed({k: v for k, v in smaller.items() if getattr(config, k)})
+            lengths = (name for name in _LENGTHS if getattr(config, name, None))
+            config = config.changed(dict.fromkeys(lengths, _QUICK_LENGTH))
     else:
         config = _converted(shape_of(name, quick=settings.quick))
         words = {str(i): i for i in range(_NUM_WORDS)}

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from pathlib import Path
@@ -36,12 +36,11 @@ def run_parts(
     """
     deadline = time.monotonic() + budget
     todo = list(chosen)
-    with Packages(settings, out / "packages.txt", deadline) as packages:
+    with Packages(settings, out / "packages.txt", deadline, beside=prepare) as packages:
         if prepare:
             packages.make(part.package for part in todo if part.package)
         while todo:
-            there = (one for one in todo if prepare and packages.is_there(one.package))
-            part = next(there, todo[0])
+            part = packages.first_there(todo) if prepare else todo[0]
             todo.remove(part)
             left = deadline - time.monotonic()
             if part.seconds <= left and (why := packages.wait(part.package, left - part.seconds)):
@@ -62,15 +61,15 @@ def run_parts(
 
 
 class Packages:
-    """Packages in the making, each by a process on cores of its own if there are enough."""
+    """Packages in the making, each by a process; `beside` parts on cores that those do not have."""
 
-    def __init__(self, settings: Settings, log: Path, deadline: float) -> None:
+    def __init__(self, settings: Settings, log: Path, deadline: float, *, beside: bool) -> None:
         self._settings, self._log, self._deadline = settings, log, deadline
         self._ended = Event()
         self._jobs: dict[str, Future[str]] = {}
         self._cores = sorted(os.sched_getaffinity(0))
-        beside = self._cores[_FOREGROUND:]
-        groups = [beside[i : i + _A_PACKAGE] for i in range(0, len(beside), _A_PACKAGE)]
+        spare = self._cores[_FOREGROUND:] if beside else []
+        groups = [spare[i : i + _A_PACKAGE] for i in range(0, len(spare), _A_PACKAGE)]
         self._free: Queue[list[int]] = Queue()
         for group in groups or [self._cores]:
             self._free.put(group)
@@ -95,9 +94,14 @@ class Packages:
             if name not in self._jobs:
                 self._jobs[name] = self._pool.submit(self._made, name)
 
-    def is_there(self, name: str) -> bool:
-        """Return whether nobody needs to wait for a package."""
-        return not name or (name in self._jobs and self._jobs[name].done())
+    def first_there(self, parts: Sequence[Part]) -> Part:
+        """Return the first part whose package is made, or has failed, as soon as there is one."""
+        left = self._deadline - time.monotonic() - min(part.seconds for part in parts)
+        if all(part.package for part in parts):
+            jobs = [self._jobs[part.package] for part in parts]
+            wait(jobs, max(0.0, left), FIRST_COMPLETED)
+        there = (one for one in parts if not one.package or self._jobs[one.package].done())
+        return next(there, parts[0])
 
     def wait(self, name: str, seconds: float) -> str:
         """Return why there is no package; "": there is, or it is not finished."""
@@ -112,14 +116,15 @@ class Packages:
         started, cores = time.monotonic(), self._free.get()
         try:
             left = max(1.0, self._deadline - started)
-            status, made = run_task(
-                self._settings, cores, self._log, left, self._ended, package=name
-            )
+            own = self._log.with_name(f"{self._log.name}.{name}")  # others write meanwhile
+            status, made = run_task(self._settings, cores, own, left, self._ended, package=name)
         finally:
             self._free.put(cores)
         seconds = time.monotonic() - started
         with self._log.open("a") as log:
+            log.write(own.read_text(errors="replace"))
             log.write(f"== {name}: {status} in {seconds:.0f} s: {made.summary}\n")
+        own.unlink()
         return "" if status == "passed" else made.summary
 
 

@@ -49,13 +49,17 @@ def served(settings: Settings, shape: str, form: str) -> Outcome:
             found[str(concurrency)] = {"exit_code": code, "said": said, **kept_of}
             print(f"{concurrency} at once: exit code {code}", flush=True)
     bad = [f"{n} at once: {one['said']}" for n, one in found.items() if one["exit_code"]]
-    rates = [f"{n}: {_rate(one)}" for n, one in found.items()]
+    rates = [f"{n}: {_said(one)}" for n, one in found.items()]
     return Outcome("; ".join([*rates, *bad]), found, not bad)
 
 
-def _rate(report: Found) -> str:
-    rate = report.get("summary", {}).get("output_tokens_per_second")
-    return "no report" if rate is None else f"{rate:,.0f} tokens/s"
+def _said(report: Found) -> str:
+    if (summary := report.get("summary")) is None:
+        return "no report"
+    first = summary["time_to_first_token"]
+    return f"{summary['output_tokens_per_second']:,.0f} tokens/s" + (
+        f", first token {1e3 * first['p50']:.1f} ms" if first else ""
+    )
 
 
 def _process(kind: str, *arguments: object) -> LineProcess:
