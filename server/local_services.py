@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 from grpc import aio
 
-from server.call_server import Pairs
+from server.grpc_core import Pairs
 
 Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.event_thread import Event
+from server import grpc_core as core
 from server.gateway.worker_call import Client, Status, WorkerCall
+from server.grpc_core import CANCELLED, NO_FLAGS, Event
 from server.lane import (
     MAX_BYTES,
     METHOD,
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 _Part = TypeVar("_Part")  # any part of an answer
 
-_NO_FLAGS = 0
-_CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 _UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 _LEAST_SECONDS = 1e-6  # 0 is no deadline
 
@@ -63,15 +61,15 @@ class Lane:
     def start_at(self, channel: Any) -> None:
         """Ask the worker for it."""
         opening = (
-            cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),
-            cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),
+            core.send_metadata(()),
+            core.receive_status(),
         )
-        beginning = (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),)
+        beginning = (core.receive_metadata(),)
         with self._lock:
             self._open_calls.add(self)
             self._num_due = 2
             self._call = channel.integrated_call(
-                _NO_FLAGS,
+                NO_FLAGS,
                 METHOD.encode(),
                 None,
                 None,
@@ -103,7 +101,7 @@ class Lane:
 
     def cancel(self) -> None:
         """End the lane, and its calls at the worker."""
-        self._call.cancel(_CANCELLED, "the connection is closed")
+        self._call.cancel(CANCELLED, "the connection is closed")
 
     def took(self, number: int, times: int) -> None:
         """Tell the worker that so many times NUM_TAKEN messages of a call have been taken."""
@@ -137,7 +135,7 @@ class Lane:
             data.asked.append(asked)
             num_bytes += asked.ByteSize()
         self._taken, self._cancelled = [], []
-        operation = (cygrpc.SendMessageOperation(data.SerializeToString(), _NO_FLAGS),)
+        operation = (core.send_message(data.SerializeToString()),)
         self._is_sending = bool(self._call.operate(operation, self._has_gone))
         self._num_due += self._is_sending
 
@@ -177,7 +175,7 @@ class Lane:
 
     def _read(self) -> None:
         if self._status is None:
-            operation = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
+            operation = (core.receive_message(),)
             self._num_due += bool(self._call.operate(operation, self._has_come))
 
     def _hear(self, message: bytes) -> None:

@@ -1,7 +1,7 @@
 """Calls to a worker, whose messages are handed to clients without the event loop.
 
 grpc.aio wakes its event loop for every message, and once more when it has gone. This stands on
-cygrpc, as CallServer does: one thread takes what happens to all calls of a connection, and hands
+its core, as CallServer does: one thread takes what happens to all calls of a connection, and hands
 each message to the client's call. The event loop hears of the end. If the worker has a lane,
 small requests for streams go by that.
 """
@@ -12,20 +12,18 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import grpc
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from server.event_thread import Event
+from server import grpc_core as core
 from server.gateway.lane import Lane, pairs_in, status_in
 from server.gateway.worker_call import Client, WorkerCall
+from server.grpc_core import CANCELLED, NO_FLAGS, Event
 from server.lane import MAX_REQUEST_BYTES, Metadata
 
 logger = logging.getLogger(__name__)
 
-_NO_FLAGS = 0
-_CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 _LANE_PAUSE = 1.0  # seconds before a worker is asked again for a lane that has ended
 
 
@@ -39,8 +37,8 @@ class WorkerCalls:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """Encrypt what is sent if there are credentials."""
-        inner = None if credentials is None else cast(Any, credentials)._credentials
-        self._channel = cygrpc.Channel(address.encode(), tuple(options), inner)
+        inner = None if credentials is None else core.inner(credentials)
+        self._channel = core.Channel(address.encode(), tuple(options), inner)
         self._open: set[OwnCall | Lane] = set()
         self._is_closing = False
         self._closing = threading.Lock()  # nothing is started while the thread closes
@@ -110,7 +108,7 @@ class WorkerCalls:
         with self._closing:
             if self._open or not self._is_closing:
                 return True
-            self._channel.close(_CANCELLED, "the connection is closed")
+            self._channel.close(CANCELLED, "the connection is closed")
         return False
 
 
@@ -132,18 +130,18 @@ class OwnCall(WorkerCall):
     ) -> None:
         """Send the request."""
         sending = (
-            cygrpc.SendInitialMetadataOperation(metadata, _NO_FLAGS),
-            cygrpc.SendMessageOperation(request, _NO_FLAGS),
-            cygrpc.SendCloseFromClientOperation(_NO_FLAGS),
-            cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),
+            core.send_metadata(metadata),
+            core.send_message(request),
+            core.send_close(),
+            core.receive_status(),
         )
-        beginning = (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),)
+        beginning = (core.receive_metadata(),)
         deadline = None if timeout is None else time.time() + timeout
         with self._lock:
             self._open_calls.add(self)
             self._num_due = 2
             self._call = channel.integrated_call(
-                _NO_FLAGS,
+                NO_FLAGS,
                 method.encode(),
                 None,
                 deadline,
@@ -153,7 +151,7 @@ class OwnCall(WorkerCall):
             )
 
     def _cancel_there(self) -> None:
-        self._call.cancel(_CANCELLED, "the call was cancelled")
+        self._call.cancel(CANCELLED, "the call was cancelled")
 
     def _ask_for_more(self, behind: bytes) -> None:
         self._read()
@@ -189,5 +187,5 @@ class OwnCall(WorkerCall):
     def _read(self) -> None:
         """Ask for the next message: gRPC tells of the end once there is none."""
         if not self._is_over and self._status is None:
-            operation = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
+            operation = (core.receive_message(),)
             self._num_due += bool(self._call.operate(operation, self._has_come))

@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from engine.errors import Draining
-from server.call_server import Pairs, ServerCall
+from server.call_server import ServerCall
+from server.grpc_core import Pairs
 from server.lane import (
     NUM_TAKEN,
     NUM_UNHEARD,
