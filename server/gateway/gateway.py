@@ -407,26 +407,16 @@ class Gateway:
                 return await relay(call.method, request, call, share)
 
     async def _list_models(self, call: ServerCall, data: bytes) -> bytes | None:
-        """Return the models of all workers that the caller may use.
-
-        If all workers have the same, one of them answers.
-        """
+        """Return the models that the caller may use; wait for a worker if need be."""
         usable = self._door.usable_models(call)
-        if self._pool.is_uniform and usable is None:
-            return await self._relay.unary(call.method, data, call)
         try:
             request = pb.ListModelsRequest.FromString(data)
         except DecodeError:
             what = f"{len(data)} bytes are not a request of {_LIST_MODELS}"
             raise MalformedMessage([FieldViolation("request", what)]) from None
-        models = [info for info in await self._served(call) if self._is_shown(info, usable)]
+        await self._relay.wait_for_worker()
+        models = [info for info in list_models(self._pool) if self._is_shown(info, usable)]
         return page_of(models, request).SerializeToString()
-
-    async def _served(self, call: ServerCall) -> Sequence[pb.ModelInfo]:
-        if not self._pool.is_uniform:
-            return await list_models(self._pool)
-        answer = await self._relay.unary(call.method, b"", call)  # waits for a worker if need be
-        return pb.ListModelsResponse.FromString(answer).models
 
     def _is_shown(self, info: pb.ModelInfo, usable: Container[str] | None) -> bool:
         is_usable = usable is None or info.model in usable

@@ -12,7 +12,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from server import grpc_core as core
-from server.gateway.worker_call import Client, Status, WorkerCall
 from server.grpc_core import CANCELLED, NO_FLAGS, Event
 from server.lane import (
     MAX_BYTES,
@@ -28,6 +27,7 @@ from server.lane import (
     pairs_of,
     weight,
 )
+from server.wire.worker_call import Client, Status, WorkerCall
 
 logger = logging.getLogger(__name__)
 

@@ -20,16 +20,16 @@ from grpc import aio
 from engine.errors import ReplicaLost, TokenweirError
 from server.api import PREDICTION, TENANT_KEY, WAITED_KEY, WAITING_KEY
 from server.call_server import ServerCall
-from server.gateway.backend import Backend, WorkerLost
+from server.gateway.backend import Backend, WorkerLost, is_workers_own
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.resumable import ResumableStream
 from server.gateway.share import NOBODYS, Share
-from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.identity.tokens import METADATA_KEY
-from server.lane import Metadata
-from server.status import DETAILS_KEY, CallStatus, call_status
+from server.status import CallStatus, call_status
 from server.telemetry.metrics import Counts
+from server.wire.protocol import Metadata
+from server.wire.worker_call import WorkerCall, WorkerFailed
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,10 @@ class Relay:
         for call in tuple(self._calls):
             call.cancel()
 
+    async def wait_for_worker(self) -> None:
+        """Return once any worker serves; raises as `unary`."""
+        await self._pool.choose(self._attempts("", b"", NOBODYS))
+
     async def unary(
         self, method: str, request: bytes, context: ServerCall, share: Share = NOBODYS
     ) -> bytes:
@@ -81,7 +85,7 @@ class Relay:
         while True:
             backend = await self._pool.choose(attempts)
             metadata = (*self._forwarded(context), *whose)
-            call = backend.calls.start(method, request, metadata, context.time_remaining(), None)
+            call = backend.start(method, request, metadata, context.time_remaining(), None)
             context.is_relayed = True
             try:
                 trailing = await self._end_of(call, backend, attempts)
@@ -135,9 +139,7 @@ class Relay:
     ) -> None:
         """Have a worker answer a stream to its end."""
         time_left = context.time_remaining()
-        call = backend.calls.start(
-            method, stream.request, self._forwarded(context), time_left, stream
-        )
+        call = backend.start(method, stream.request, self._forwarded(context), time_left, stream)
         context.is_relayed = True
         await self._end_of(call, backend, attempts)
 
@@ -227,7 +229,7 @@ def _look_elsewhere_or_raise(attempts: Attempts, stream: ResumableStream, backen
 
 def _status(error: WorkerFailed | WorkerLost, request_id: str) -> CallStatus:
     """Return the worker's own words, or ReplicaLost if it can no longer speak."""
-    if isinstance(error, WorkerLost) or (error.code in _LOST and not _is_workers_own(error)):
+    if isinstance(error, WorkerLost) or (error.code in _LOST and not is_workers_own(error)):
         return _lost(request_id)
     return CallStatus(error.code, error.details, error.trailing_metadata)
 
@@ -236,7 +238,7 @@ def _crashed(error: WorkerFailed | WorkerLost) -> bool | None:
     """Say whether a lost worker crashed, as far as it shows here: one that hangs did not."""
     if isinstance(error, WorkerLost):
         return False
-    return True if _is_workers_own(error) else None
+    return True if is_workers_own(error) else None
 
 
 def _lost(request_id: str) -> CallStatus:
@@ -245,10 +247,6 @@ def _lost(request_id: str) -> CallStatus:
         _RETRY_AFTER,
     )
     return call_status(lost, request_id)
-
-
-def _is_workers_own(error: WorkerFailed) -> bool:
-    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)
 
 
 def _is_clients(key: str) -> bool:

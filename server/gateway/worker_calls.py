@@ -18,9 +18,9 @@ import grpc
 
 from server import grpc_core as core
 from server.gateway.lane import Lane, pairs_in, status_in
-from server.gateway.worker_call import Client, WorkerCall
 from server.grpc_core import CANCELLED, NO_FLAGS, Event
 from server.lane import MAX_REQUEST_BYTES, Metadata
+from server.wire.worker_call import Client, WorkerCall
 
 logger = logging.getLogger(__name__)
 

@@ -33,6 +33,9 @@ from server.listening import address_of, listen, max_connections, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
+from server.wire import protocol
+from server.wire.bearer import Bearer
+from server.wire.work_pb2 import Models, State
 from server.worker.aborts import AbortInterceptor
 from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
@@ -73,6 +76,7 @@ class Worker:
         self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
         self._lanes: set[Lane] = set()  # from gateways
+        self._bearers: set[Bearer] = set()  # likewise
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -120,6 +124,8 @@ class Worker:
         self._health.close()
         for lane in tuple(self._lanes):
             lane.close()
+        for bearer in tuple(self._bearers):
+            bearer.close()
         await self._server.stop(LAST_WORDS)
 
     async def _empty(self) -> None:
@@ -130,18 +136,38 @@ class Worker:
     def _refuse_new(self) -> None:
         self._health.go_down()
         self._admission.draining = True
+        self._tell_state()
 
     def _arrived(self, call: ServerCall) -> None:
         """In the thread of the server."""
         self._loop.call_soon_threadsafe(self._begin, call)
 
     def _begin(self, call: ServerCall) -> None:
+        if call.method == protocol.METHOD:
+            bearer = Bearer(call, self._services.answer, self._state)
+            self._bearers.add(bearer)
+            call.answer(bearer.carry()).add_done_callback(lambda _: self._bearers.discard(bearer))
+            return
         if call.method != METHOD:
             call.answer(self._services.answer(call))
             return
         lane = Lane(call, self._services.answer)
         self._lanes.add(lane)
         call.answer(lane.carry()).add_done_callback(lambda _: self._lanes.discard(lane))
+
+    def _state(self) -> State:
+        """Return how the worker is, for gateways."""
+        infos = [info.SerializeToString(deterministic=True) for info in self._admin.models()]
+        return State(
+            serving=self.healthy and not self._admission.draining,
+            num_calls=self.live(),
+            num_gateways=len(self._bearers),
+            models=Models(infos=infos),
+        )
+
+    def _tell_state(self) -> None:
+        for bearer in self._bearers:
+            bearer.tell_state()
 
     def _make_services(self) -> LocalServices:
         config = self._config
@@ -169,9 +195,10 @@ class Worker:
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
             PredictionService(self._catalog, config.limits), server
         )
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminService(self._catalog, facts, self._admission, self._requests, self._empty), server
+        self._admin = AdminService(
+            self._catalog, facts, self._admission, self._requests, self._empty
         )
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         enable_reflection((*SERVICES, HEALTH), services)
         return services
@@ -208,6 +235,7 @@ class Worker:
         }
         for name, is_healthy in healthy.items():
             self._health.publish(name, serving=is_healthy)
+        self._tell_state()
 
     async def _wait_until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):

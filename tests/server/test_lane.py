@@ -15,7 +15,6 @@ import pytest
 from grpc import aio
 
 from server.call_server import CallServer, ServerCall
-from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.gateway.worker_calls import WorkerCalls
 from server.lane import (
     MAX_REQUEST_BYTES,
@@ -26,6 +25,7 @@ from server.lane import (
     metadata_of,
     pairs_of,
 )
+from server.wire.worker_call import WorkerCall, WorkerFailed
 from server.worker.lane import Lane, LaneCall
 from tests.server.calls import until
 

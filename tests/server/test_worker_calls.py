@@ -14,9 +14,9 @@ import pytest
 from grpc import aio
 
 from server.call_server import ServerCall
-from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.gateway.worker_calls import WorkerCalls
 from server.gateway.worker_channel import WorkerChannel
+from server.wire.worker_call import WorkerCall, WorkerFailed
 from tests.server.calls import until
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 import grpc
 from grpc import aio
 
-from server.lane import Metadata
+from server.wire.protocol import Metadata
 
 _Result = TypeVar("_Result")
 _Given = ParamSpec("_Given")
