@@ -68,7 +68,7 @@ class Backend:
         self.of_others = 0  # calls that others had there, when the worker last said how many it has
         self.num_gateways = 1  # that are connected there, as it says
         self.serving = False  # as the worker itself reports
-        self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # of the models that are ready there
+        self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # models that are ready there
         self.models: frozenset[ModelVersion] = frozenset()  # likewise
         self._silence = silence
         self._is_retiring = self._is_lost = False
@@ -171,7 +171,7 @@ class Backend:
             credentials = peers.of_channel()
             self._connection = Connection(self.address, (*options, *CHANNEL_OPTIONS), credentials)
         self._has_told = asyncio.Event()  # something of itself
-        self._end: Status | None = None  # of the wire, until there is another one
+        self._end: Status | None = None  # the wire's, until there is another one
         self._watching = in_background(f"watching worker {self.address}", self._watch)
 
     async def _answers(self) -> bool:

@@ -187,7 +187,7 @@ class BearerCall:
         self._metadata = metadata_of(asked.metadata)
         self._deadline = time.monotonic() + asked.seconds if asked.seconds else None
         self._messages: deque[bytes] = deque()  # that have come whole, and were not read
-        self._pieces: list[bytes] = []  # of the next one
+        self._pieces: list[bytes] = []  # the next one, as far as it has come
         self._is_whole = False  # the request: nothing comes any more
         self._has_come: asyncio.Future[None] | None = None  # awaited until there is a message
         self._trailing_metadata: Pairs = ()

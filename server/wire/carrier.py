@@ -406,7 +406,7 @@ class CarriedCall(WorkerCall):
         self.number = number
         self._carrier = carrier
         self._num_taken = 0  # weight of messages, of which the worker was not told
-        self._pieces: list[bytes] = []  # of a message that has not come whole
+        self._pieces: list[bytes] = []  # a message that has not come whole
 
     def send(self, message: bytes, *, is_last: bool) -> None:
         """Send another message of a request that is followed."""

@@ -80,14 +80,14 @@ async def calls(worker: WiredWorker) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def raw_gateway(worker: WiredWorker) -> AsyncIterator[aio.StreamStreamCall[bytes, bytes]]:
-    """What says to a worker whatever a test wants, in bytes."""
+    """Say to a worker whatever a test wants, in bytes."""
     async with aio.insecure_channel(worker.address) as channel:
         yield channel.stream_stream(METHOD)()
 
 
 @asynccontextmanager
 async def raw_worker(say: Callable[..., AsyncIterator[bytes]]) -> AsyncIterator[str]:
-    """What says to a gateway whatever a test wants, in bytes."""
+    """Say to a gateway whatever a test wants, in bytes."""
     server = aio.server()
     handler = grpc.stream_stream_rpc_method_handler(say)
     service, _, name = METHOD[1:].partition("/")
