@@ -24,7 +24,7 @@ class _Details:
 
 
 class AnswerableCall(Protocol):
-    """A call, as far as it is answered here: a ServerCall, or one of a lane."""
+    """A call, as far as it is answered here: a ServerCall, or a BearerCall."""
 
     method: str
     response_serializer: Callable[[Any], bytes] | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
-from server.gateway.lane_backend import LaneBackend
 from server.gateway.losses import Loss, Losses
 from server.gateway.resumable import STREAM, asked_at_first
 from server.gateway.share import Share, request_id_of
@@ -26,7 +24,6 @@ from server.status import CallStatus, call_status
 
 logger = logging.getLogger(__name__)
 
-_OLD_WIRE = "TOKENWEIR_LANES"  # in the environment: the old wire, to be compared with the new one
 _PAUSE = 0.05  # seconds before workers that have all refused are asked again
 _RETRY_AFTER = 0.5  # seconds
 _MAX_LOSSES = 3  # workers that one call may crash: it might be what ends them
@@ -170,8 +167,7 @@ class Pool:
             task.add_done_callback(self._retiring.discard)
         for address in dict.fromkeys(addresses):
             if address not in self._backends:
-                make = LaneBackend if _OLD_WIRE in os.environ else Backend
-                self._backends[address] = make(
+                self._backends[address] = Backend(
                     address,
                     self.tell,
                     silence=self._silence,

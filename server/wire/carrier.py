@@ -17,10 +17,9 @@ from google.protobuf.message import DecodeError
 from server import grpc_core as core
 from server.grpc_core import CANCELLED, NO_FLAGS, Event
 from server.wire import protocol
-from server.wire.protocol import CHUNK, NUM_HEARD, NUM_TAKEN, Metadata, metadata_of, pairs_of
+from server.wire.protocol import CHUNK, NUM_HEARD, Metadata, metadata_of, pairs_of
 from server.wire.work_pb2 import (
     MORE_MESSAGES,
-    MORE_OF_MESSAGE,
     MORE_UNSPECIFIED,
     Call,
     FromWorker,
@@ -81,10 +80,10 @@ class Connection:
         client: Client | None,
         *,
         is_followed: bool = False,
-    ) -> CarriedCall:
+    ) -> WorkerCall:
         """Send a request; hand the answer to a client as it comes, or keep the one message.
 
-        A request that is followed goes on with `CarriedCall.send`. Without a carrier the call ends
+        A request that is followed goes on with `WorkerCall.send`. Without a carrier the call ends
         as one to a worker that is not there.
         """
         carrier = self._carrier or Carrier(self._open)
@@ -149,7 +148,7 @@ class Carrier:
         self._own = protocol.hello()
         self._is_known = False  # the worker has said hello
         self._lock = threading.Lock()  # guards all below
-        self._calls: dict[int, CarriedCall] = {}
+        self._calls: dict[int, WorkerCall] = {}
         self._unsent: dict[int, Call] = {}  # by number, as the next one
         self._pieces: dict[int, deque[tuple[bytes, More.ValueType]]] = {}  # behind calls
         self._taken: list[int] = []
@@ -205,9 +204,9 @@ class Carrier:
         client: Client | None,
         *,
         is_followed: bool = False,
-    ) -> CarriedCall:
+    ) -> WorkerCall:
         """Send a request; see Connection."""
-        call = CarriedCall(client, self, next(self._numbers))
+        call = WorkerCall(client, self, next(self._numbers))
         (first, more), *rest = protocol.chunks_of(
             request, MORE_MESSAGES if is_followed else MORE_UNSPECIFIED
         )
@@ -358,7 +357,7 @@ class Carrier:
         A call goes on once it has all of it: its end goes with its last message.
         """
         for begun in said.begun:
-            self._give(begun.number, CarriedCall.begin, metadata_of(begun.metadata))
+            self._give(begun.number, WorkerCall.begin, metadata_of(begun.metadata))
         for number, message in zip(said.numbers, said.messages, strict=True):
             if (call := self._calls.get(number)) is not None:
                 call.take(message)
@@ -367,11 +366,13 @@ class Carrier:
                 call.take_piece(chunk.data, chunk.more)
         for ended in said.ended:
             end = Status(ended.code, ended.details, metadata_of(ended.metadata))
-            self._give(ended.number, CarriedCall.finish, end)
-        for number in dict.fromkeys((*said.numbers, *(chunk.number for chunk in said.chunks))):
-            self._give(number, CarriedCall.go_on, None)
+            self._give(ended.number, WorkerCall.finish, end)
+        for number in dict.fromkeys(said.numbers):
+            self._give(number, WorkerCall.go_on, None)
+        for chunk in said.chunks:
+            self._give(chunk.number, WorkerCall.go_on, None)
 
-    def _give(self, number: int, take: Callable[[CarriedCall, _Part], None], part: _Part) -> None:
+    def _give(self, number: int, take: Callable[[WorkerCall, _Part], None], part: _Part) -> None:
         """Let a call that is still there take a part of its answer."""
         if (call := self._calls.get(number)) is None:
             return
@@ -396,66 +397,6 @@ class Carrier:
             status = Status(_UNAVAILABLE, f"the wire has ended: {status.details}", ())
         for call in tuple(self._calls.values()):
             call.finish(status)
-
-
-class CarriedCall(WorkerCall):
-    """A call to a worker."""
-
-    def __init__(self, client: Client | None, carrier: Carrier, number: int) -> None:
-        super().__init__(client)
-        self.number = number
-        self._carrier = carrier
-        self._num_taken = 0  # weight of messages, of which the worker was not told
-        self._pieces: list[bytes] = []  # a message that has not come whole
-
-    def send(self, message: bytes, *, is_last: bool) -> None:
-        """Send another message of a request that is followed."""
-        more = MORE_UNSPECIFIED if is_last else MORE_MESSAGES
-        self._carrier.send(self.number, message, more)
-
-    def begin(self, metadata: Metadata) -> None:
-        """Take what comes first."""
-        with self._lock:
-            self._take_metadata(metadata)
-
-    def take(self, message: bytes) -> None:
-        """Take a message, for `go_on` or `finish`."""
-        with self._lock:
-            self._take(message)
-
-    def take_piece(self, data: bytes, more: More.ValueType) -> None:
-        """Take a piece of a long message, likewise."""
-        self._pieces.append(data)
-        if more != MORE_OF_MESSAGE:
-            message, self._pieces = b"".join(self._pieces), []
-            self.take(message)
-
-    def go_on(self, _: None) -> None:
-        """Hand on what was taken."""
-        with self._lock:
-            self._go_on()
-
-    def finish(self, status: Status) -> None:
-        """Take the end."""
-        with self._lock:
-            self._status = status
-            self._go_on()
-
-    def _cancel_there(self) -> None:
-        self._carrier.leave(self.number, is_cancelled=self._status is None)
-
-    def _ask_for_more(self, behind: bytes) -> None:
-        self._num_taken += protocol.weight(behind)
-        if times := self._num_taken // NUM_TAKEN:
-            self._num_taken %= NUM_TAKEN
-            self._carrier.took(self.number, times)
-
-    @property
-    def _is_due(self) -> bool:
-        return False
-
-    def _leave(self) -> None:
-        self._carrier.leave(self.number, is_cancelled=False)
 
 
 def status_in(event: Event) -> Status:

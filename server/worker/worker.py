@@ -27,7 +27,6 @@ from server.config import WorkerConfig
 from server.health import Health
 from server.identity.peers import Peers
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
-from server.lane import MAX_BYTES, METHOD
 from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, max_connections, server_options
 from server.local_services import LocalServices
@@ -42,7 +41,6 @@ from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog
 from server.worker.engines import Engine
 from server.worker.generation import GenerationService
-from server.worker.lane import Lane
 from server.worker.prediction import PredictionService
 from server.worker.recording import Observer, RecordingInterceptor
 
@@ -75,8 +73,7 @@ class Worker:
         self._requests = RunningRequests()
         self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
-        self._lanes: set[Lane] = set()  # from gateways
-        self._bearers: set[Bearer] = set()  # likewise
+        self._bearers: set[Bearer] = set()  # to gateways
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -100,7 +97,7 @@ class Worker:
         """
         config, self._loop = self._config, asyncio.get_running_loop()
         self._services = self._make_services()
-        max_bytes = max(config.max_request_bytes, MAX_BYTES)  # for lanes
+        max_bytes = max(config.max_request_bytes, protocol.MAX_BYTES)
         options = server_options(max_bytes, config.client_silence, max_connections(config.host))
         self._server = CallServer(self._arrived, options)
         credentials = None if self._peers is None else self._peers.of_server()
@@ -122,8 +119,6 @@ class Worker:
         await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
         await self._wait_until_idle(LAST_WORDS)
         self._health.close()
-        for lane in tuple(self._lanes):
-            lane.close()
         for bearer in tuple(self._bearers):
             bearer.close()
         await self._server.stop(LAST_WORDS)
@@ -143,17 +138,12 @@ class Worker:
         self._loop.call_soon_threadsafe(self._begin, call)
 
     def _begin(self, call: ServerCall) -> None:
-        if call.method == protocol.METHOD:
-            bearer = Bearer(call, self._services.answer, self._state)
-            self._bearers.add(bearer)
-            call.answer(bearer.carry()).add_done_callback(lambda _: self._bearers.discard(bearer))
-            return
-        if call.method != METHOD:
+        if call.method != protocol.METHOD:
             call.answer(self._services.answer(call))
             return
-        lane = Lane(call, self._services.answer)
-        self._lanes.add(lane)
-        call.answer(lane.carry()).add_done_callback(lambda _: self._lanes.discard(lane))
+        bearer = Bearer(call, self._services.answer, self._state)
+        self._bearers.add(bearer)
+        call.answer(bearer.carry()).add_done_callback(lambda _: self._bearers.discard(bearer))
 
     def _state(self) -> State:
         """Return how the worker is, for gateways."""

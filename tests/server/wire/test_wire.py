@@ -17,10 +17,10 @@ from tokenweir.v1 import admin_service_pb2
 
 from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
-from server.wire.carrier import CarriedCall, Connection
+from server.wire.carrier import Connection
 from server.wire.protocol import CHUNK, METHOD, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of
 from server.wire.work_pb2 import FromWorker, Hello, State, ToWorker
-from server.wire.worker_call import WorkerFailed
+from server.wire.worker_call import WorkerCall, WorkerFailed
 from tests.server.calls import generate, until
 from tests.server.test_gateway import running_gateway
 from tests.server.wired_worker import WiredWorker
@@ -100,7 +100,7 @@ async def raw_worker(say: Callable[..., AsyncIterator[bytes]]) -> AsyncIterator[
     await server.stop(0)
 
 
-def start(calls: Connection, client: Client | None, request: bytes = b"") -> CarriedCall:
+def start(calls: Connection, client: Client | None, request: bytes = b"") -> WorkerCall:
     return calls.start("/method", request, (("key", "value"),), 600.0, client)
 
 
@@ -149,6 +149,35 @@ async def test_what_a_worker_says_at_once_goes_as_few_parts_the_end_with_the_las
     assert client.followed == [b"one", b"two"]
     assert client.passed == [b"one", b"two", b"three"]
     assert client.ends == [(b"three", (("behind", "all"),))]
+
+
+async def test_a_message_waits_until_the_one_before_has_gone(
+    calls: Connection, worker: WiredWorker
+) -> None:
+    worker.behavior = counting
+    client = Client(takes=False)
+
+    call = start(calls, client, b"3")
+    for num_passed in (1, 2, 3):
+        await until(lambda: len(client.passed) == num_passed)  # noqa: B023
+        await asyncio.sleep(0.02)
+        assert len(client.passed) == num_passed
+        client.takes = num_passed == 3  # the last one may come with the end
+        client.take()
+
+    await call.end()
+    assert client.passed[1:] == [b"0", b"1", b"2"]
+
+
+async def test_a_client_that_is_gone_ends_the_call(calls: Connection, worker: WiredWorker) -> None:
+    worker.behavior = counting
+    client = Client()
+    client.is_there = False
+
+    with pytest.raises(aio.InternalError):
+        await start(calls, client, b"100").end()
+
+    assert len(client.passed) == 1
 
 
 async def test_a_client_that_is_gone_at_the_end_is_told_of(
