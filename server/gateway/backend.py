@@ -71,7 +71,8 @@ class Backend:
         self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # models that are ready there
         self.models: frozenset[ModelVersion] = frozenset()  # likewise
         self._silence = silence
-        self._is_retiring = self._is_lost = False
+        self.is_lost = False  # its calls were ended because it does not answer
+        self._is_retiring = False
         self._calls: set[WorkerCall] = set()
         self._changed = changed
         self._idle = asyncio.Event()
@@ -94,9 +95,15 @@ class Backend:
         metadata: Metadata,
         timeout: float | None,
         client: Client | None,
+        num_waiting: int,
     ) -> WorkerCall:
-        """Send a request; hand the answer to a client as it comes, or keep the one message."""
-        return self._connection.start(method, request, metadata, timeout, client)
+        """Send a request; hand the answer to a client as it comes, or keep the one message.
+
+        The worker is told how many calls wait here for it.
+        """
+        return self._connection.start(
+            method, request, metadata, timeout, client, num_waiting=num_waiting
+        )
 
     async def ask(
         self,
@@ -133,7 +140,7 @@ class Backend:
 
     def raise_if_lost(self) -> None:
         """Raise WorkerLost if the calls that go there were ended because it does not answer."""
-        if self._is_lost and not _is_cancelled_itself():
+        if self.is_lost and not _is_cancelled_itself():
             raise WorkerLost(f"worker {self.address} does not answer") from None
 
     async def retire(self) -> bool:
@@ -150,7 +157,7 @@ class Backend:
                         await self._idle.wait()
                     break
             if not answers:
-                self._is_lost = True
+                self.is_lost = True
                 for call in tuple(self._calls):
                     call.cancel()
             return answers

@@ -36,6 +36,7 @@ from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
+from server.gateway.book import Book
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.door import Door
 from server.gateway.model_list import list_models, page_of, version_of
@@ -111,6 +112,7 @@ class Gateway:
         self._door = Door(config.doors)
         self._admission = Admission()
         self._outcomes = CallOutcomes(tracing)
+        self._book = Book(self._pool.addresses, tracing)
         self._versions = (
             None if deployment is None else Versions(self._pool, self._traffic, *deployment)
         )
@@ -119,6 +121,7 @@ class Gateway:
             config.worker_wait,
             lambda: self._admission.num_waiting,
             self._outcomes.counts,
+            self._book,
         )
         self._calls: set[asyncio.Task[Any]] = set()
         self._deadlines = Deadlines()
@@ -210,6 +213,10 @@ class Gateway:
             ("workers_serving", (), self.num_serving),
         ]
 
+    def worker_snapshots(self) -> list[tuple[str, Snapshot]]:
+        """Return what is counted here of calls that workers have had, by worker; as `snapshot`."""
+        return self._book.snapshots()
+
     async def drain(self, grace: float | None) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds.
 
@@ -236,6 +243,7 @@ class Gateway:
         await self._server.stop(LAST_WORDS)
         if self._admin is not None:
             await self._admin.close()
+        self._book.flush()
         await self._pool.close()
 
     def _open_admin_port(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -152,6 +152,10 @@ class Pool:
     def backends(self) -> tuple[Backend, ...]:
         """The workers that are known now, serving or not; any thread may ask."""
         return tuple(self._backends.values())
+
+    def addresses(self) -> Collection[str]:
+        """Return the addresses of the workers that are known now."""
+        return self._backends.keys()
 
     @property
     def serving(self) -> list[Backend]:

@@ -11,7 +11,6 @@ Every worker keeps one connection to the command that serves, and writes a line 
                                         fails; the answer is a line, true if all is over, so that
                                         it need not wait for anybody
     {"level": 40, "text": "...", ...}   a record of its log: logger, fields and traceback, if any
-    {"requests": ["...", ...]}          lines of its log, one of each request that has ended
 
 A gateway in another process says `"follows": true` in its first line, and nothing more. It is told,
 once a second and when that has changed:
@@ -41,7 +40,7 @@ from server.identity.peers import NAME, Peers
 from server.ray.last_words import has_crashed, last_words, num_oom_kills
 from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.restarts import Restarts
-from server.telemetry.logs import REQUESTS, as_written, with_fields
+from server.telemetry.logs import with_fields
 from server.telemetry.metrics import Snapshot, read_snapshot
 
 MAX_LINE = 1 << 20  # bytes of a message
@@ -210,8 +209,6 @@ class _Speaker:
         elif "metrics" in message:
             if self._worker is not None:
                 self._snapshots[self._worker.address] = read_snapshot(message["metrics"])
-        elif "requests" in message:
-            _write_lines(message["requests"])
         else:
             self._log(message)
         return "leaving" in message
@@ -250,14 +247,3 @@ class _Speaker:
             self._restarts.joined(worker.replica_id)
         self._worker, self.name = worker, worker.address
         self._registry.put(worker)
-
-
-def _write_lines(lines: list[str]) -> None:
-    """Log lines of requests of a worker, which it has made as they are to be written."""
-    speaker = logging.getLogger(REQUESTS)
-    if speaker.isEnabledFor(logging.INFO):
-        text = "\n".join(lines)
-        record = speaker.makeRecord(
-            REQUESTS, logging.INFO, "", 0, text, (), None, extra=as_written()
-        )
-        speaker.handle(record)

@@ -20,12 +20,14 @@ from server.last_moment import abort
 from server.status import CallStatus, call_status
 from server.wire import protocol
 from server.wire.protocol import NUM_TAKEN, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of
+from server.wire.record import begin_record
 from server.wire.work_pb2 import (
     MORE_OF_MESSAGE,
     MORE_UNSPECIFIED,
     Call,
     FromWorker,
     More,
+    Record,
     State,
     ToWorker,
 )
@@ -181,11 +183,14 @@ class BearerCall:
 
     def __init__(self, bearer: Bearer, asked: Call) -> None:
         self.method: str = asked.method
+        self.num_waiting = asked.num_waiting if asked.HasField("num_waiting") else None
         self.response_serializer: Callable[[Any], bytes] | None = None
         self._bearer = bearer
         self._number: int = asked.number
         self._metadata = metadata_of(asked.metadata)
-        self._deadline = time.monotonic() + asked.seconds if asked.seconds else None
+        self._arrived = time.monotonic()
+        self._deadline = self._arrived + asked.seconds if asked.seconds else None
+        self._record = Record()  # until it is answered
         self._messages: deque[bytes] = deque()  # that have come whole, and were not read
         self._pieces: list[bytes] = []  # the next one, as far as it has come
         self._is_whole = False  # the request: nothing comes any more
@@ -279,6 +284,7 @@ class BearerCall:
         self._end(CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata)))
 
     async def _run(self, answer: Coroutine[Any, Any, None]) -> None:
+        self._record = begin_record()
         try:
             await answer
         except asyncio.CancelledError:
@@ -302,9 +308,11 @@ class BearerCall:
             return
         self._has_ended = True
         self._bearer.leave(self._number)
+        self._record.seconds = time.monotonic() - self._arrived
         self._bearer.say().ended.add(
             number=self._number,
             code=status.code.value[0],
             details=status.message,
             metadata=pairs_of(status.trailing_metadata),
+            record=self._record,
         )

@@ -79,6 +79,7 @@ class Connection:
         timeout: float | None,
         client: Client | None,
         *,
+        num_waiting: int | None = None,
         is_followed: bool = False,
     ) -> WorkerCall:
         """Send a request; hand the answer to a client as it comes, or keep the one message.
@@ -87,7 +88,15 @@ class Connection:
         as one to a worker that is not there.
         """
         carrier = self._carrier or Carrier(self._open)
-        return carrier.start(method, request, metadata, timeout, client, is_followed=is_followed)
+        return carrier.start(
+            method,
+            request,
+            metadata,
+            timeout,
+            client,
+            num_waiting=num_waiting,
+            is_followed=is_followed,
+        )
 
     def close(self) -> None:
         """End all calls; the connection closes behind the last of them."""
@@ -203,6 +212,7 @@ class Carrier:
         timeout: float | None,
         client: Client | None,
         *,
+        num_waiting: int | None = None,
         is_followed: bool = False,
     ) -> WorkerCall:
         """Send a request; see Connection."""
@@ -217,6 +227,7 @@ class Carrier:
             more=more,
             metadata=pairs_of(metadata),
             seconds=0.0 if timeout is None else max(timeout, _LEAST_SECONDS),
+            num_waiting=num_waiting,
         )
         with self._lock:
             self._calls[call.number] = call
@@ -365,7 +376,8 @@ class Carrier:
             if (call := self._calls.get(chunk.number)) is not None:
                 call.take_piece(chunk.data, chunk.more)
         for ended in said.ended:
-            end = Status(ended.code, ended.details, metadata_of(ended.metadata))
+            metadata = metadata_of(ended.metadata)
+            end = Status(ended.code, ended.details, metadata, ended.record)
             self._give(ended.number, WorkerCall.finish, end)
         for number in dict.fromkeys(said.numbers):
             self._give(number, WorkerCall.go_on, None)

@@ -24,35 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16server/wire/work.proto\x12\x10tokenweir.server\"?\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x14\n\x0cstate_period\x18\x03 \x01(\x01\"\"\n\x04Pair\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x98\x01\n\x04\x43\x61ll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12$\n\x04more\x18\x04 \x01(\x0e\x32\x16.tokenweir.server.More\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12(\n\x08metadata\x18\x06 \x03(\x0b\x32\x16.tokenweir.server.Pair\"K\n\x05\x43hunk\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12$\n\x04more\x18\x03 \x01(\x0e\x32\x16.tokenweir.server.More\"\xbb\x01\n\x08ToWorker\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tokenweir.server.Hello\x12%\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32\x16.tokenweir.server.Call\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.tokenweir.server.Chunk\x12\x11\n\tcancelled\x18\x04 \x03(\x04\x12\r\n\x05taken\x18\x05 \x03(\x04\x12\x15\n\rnum_looked_at\x18\x06 \x01(\r\"k\n\x05State\x12\x0f\n\x07serving\x18\x01 \x01(\x08\x12\x11\n\tnum_calls\x18\x02 \x01(\r\x12\x14\n\x0cnum_gateways\x18\x03 \x01(\r\x12(\n\x06models\x18\x04 \x01(\x0b\x32\x18.tokenweir.server.Models\"\x17\n\x06Models\x12\r\n\x05infos\x18\x01 \x03(\x0c\"A\n\x05\x42\x65gun\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x08metadata\x18\x02 \x03(\x0b\x32\x16.tokenweir.server.Pair\"`\n\x05\x45nded\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\t\x12(\n\x08metadata\x18\x04 \x03(\x0b\x32\x16.tokenweir.server.Pair\"\xf8\x01\n\nFromWorker\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tokenweir.server.Hello\x12&\n\x05state\x18\x02 \x01(\x0b\x32\x17.tokenweir.server.State\x12&\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x17.tokenweir.server.Begun\x12\x0f\n\x07numbers\x18\x04 \x03(\x04\x12\x10\n\x08messages\x18\x05 \x03(\x0c\x12\'\n\x06\x63hunks\x18\x06 \x03(\x0b\x32\x17.tokenweir.server.Chunk\x12&\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x17.tokenweir.server.Ended*D\n\x04More\x12\x14\n\x10MORE_UNSPECIFIED\x10\x00\x12\x13\n\x0fMORE_OF_MESSAGE\x10\x01\x12\x11\n\rMORE_MESSAGES\x10\x02\x32M\n\x04Work\x12\x45\n\x05\x43\x61rry\x12\x1a.tokenweir.server.ToWorker\x1a\x1c.tokenweir.server.FromWorker(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16server/wire/work.proto\x12\x10tokenweir.server\"?\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x14\n\x0cstate_period\x18\x03 \x01(\x01\"\"\n\x04Pair\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\xc2\x01\n\x04\x43\x61ll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12$\n\x04more\x18\x04 \x01(\x0e\x32\x16.tokenweir.server.More\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12(\n\x08metadata\x18\x06 \x03(\x0b\x32\x16.tokenweir.server.Pair\x12\x18\n\x0bnum_waiting\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_num_waiting\"K\n\x05\x43hunk\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12$\n\x04more\x18\x03 \x01(\x0e\x32\x16.tokenweir.server.More\"\xbb\x01\n\x08ToWorker\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tokenweir.server.Hello\x12%\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32\x16.tokenweir.server.Call\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.tokenweir.server.Chunk\x12\x11\n\tcancelled\x18\x04 \x03(\x04\x12\r\n\x05taken\x18\x05 \x03(\x04\x12\x15\n\rnum_looked_at\x18\x06 \x01(\r\"k\n\x05State\x12\x0f\n\x07serving\x18\x01 \x01(\x08\x12\x11\n\tnum_calls\x18\x02 \x01(\r\x12\x14\n\x0cnum_gateways\x18\x03 \x01(\r\x12(\n\x06models\x18\x04 \x01(\x0b\x32\x18.tokenweir.server.Models\"\x17\n\x06Models\x12\r\n\x05infos\x18\x01 \x03(\x0c\"A\n\x05\x42\x65gun\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x08metadata\x18\x02 \x03(\x0b\x32\x16.tokenweir.server.Pair\"\xb4\x01\n\x04Part\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\r\n\x05queue\x18\x05 \x01(\x01\x12\x0f\n\x07prefill\x18\x06 \x01(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x07 \x01(\x01\x12\x1b\n\x13time_to_first_token\x18\x08 \x01(\x01\"\x9a\x01\n\x06Record\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x05parts\x18\x03 \x03(\x0b\x32\x16.tokenweir.server.Part\x12\x16\n\x0e\x66inish_reasons\x18\x04 \x03(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\"\x8a\x01\n\x05\x45nded\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\t\x12(\n\x08metadata\x18\x04 \x03(\x0b\x32\x16.tokenweir.server.Pair\x12(\n\x06record\x18\x05 \x01(\x0b\x32\x18.tokenweir.server.Record\"\xf8\x01\n\nFromWorker\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tokenweir.server.Hello\x12&\n\x05state\x18\x02 \x01(\x0b\x32\x17.tokenweir.server.State\x12&\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x17.tokenweir.server.Begun\x12\x0f\n\x07numbers\x18\x04 \x03(\x04\x12\x10\n\x08messages\x18\x05 \x03(\x0c\x12\'\n\x06\x63hunks\x18\x06 \x03(\x0b\x32\x17.tokenweir.server.Chunk\x12&\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x17.tokenweir.server.Ended*D\n\x04More\x12\x14\n\x10MORE_UNSPECIFIED\x10\x00\x12\x13\n\x0fMORE_OF_MESSAGE\x10\x01\x12\x11\n\rMORE_MESSAGES\x10\x02\x32M\n\x04Work\x12\x45\n\x05\x43\x61rry\x12\x1a.tokenweir.server.ToWorker\x1a\x1c.tokenweir.server.FromWorker(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'server.wire.work_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MORE']._serialized_start=1117
-  _globals['_MORE']._serialized_end=1185
+  _globals['_MORE']._serialized_start=1542
+  _globals['_MORE']._serialized_end=1610
   _globals['_HELLO']._serialized_start=44
   _globals['_HELLO']._serialized_end=107
   _globals['_PAIR']._serialized_start=109
   _globals['_PAIR']._serialized_end=143
   _globals['_CALL']._serialized_start=146
-  _globals['_CALL']._serialized_end=298
-  _globals['_CHUNK']._serialized_start=300
-  _globals['_CHUNK']._serialized_end=375
-  _globals['_TOWORKER']._serialized_start=378
-  _globals['_TOWORKER']._serialized_end=565
-  _globals['_STATE']._serialized_start=567
-  _globals['_STATE']._serialized_end=674
-  _globals['_MODELS']._serialized_start=676
-  _globals['_MODELS']._serialized_end=699
-  _globals['_BEGUN']._serialized_start=701
-  _globals['_BEGUN']._serialized_end=766
-  _globals['_ENDED']._serialized_start=768
-  _globals['_ENDED']._serialized_end=864
-  _globals['_FROMWORKER']._serialized_start=867
-  _globals['_FROMWORKER']._serialized_end=1115
-  _globals['_WORK']._serialized_start=1187
-  _globals['_WORK']._serialized_end=1264
+  _globals['_CALL']._serialized_end=340
+  _globals['_CHUNK']._serialized_start=342
+  _globals['_CHUNK']._serialized_end=417
+  _globals['_TOWORKER']._serialized_start=420
+  _globals['_TOWORKER']._serialized_end=607
+  _globals['_STATE']._serialized_start=609
+  _globals['_STATE']._serialized_end=716
+  _globals['_MODELS']._serialized_start=718
+  _globals['_MODELS']._serialized_end=741
+  _globals['_BEGUN']._serialized_start=743
+  _globals['_BEGUN']._serialized_end=808
+  _globals['_PART']._serialized_start=811
+  _globals['_PART']._serialized_end=991
+  _globals['_RECORD']._serialized_start=994
+  _globals['_RECORD']._serialized_end=1148
+  _globals['_ENDED']._serialized_start=1151
+  _globals['_ENDED']._serialized_end=1289
+  _globals['_FROMWORKER']._serialized_start=1292
+  _globals['_FROMWORKER']._serialized_end=1540
+  _globals['_WORK']._serialized_start=1612
+  _globals['_WORK']._serialized_end=1689
 # @@protoc_insertion_point(module_scope)

@@ -123,6 +123,7 @@ class Call(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """from 1 on"""
     method: _builtins.str
@@ -132,6 +133,8 @@ class Call(_message.Message):
     more: Global___More.ValueType
     seconds: _builtins.float
     """until its deadline; 0: it has none"""
+    num_waiting: _builtins.int
+    """calls that wait at the gateway for each of its workers"""
     @_builtins.property
     def metadata(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]:
         """of the client"""
@@ -145,12 +148,15 @@ class Call(_message.Message):
         more: Global___More.ValueType = ...,
         seconds: _builtins.float = ...,
         metadata: _abc.Iterable[Global___Pair] | None = ...,
+        num_waiting: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_waiting", b"_num_waiting", "num_waiting", b"num_waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "method", b"method", "more", b"more", "number", b"number", "request", b"request", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_waiting", b"_num_waiting", "metadata", b"metadata", "method", b"method", "more", b"more", "num_waiting", b"num_waiting", "number", b"number", "request", b"request", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_waiting: _TypeAlias = _typing.Literal["num_waiting"]  # noqa: Y015
+    _WhichOneofArgType__num_waiting: _TypeAlias = _typing.Literal["_num_waiting", b"_num_waiting"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_waiting) -> _WhichOneofReturnType__num_waiting | None: ...
 
 Global___Call: _TypeAlias = Call  # noqa: Y015
 
@@ -309,6 +315,94 @@ class Begun(_message.Message):
 Global___Begun: _TypeAlias = Begun  # noqa: Y015
 
 @_typing.final
+class Part(_message.Message):
+    """One input of a call, answered: its tokens, and times in seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    input_tokens: _builtins.int
+    cached_input_tokens: _builtins.int
+    output_tokens: _builtins.int
+    num_sequences: _builtins.int
+    queue: _builtins.float
+    prefill: _builtins.float
+    decode: _builtins.float
+    time_to_first_token: _builtins.float
+    def __init__(
+        self,
+        *,
+        input_tokens: _builtins.int = ...,
+        cached_input_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        num_sequences: _builtins.int = ...,
+        queue: _builtins.float = ...,
+        prefill: _builtins.float = ...,
+        decode: _builtins.float = ...,
+        time_to_first_token: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "decode", b"decode", "input_tokens", b"input_tokens", "num_sequences", b"num_sequences", "output_tokens", b"output_tokens", "prefill", b"prefill", "queue", b"queue", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Part: _TypeAlias = Part  # noqa: Y015
+
+@_typing.final
+class Record(_message.Message):
+    """What a worker tells of a call, for the line of the log, the metrics and the spans of its gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    FINISH_REASONS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    model: _builtins.str
+    """empty: none of the worker's"""
+    reason: _builtins.str
+    """that ErrorInfo has, if it failed"""
+    error: _builtins.str
+    seconds: _builtins.float
+    """from its arrival to its end"""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
+    @_builtins.property
+    def finish_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of all sequences"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        parts: _abc.Iterable[Global___Part] | None = ...,
+        finish_reasons: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+        error: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reasons", b"finish_reasons", "model", b"model", "parts", b"parts", "reason", b"reason", "request_id", b"request_id", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Record: _TypeAlias = Record  # noqa: Y015
+
+@_typing.final
 class Ended(_message.Message):
     """The end of a call."""
 
@@ -318,12 +412,15 @@ class Ended(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     code: _builtins.int
     """of gRPC"""
     details: _builtins.str
     @_builtins.property
     def metadata(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]: ...
+    @_builtins.property
+    def record(self) -> Global___Record: ...
     def __init__(
         self,
         *,
@@ -331,10 +428,11 @@ class Ended(_message.Message):
         code: _builtins.int = ...,
         details: _builtins.str = ...,
         metadata: _abc.Iterable[Global___Pair] | None = ...,
+        record: Global___Record | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details", "metadata", b"metadata", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details", "metadata", b"metadata", "number", b"number", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,7 @@ import grpc
 from grpc import aio
 
 from server.wire.protocol import NUM_TAKEN, Metadata, weight
-from server.wire.work_pb2 import MORE_MESSAGES, MORE_OF_MESSAGE, MORE_UNSPECIFIED, More
+from server.wire.work_pb2 import MORE_MESSAGES, MORE_OF_MESSAGE, MORE_UNSPECIFIED, More, Record
 
 _Result = TypeVar("_Result")
 _Given = ParamSpec("_Given")
@@ -48,12 +48,18 @@ class WorkerFailed(Exception):
         self.code, self.details, self.trailing_metadata = code, details, trailing_metadata
 
 
+def name_of(code: int) -> str:
+    """Return the name of a code of gRPC."""
+    return _CODES.get(code, grpc.StatusCode.UNKNOWN).name
+
+
 class Status(NamedTuple):
     """How a call has ended at the worker."""
 
     code: int
     details: str
     trailing_metadata: Metadata
+    record: Record | None = None  # None: the worker itself has not ended it
 
 
 class Sender(Protocol):
@@ -93,6 +99,11 @@ class WorkerCall:
         self._pieces: list[bytes] = []  # a message that has not come whole
         self._num_taken = 0  # weight of messages, of which the worker was not told
         self._status: Status | None = None
+
+    @property
+    def status(self) -> Status | None:
+        """How it has ended at the worker; None: it has not, as far as is known."""
+        return self._status
 
     async def end(self) -> Metadata:
         """Wait for the end of the answer; return the trailing metadata.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import cast
+from typing import Any, cast
 
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
@@ -33,7 +33,7 @@ from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
 from server.wire import protocol
-from server.wire.bearer import Bearer
+from server.wire.bearer import Bearer, BearerCall
 from server.wire.work_pb2 import Models, State
 from server.worker.aborts import AbortInterceptor
 from server.worker.admin import AdminService, ServerFacts
@@ -42,7 +42,6 @@ from server.worker.catalog import Catalog
 from server.worker.engines import Engine
 from server.worker.generation import GenerationService
 from server.worker.prediction import PredictionService
-from server.worker.recording import Observer, RecordingInterceptor
 
 
 class Worker:
@@ -52,13 +51,9 @@ class Worker:
         self,
         models: Mapping[str, Engine],
         config: WorkerConfig,
-        observers: Sequence[Observer] = (),
         peers: Peers | None = None,
     ) -> None:
-        """Call `observers` with the record of every call that ran a model, at its end.
-
-        With `peers` it takes calls of them only.
-        """
+        """With `peers` it takes calls of them only."""
         clash = {"", *SERVICES} & set(models)
         if clash:
             raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")
@@ -69,7 +64,6 @@ class Worker:
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
         running = frozenset({GENERATION, PREDICTION})
         self._admission = AdmissionInterceptor(running, self._wall)
-        self._recording = RecordingInterceptor(running, observers)
         self._requests = RunningRequests()
         self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
@@ -141,9 +135,15 @@ class Worker:
         if call.method != protocol.METHOD:
             call.answer(self._services.answer(call))
             return
-        bearer = Bearer(call, self._services.answer, self._state)
+        bearer = Bearer(call, self._answer, self._state)
         self._bearers.add(bearer)
         call.answer(bearer.carry()).add_done_callback(lambda _: self._bearers.discard(bearer))
+
+    def _answer(self, call: BearerCall) -> Coroutine[Any, Any, None]:
+        """Answer a call of a gateway, which tells how many wait there for this worker."""
+        if call.num_waiting is not None:
+            self._admission.num_waiting = call.num_waiting
+        return self._services.answer(call)
 
     def _state(self) -> State:
         """Return how the worker is, for gateways."""
@@ -164,7 +164,6 @@ class Worker:
         services = LocalServices(
             (
                 StatusInterceptor(),
-                self._recording,
                 self._admission,
                 ParsingInterceptor(config.max_request_bytes),
                 self._aborts,
