@@ -62,7 +62,10 @@ class Backend:
         silence: float,
         peers: Peers | None = None,
     ) -> None:
-        """Call `changed` when it serves other models; with `peers` all is encrypted."""
+        """Call `changed` when it serves other models or others send it more or fewer calls.
+
+        With `peers` all is encrypted.
+        """
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self.of_others = 0  # calls that others had there, when the worker last said how many it has
@@ -83,10 +86,6 @@ class Backend:
     def load(self) -> int:
         """The calls under way there, as far as is known, those of other gateways too."""
         return self.outstanding + self.of_others
-
-    def heard(self, load: int) -> None:
-        """Note how many calls the worker itself says that it has."""
-        self.of_others = max(0, load - self.outstanding)
 
     def start(
         self,
@@ -213,8 +212,10 @@ class Backend:
             await asyncio.sleep(max(0.0, started + pause - time.monotonic()))
 
     async def _take(self, state: State) -> None:
-        self.heard(state.num_calls)
-        self.num_gateways = state.num_gateways
+        others = max(0, state.num_calls - self.outstanding) if state.num_gateways > 1 else 0
+        if (others, state.num_gateways) != (self.of_others, self.num_gateways):
+            self.of_others, self.num_gateways = others, state.num_gateways
+            await self._changed()
         if state.HasField("models"):
             self._told = [*map(admin_service_pb2.ModelInfo.FromString, state.models.infos)]
         await self._set(self._told if state.serving else None)

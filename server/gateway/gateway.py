@@ -129,7 +129,6 @@ class Gateway:
         self._admin: AdminPort | None = None
         self.admin_port: int | None = None  # once it is open
         self._draining = False
-        self._num_gateways = 1  # that send workers calls, with this one
         self._models: set[str] = set()  # ever seen: their health must turn when they go
 
     async def start(self) -> int:
@@ -173,12 +172,6 @@ class Gateway:
     def trust(self, peers: Peers | None) -> None:
         """Use this certificate for workers that are new from now on."""
         self._pool.trust(peers)
-
-    def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
-        """Take how many calls workers say that they have, by address: others send some, too."""
-        self._pool.hear(loads)
-        self._num_gateways = num_gateways
-        self._set_places()
 
     def explain_loss(self, address: str, crashed: bool | None) -> None:
         """Take how the process of a worker has ended; see `Loss`."""
@@ -279,8 +272,10 @@ class Gateway:
         serving = self._pool.serving
         taken = self._traffic.taking({one for backend in serving for one in backend.models})
         taking = [backend for backend in serving if not taken.isdisjoint(backend.models)]
-        least = math.ceil(most / max(1, self._num_gateways))
-        places = sum(max(least, most - worker.of_others) for worker in taking)
+        places = sum(
+            max(math.ceil(most / max(1, worker.num_gateways)), most - worker.of_others)
+            for worker in taking
+        )
         self._admission.set_places(places or None, len(taking) * crowded)
 
     def _arrived(self, call: ServerCall) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -182,12 +182,6 @@ class Pool:
     def trust(self, peers: Peers | None) -> None:
         """Use this certificate for workers that are new from now on."""
         self._peers = peers
-
-    def hear(self, loads: Mapping[str, int]) -> None:
-        """Take how many calls workers say that they have, by address."""
-        for backend in self._backends.values():
-            if (load := loads.get(backend.address)) is not None:
-                backend.heard(load)
 
     async def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits for a worker, or will."""

@@ -70,7 +70,7 @@ class WorkerReplica:
             await self._link.close()
             raise
         keep_what_is_there()
-        self._link.alive(self._info, self._measure, self._worker.live)
+        self._link.alive(self._info, self._measure)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def _start(

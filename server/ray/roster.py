@@ -4,8 +4,7 @@ Every worker keeps one connection to the command that serves, and writes a line 
 
     {"token": "...", "pid": 4711, "stderr": "/..."}     the first: only who knows the token is
                                         heard; where it writes what it does not log
-    {"alive": {"address": ..., "pid": ..., "replica_id": ...}, "load": 3}    once a second while it
-                                        serves, and what it has under way
+    {"alive": {"address": ..., "pid": ..., "replica_id": ...}}    once a second while it serves
     {"metrics": [...]}                  what it has counted, where that has changed; see Snapshot
     {"leaving": true, "fails": false}   it takes no more calls, for it is told to end, or because it
                                         fails; the answer is a line, true if all is over, so that
@@ -15,11 +14,9 @@ Every worker keeps one connection to the command that serves, and writes a line 
 A gateway in another process says `"follows": true` in its first line, and nothing more. It is told,
 once a second and when that has changed:
 
-    {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}, "gateways": 2,
-     "traffic": {...}}
+    {"workers": ["10.0.0.7:41231", ...], "traffic": {...}}
 
-The gateways are all that there are, itself among them. The traffic is that of a gateway at which
-models are loaded, if there is one; see Traffic.
+The traffic is that of a gateway at which models are loaded, if there is one; see Traffic.
 """
 
 from __future__ import annotations
@@ -81,7 +78,6 @@ class Roster:
         self._is_over = False
         self._following: set[asyncio.Task[None]] = set()
         self.snapshots: dict[str, Snapshot] = {}  # serving workers', by address
-        self.loads: dict[str, int] = {}  # likewise
         self.restarts = Restarts()
         self.traffic: Callable[[], Mapping[str, Any]] | None = None  # from the gateway beside it
         self.explain_loss: Callable[[str, bool | None], None] | None = None  # likewise, to it
@@ -95,11 +91,6 @@ class Roster:
     def num_followers(self) -> int:
         """The number of gateways in other processes that follow the workers."""
         return len(self._following)
-
-    @property
-    def num_gateways(self) -> int:
-        """The number of gateways, with one beside the roster."""
-        return self.num_followers + (self.traffic is not None)
 
     def end(self) -> None:
         """Tell workers that leave that all is over: every call has had the time to end."""
@@ -150,7 +141,7 @@ class Roster:
         self, first: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Hear a worker."""
-        speaker = _Speaker(self._registry, self.snapshots, self.loads, self.restarts)
+        speaker = _Speaker(self._registry, self.snapshots, self.restarts)
         speaker.name = f"process {int(first['pid'])}"
         speaker.stderr, oom_kills = str(first.get("stderr", "")), num_oom_kills()
         try:
@@ -170,8 +161,7 @@ class Roster:
         last, since = b"", 0.0
         while not reader.at_eof():
             workers = [worker.address for worker in self._registry.workers]
-            told: dict[str, Any] = {"workers": workers, "loads": self.loads}
-            told["gateways"] = self.num_gateways
+            told: dict[str, Any] = {"workers": workers}
             if self.traffic is not None:
                 told["traffic"] = self.traffic()
             line = json.dumps(told).encode() + b"\n"
@@ -189,12 +179,11 @@ class _Speaker:
         self,
         registry: Registry,
         snapshots: dict[str, Snapshot],
-        loads: dict[str, int],
         restarts: Restarts,
     ) -> None:
         self.name = self.stderr = ""
         self._has_left = False
-        self._registry, self._snapshots, self._loads = registry, snapshots, loads
+        self._registry, self._snapshots = registry, snapshots
         self._restarts = restarts
         self._worker: WorkerInfo | None = None
 
@@ -202,7 +191,6 @@ class _Speaker:
         """Take a message; return whether it says that the worker leaves."""
         if "alive" in message:
             self._live(WorkerInfo(**message["alive"]))
-            self._loads[self.name] = int(message.get("load", 0))
         elif "leaving" in message:
             self._has_left = True
             self.leave(is_lost=bool(message.get("fails")))
@@ -232,7 +220,6 @@ class _Speaker:
         self._worker = None
         self._registry.drop(worker)
         self._snapshots.pop(worker.address, None)
-        self._loads.pop(worker.address, None)
         if is_lost:
             self._restarts.lost(worker.replica_id)
 

@@ -66,11 +66,10 @@ class RosterLink:
         self,
         worker: WorkerInfo,
         measure: Callable[[], Snapshot] | None = None,
-        load: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Tell from now on that the worker takes calls, and what `measure` and `load` return."""
+        """Tell from now on that the worker takes calls, and what `measure` returns."""
         self.name = worker.address
-        self._worker, self._measure, self._load = worker, measure, load
+        self._worker, self._measure = worker, measure
         self._news.set()
 
     async def leave(self, *, fails: bool = False) -> bool:
@@ -122,7 +121,7 @@ class RosterLink:
             while not listening.done():
                 self._last_contact = self._clock()
                 if self._worker is not None:
-                    _write(writer, {"alive": asdict(self._worker), "load": self._load()})
+                    _write(writer, {"alive": asdict(self._worker)})
                     self._write_metrics(writer)
                 while self._waiting:
                     _write(writer, self._waiting.popleft())

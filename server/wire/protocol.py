@@ -10,7 +10,7 @@ from server.wire.work_pb2 import MORE_OF_MESSAGE, Hello, More, Pair
 VERSION = 1  # one more with every change of work.proto that the version before does not know
 METHOD = "/tokenweir.server.Work/Carry"
 CHUNK = 1 << 16  # bytes of a request or message that go at once
-MAX_BYTES = 4 * CHUNK  # of a message, its last call and chunk among them
+MAX_BYTES = 4 * CHUNK  # the longest message, its last call and chunk among them
 NUM_UNTAKEN = 16  # messages of a call that a worker may say before some are taken, see `weight`
 NUM_TAKEN = NUM_UNTAKEN // 2  # a gateway tells when it has taken so many
 NUM_UNHEARD = 256  # messages that a worker may say before some are looked at

@@ -63,7 +63,7 @@ class Status(NamedTuple):
 
 
 class Sender(Protocol):
-    """What calls are sent by: the gateway's end of the wire. Any thread may use it."""
+    """The gateway's end of the wire, by which calls are sent. Any thread may use it."""
 
     def send(self, number: int, message: bytes, more: More.ValueType) -> None:
         """Send another message of a request."""
@@ -78,8 +78,8 @@ class Sender(Protocol):
 class WorkerCall:
     """A call that was started on the event loop.
 
-    What the wire brings is handed in by the thread of the worker's connection. Methods with an
-    underscore run there, and in the threads of the client's server.
+    The thread of the worker's connection hands in what the wire brings. Methods with an underscore
+    run there, and in the threads of the client's server.
     """
 
     def __init__(self, client: Client | None, sender: Sender, number: int) -> None:

@@ -79,10 +79,6 @@ class Worker:
         """Return how many calls a model answers, or that wait for it, at the gateway too."""
         return self._admission.load
 
-    def live(self) -> int:
-        """Return how many calls a model answers here."""
-        return self._admission.live
-
     async def start(self) -> str:
         """Listen, start the engines, return "host:port" once they serve; until then they warm up.
 
@@ -137,7 +133,12 @@ class Worker:
             return
         bearer = Bearer(call, self._answer, self._state)
         self._bearers.add(bearer)
-        call.answer(bearer.carry()).add_done_callback(lambda _: self._bearers.discard(bearer))
+        call.answer(bearer.carry()).add_done_callback(lambda _: self._has_left(bearer))
+        self._tell_state()  # there is another gateway
+
+    def _has_left(self, bearer: Bearer) -> None:
+        self._bearers.discard(bearer)
+        self._tell_state()
 
     def _answer(self, call: BearerCall) -> Coroutine[Any, Any, None]:
         """Answer a call of a gateway, which tells how many wait there for this worker."""
@@ -150,7 +151,7 @@ class Worker:
         infos = [info.SerializeToString(deterministic=True) for info in self._admin.models()]
         return State(
             serving=self.healthy and not self._admission.draining,
-            num_calls=self.live(),
+            num_calls=self._admission.live,
             num_gateways=len(self._bearers),
             models=Models(infos=infos),
         )
