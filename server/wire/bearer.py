@@ -109,14 +109,15 @@ class Bearer:
         self._has_news.set()
         return self._said
 
-    async def say_message(self, number: int, message: bytes) -> None:
-        """Send a message of a call; a long one returns once it has been sent."""
-        if len(message) <= protocol.CHUNK:
-            said = self.say()
-            said.numbers.append(number)
-            said.messages.append(message)
-            self._count()
-            return
+    def say_message(self, number: int, message: bytes) -> None:
+        """Send a message of a call."""
+        said = self.say()
+        said.numbers.append(number)
+        said.messages.append(message)
+        self._count()
+
+    async def say_long(self, number: int, message: bytes) -> None:
+        """Send a message in pieces, between which others go; return when the last has been sent."""
         for data, more in protocol.chunks_of(message, MORE_UNSPECIFIED):
             async with self._chunk:
                 gone = self._has_gone
@@ -258,7 +259,8 @@ class BearerCall:
         while self._num_untaken >= NUM_UNTAKEN:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
-        await self._say(message)
+        if long := self._say(message):
+            await self._bearer.say_long(self._number, long)
 
     def was_taken(self) -> None:
         """Take in that the gateway has taken some messages."""
@@ -279,8 +281,8 @@ class BearerCall:
 
     async def finish(self, response: Any = None) -> None:
         """End the call with success; `response` is the one message of a unary call."""
-        if response is not None:
-            await self._say(response)
+        if response is not None and (long := self._say(response)):
+            await self._bearer.say_long(self._number, long)
         self._end(CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata)))
 
     async def _run(self, answer: Coroutine[Any, Any, None]) -> None:
@@ -297,10 +299,14 @@ class BearerCall:
         finally:
             self._end(CallStatus(grpc.StatusCode.CANCELLED, "", ()))
 
-    async def _say(self, message: Any) -> None:
-        data = self.response_serializer(message) if self.response_serializer else message
+    def _say(self, message: Any) -> bytes | None:
+        """Send a message; return one that is to go in pieces."""
+        data: bytes = self.response_serializer(message) if self.response_serializer else message
         self._num_untaken += protocol.weight(data)
-        await self._bearer.say_message(self._number, data)
+        if len(data) > protocol.CHUNK:
+            return data
+        self._bearer.say_message(self._number, data)
+        return None
 
     def _end(self, status: CallStatus) -> None:
         """Say how the call ends, if it has not."""
