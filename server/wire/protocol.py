@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version as release_of
+from functools import cache
+from importlib import metadata
 
 from server.wire.work_pb2 import MORE_OF_MESSAGE, Hello, More, Pair
 
@@ -24,7 +25,7 @@ _BINARY = "-bin"  # ends the names of metadata that are bytes
 
 def hello(state_period: float = 0.0) -> Hello:
     """Return what this side says first."""
-    return Hello(version=VERSION, release=release_of("tokenweir"), state_period=state_period)
+    return Hello(version=VERSION, release=_release(), state_period=state_period)
 
 
 def mismatch(gateway: Hello, worker: Hello) -> str:
@@ -61,6 +62,11 @@ def pairs_of(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
 def metadata_of(pairs: Iterable[Pair]) -> Metadata:
     """Return metadata as it was before `pairs_of`."""
     return tuple((pair.key, _value(pair.key, pair.value)) for pair in pairs)
+
+
+@cache
+def _release() -> str:
+    return metadata.version("tokenweir")
 
 
 def _value(key: str, value: bytes) -> str | bytes:
