@@ -75,8 +75,8 @@ def counted(gateway: Gateway, name: str) -> float:
     return value
 
 
-running = partial(counted, name="gateway_requests_running")
-waiting = partial(counted, name="gateway_requests_waiting")
+num_running = partial(counted, name="gateway_requests_running")
+num_waiting = partial(counted, name="gateway_requests_waiting")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ async def test_many_streams_at_once_say_what_each_says_alone(cell: Cell) -> None
 async def test_a_worker_is_told_how_many_calls_wait_for_it(cell: Cell) -> None:
     cell.gateway._admission.set_places(1)
     calls = [cell.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(6)]
-    await until(lambda: waiting(cell.gateway) == 5)
+    await until(lambda: num_waiting(cell.gateway) == 5)
 
     cell.gateway._admission.set_places(2)
     await until(lambda: sum(cell.requests()) == 2)
@@ -336,7 +336,7 @@ async def test_every_call_of_a_great_burst_is_refused_with_details() -> None:
     config = GatewayConfig(max_concurrent_calls=1, worker_wait=120.0)  # a burst may take longer
     async with running_gateway(config=config) as (gateway, stubs):
         held = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
-        await until(lambda: running(gateway))
+        await until(lambda: num_running(gateway))
 
         calls = [failure_of(stubs.generation.Generate(generate("a"))) for _ in range(2_000)]
         reasons = Counter(refused.reason for refused in await asyncio.gather(*calls))
@@ -382,9 +382,9 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
             await stubs.generation.Generate(generate(f"{tenant} {number}", scheduling=scheduling))
 
         calls = [asyncio.create_task(ask("flood", i)) for i in range(20)]
-        await until(lambda: running(gateway) == 20)
+        await until(lambda: num_running(gateway) == 20)
         calls.append(asyncio.create_task(ask("other", 0)))
-        await until(lambda: running(gateway) == 21 and len(engine.requests) > 0)
+        await until(lambda: num_running(gateway) == 21 and len(engine.requests) > 0)
         assert [request.tenant for request in engine.requests] == ["flood"]
         engine.admit.set()
         await asyncio.gather(*calls)
@@ -409,11 +409,11 @@ async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_wor
         others = [ask("other")]
         await until(lambda: len(engine.requests) == 1)
         flood = [ask("flood") for _ in range(20)]
-        await until(lambda: waiting(gateway) == 15)  # the others were there in time
+        await until(lambda: num_waiting(gateway) == 15)  # the others were there in time
         await until(lambda: len(engine.requests) == 1 + 5)
         for call in flood[:5]:
             call.cancel()
-        await until(lambda: waiting(gateway) == 13)
+        await until(lambda: num_waiting(gateway) == 13)
         others.append(ask("other"))
         await until(lambda: len(engine.requests) == 1 + 5 + 2 + 1)
 
@@ -531,7 +531,7 @@ async def test_a_call_waits_for_a_worker_to_come() -> None:
         running_worker(FakeGenerator()) as (_, address),
     ):
         call = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
-        await until(lambda: running(gateway))
+        await until(lambda: num_running(gateway))
 
         await gateway.sync([address])
 
@@ -649,7 +649,7 @@ async def test_who_asks_again_behind_the_last_answer_is_told_to_go_elsewhere(
     for engine in cell.engines:
         engine.release.set()
     await running
-    await until(lambda: not running(cell.gateway))
+    await until(lambda: not num_running(cell.gateway))
 
     refused = await failure_of(cell.stubs.generation.Generate(generate("a")))
 
@@ -672,7 +672,7 @@ async def test_closing_ends_calls_that_wait_for_a_worker() -> None:
     async with running_gateway() as (gateway, stubs):
         asked = stubs.generation.Generate(generate("a", request_id="mine"))
         call = asyncio.ensure_future(failure_of(asked))
-        await until(lambda: running(gateway))
+        await until(lambda: num_running(gateway))
 
         await gateway.close()
 
