@@ -18,6 +18,7 @@ from engine.background import in_background
 from server.gateway.traffic import ModelVersion
 from server.identity.peers import CHANNEL_OPTIONS, Peers
 from server.status import DETAILS_KEY
+from server.telemetry.metrics import Snapshot, known_samples
 from server.wire.carrier import Connection
 from server.wire.protocol import Metadata
 from server.wire.work_pb2 import State
@@ -72,6 +73,7 @@ class Backend:
         self.num_gateways = 1  # that are connected there, as it says
         self.serving = False  # as the worker itself reports
         self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # models that are ready there
+        self.samples: Snapshot = []  # its engines'
         self.models: frozenset[ModelVersion] = frozenset()  # likewise
         self._silence = silence
         self.is_lost = False  # its calls were ended because it does not answer
@@ -212,6 +214,11 @@ class Backend:
             await asyncio.sleep(max(0.0, started + pause - time.monotonic()))
 
     async def _take(self, state: State) -> None:
+        self.samples = known_samples(
+            (one.name, tuple(one.labels), [*one.values] if len(one.values) > 1 else one.values[0])
+            for one in state.samples
+            if one.values
+        )
         others = max(0, state.num_calls - self.outstanding) if state.num_gateways > 1 else 0
         if (others, state.num_gateways) != (self.of_others, self.num_gateways):
             self.of_others, self.num_gateways = others, state.num_gateways

@@ -207,8 +207,12 @@ class Gateway:
         ]
 
     def worker_snapshots(self) -> list[tuple[str, Snapshot]]:
-        """Return what is counted here of calls that workers have had, by worker; as `snapshot`."""
-        return self._book.snapshots()
+        """Return what workers tell of their engines, and what is counted of their calls here.
+
+        By worker; as `snapshot`.
+        """
+        engines = [(worker.address, worker.samples) for worker in self._pool.serving]
+        return [*engines, *self._book.snapshots()]
 
     async def drain(self, grace: float | None) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds.

@@ -28,7 +28,6 @@ from server.ray.roster_link import LinkHandler, RosterLink
 from server.ray.serve_port import ServePort
 from server.settings import Log, Settings
 from server.telemetry.logs import set_level
-from server.worker.engine_samples import engine_samples
 from server.worker.engines import Engine
 from server.worker.worker import Worker
 
@@ -70,7 +69,7 @@ class WorkerReplica:
             await self._link.close()
             raise
         keep_what_is_there()
-        self._link.alive(self._info, self._measure)
+        self._link.alive(self._info)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def _start(
@@ -79,7 +78,6 @@ class WorkerReplica:
         self._serve_port = ServePort()
         engines = await asyncio.to_thread(_load_engines, config, packages)
         self._grace = config.listen.grace
-        self._measure = None if config.metrics.port is None else partial(engine_samples, engines)
         self._worker = Worker(engines, worker_config(config, self._serve_port.host), peers)
         return WorkerInfo(
             address=await self._worker.start(),

@@ -5,7 +5,6 @@ Every worker keeps one connection to the command that serves, and writes a line 
     {"token": "...", "pid": 4711, "stderr": "/..."}     the first: only who knows the token is
                                         heard; where it writes what it does not log
     {"alive": {"address": ..., "pid": ..., "replica_id": ...}}    once a second while it serves
-    {"metrics": [...]}                  what it has counted, where that has changed; see Snapshot
     {"leaving": true, "fails": false}   it takes no more calls, for it is told to end, or because it
                                         fails; the answer is a line, true if all is over, so that
                                         it need not wait for anybody
@@ -38,7 +37,6 @@ from server.ray.last_words import has_crashed, last_words, num_oom_kills
 from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.restarts import Restarts
 from server.telemetry.logs import with_fields
-from server.telemetry.metrics import Snapshot, read_snapshot
 
 MAX_LINE = 1 << 20  # bytes of a message
 _FIRST_WORDS = 5.0  # seconds until a connection says whose it is
@@ -77,7 +75,6 @@ class Roster:
         self._hearing: set[asyncio.Task[None]] = set()
         self._is_over = False
         self._following: set[asyncio.Task[None]] = set()
-        self.snapshots: dict[str, Snapshot] = {}  # serving workers', by address
         self.restarts = Restarts()
         self.traffic: Callable[[], Mapping[str, Any]] | None = None  # from the gateway beside it
         self.explain_loss: Callable[[str, bool | None], None] | None = None  # likewise, to it
@@ -141,7 +138,7 @@ class Roster:
         self, first: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Hear a worker."""
-        speaker = _Speaker(self._registry, self.snapshots, self.restarts)
+        speaker = _Speaker(self._registry, self.restarts)
         speaker.name = f"process {int(first['pid'])}"
         speaker.stderr, oom_kills = str(first.get("stderr", "")), num_oom_kills()
         try:
@@ -178,12 +175,11 @@ class _Speaker:
     def __init__(
         self,
         registry: Registry,
-        snapshots: dict[str, Snapshot],
         restarts: Restarts,
     ) -> None:
         self.name = self.stderr = ""
         self._has_left = False
-        self._registry, self._snapshots = registry, snapshots
+        self._registry = registry
         self._restarts = restarts
         self._worker: WorkerInfo | None = None
 
@@ -194,9 +190,6 @@ class _Speaker:
         elif "leaving" in message:
             self._has_left = True
             self.leave(is_lost=bool(message.get("fails")))
-        elif "metrics" in message:
-            if self._worker is not None:
-                self._snapshots[self._worker.address] = read_snapshot(message["metrics"])
         else:
             self._log(message)
         return "leaving" in message
@@ -219,7 +212,6 @@ class _Speaker:
             return
         self._worker = None
         self._registry.drop(worker)
-        self._snapshots.pop(worker.address, None)
         if is_lost:
             self._restarts.lost(worker.replica_id)
 

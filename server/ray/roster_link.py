@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -20,7 +19,6 @@ from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress, connect
 from server.telemetry.log_budget import LogBudget
 from server.telemetry.logs import fields_of, traceback_of
-from server.telemetry.metrics import Snapshot
 
 _MAX_TEXT = MAX_LINE // 16  # characters, and as many of a traceback; of one JSON makes six bytes
 _ANSWER_TIMEOUT = 2.0  # seconds
@@ -43,9 +41,6 @@ class RosterLink:
         self._loop = asyncio.get_running_loop()
         self.name = ""  # the worker's, once it is alive
         self._worker: WorkerInfo | None = None
-        self._measure: Callable[[], Snapshot] | None = None
-        self._measured = -math.inf  # when last
-        self._told: Snapshot = []  # over this connection
         self._last_contact = clock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
@@ -62,14 +57,10 @@ class RosterLink:
         """The seconds since the roster was last connected."""
         return self._clock() - self._last_contact
 
-    def alive(
-        self,
-        worker: WorkerInfo,
-        measure: Callable[[], Snapshot] | None = None,
-    ) -> None:
-        """Tell from now on that the worker takes calls, and what `measure` returns."""
+    def alive(self, worker: WorkerInfo) -> None:
+        """Tell from now on that the worker takes calls."""
         self.name = worker.address
-        self._worker, self._measure = worker, measure
+        self._worker = worker
         self._news.set()
 
     async def leave(self, *, fails: bool = False) -> bool:
@@ -114,7 +105,6 @@ class RosterLink:
         reader, writer = await self._connect()
         listening = asyncio.create_task(self._listen(reader))
         try:
-            self._told, self._measured = [], -math.inf
             _write(
                 writer, {"token": self._roster.token, "pid": os.getpid(), "stderr": own_stderr()}
             )
@@ -122,7 +112,6 @@ class RosterLink:
                 self._last_contact = self._clock()
                 if self._worker is not None:
                     _write(writer, {"alive": asdict(self._worker)})
-                    self._write_metrics(writer)
                 while self._waiting:
                     _write(writer, self._waiting.popleft())
                 await writer.drain()
@@ -134,15 +123,6 @@ class RosterLink:
         finally:
             listening.cancel()
             writer.close()
-
-    def _write_metrics(self, writer: asyncio.StreamWriter) -> None:
-        """Tell what was counted, if that is news, and not more often than it is alive."""
-        if self._measure is None or self._clock() < self._measured + HEARTBEAT / 2:
-            return
-        self._measured = self._clock()
-        if (snapshot := self._measure()) != self._told:
-            _write(writer, {"metrics": snapshot})
-            self._told = snapshot
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:

@@ -237,12 +237,9 @@ def _metrics_page(
         counted = [] if gateway is None else gateway.snapshot()
         return [*counted, ("worker_restarts", (), roster.restarts.count)]
 
-    def counted_of_workers() -> list[tuple[str, Snapshot]]:
-        calls = [] if gateway is None else gateway.worker_snapshots()
-        return [*roster.snapshots.items(), *calls]
-
     host, doors = config.metrics.host, doors_config(config)
-    return MetricsPage(host, port, counted_here, counted_of_workers, doors)
+    workers = list if gateway is None else gateway.worker_snapshots
+    return MetricsPage(host, port, counted_here, workers, doors)
 
 
 async def _serve_until_signal(config: Settings, announce: Callable[[Service], None]) -> None:

@@ -241,6 +241,7 @@ class State(_message.Message):
     NUM_CALLS_FIELD_NUMBER: _builtins.int
     NUM_GATEWAYS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     serving: _builtins.bool
     num_calls: _builtins.int
     """that run models, of all gateways"""
@@ -249,6 +250,10 @@ class State(_message.Message):
     def models(self) -> Global___Models:
         """absent: as before"""
 
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sample]:
+        """of the engines, for the metrics"""
+
     def __init__(
         self,
         *,
@@ -256,14 +261,46 @@ class State(_message.Message):
         num_calls: _builtins.int = ...,
         num_gateways: _builtins.int = ...,
         models: Global___Models | None = ...,
+        samples: _abc.Iterable[Global___Sample] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "num_calls", b"num_calls", "num_gateways", b"num_gateways", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "num_calls", b"num_calls", "num_gateways", b"num_gateways", "samples", b"samples", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___State: _TypeAlias = State  # noqa: Y015
+
+@_typing.final
+class Sample(_message.Message):
+    """A sample of a metric; one that a gateway does not know is left out of its page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of a histogram the count of each bucket, and last the sum"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sample: _TypeAlias = Sample  # noqa: Y015
 
 @_typing.final
 class Models(_message.Message):

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from server.telemetry.metrics import Snapshot
+from server.wire.work_pb2 import Sample
 from server.worker.engines import Engine
 
 
-def engine_samples(engines: Mapping[str, Engine]) -> Snapshot:
-    """Return the samples of engines, by the name of their model."""
-    return [sample for model, engine in engines.items() for sample in _samples(model, engine)]
+def engine_samples(engines: Mapping[str, Engine]) -> list[Sample]:
+    """Return the samples of engines, by the name of their model, for the wire."""
+    return [
+        Sample(name=name, labels=labels, values=value if isinstance(value, list) else [value])
+        for model, engine in engines.items()
+        for name, labels, value in _samples(model, engine)
+    ]
 
 
 def _samples(model: str, engine: Engine) -> Snapshot:

@@ -39,6 +39,7 @@ from server.worker.aborts import AbortInterceptor
 from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog
+from server.worker.engine_samples import engine_samples
 from server.worker.engines import Engine
 from server.worker.generation import GenerationService
 from server.worker.prediction import PredictionService
@@ -149,11 +150,14 @@ class Worker:
     def _state(self) -> State:
         """Return how the worker is, for gateways."""
         infos = [info.SerializeToString(deterministic=True) for info in self._admin.models()]
+        is_healthy = self.healthy
+        engines = self._catalog.engines if is_healthy else {}
         return State(
-            serving=self.healthy and not self._admission.draining,
+            serving=is_healthy and not self._admission.draining,
             num_calls=self._admission.live,
             num_gateways=len(self._bearers),
             models=Models(infos=infos),
+            samples=engine_samples(engines),
         )
 
     def _tell_state(self) -> None:

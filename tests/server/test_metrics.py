@@ -40,12 +40,12 @@ from server.telemetry.metrics import (
     METRICS,
     WORKER_METRICS,
     Counts,
+    Sample,
     Snapshot,
-    read_snapshot,
+    known_samples,
 )
 from server.telemetry.metrics_page import MetricsPage
 from server.wire.work_pb2 import Part, Record
-from server.worker.engine_samples import engine_samples
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.certificates import Authority
@@ -88,21 +88,16 @@ def _get(port: int, headers: Mapping[str, str] = MappingProxyType({})) -> str:
 @asynccontextmanager
 async def served(config: GatewayConfig) -> AsyncIterator[Cell]:
     engine, predictor = FakeGenerator(), FakePredictor()
-    engines = {"dates": engine, "tags": predictor}
     async with running_worker(engine, predictor) as (_, address):
         gateway = Gateway(config)
         port = await gateway.start()
         await gateway.sync([address])
         await until(lambda: gateway.num_serving == 1)
 
-        def workers() -> list[tuple[str, Snapshot]]:
-            told = read_snapshot(json.loads(json.dumps(engine_samples(engines))))
-            return [(address, told), *gateway.worker_snapshots()]
-
         def here() -> Snapshot:
             return [*gateway.snapshot(), ("worker_restarts", (), 2)]
 
-        page = MetricsPage("127.0.0.1", 0, here, workers)
+        page = MetricsPage("127.0.0.1", 0, here, gateway.worker_snapshots)
         try:
             async with stubs_for(f"127.0.0.1:{port}") as stubs:
                 yield Cell(stubs, engine, page)
@@ -177,10 +172,7 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
     constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
     engine = AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
     gateway = Gateway(GatewayConfig())
-    counted = gateway.worker_snapshots
-    page = MetricsPage(
-        "127.0.0.1", 0, list, lambda: [("w", engine_samples({"scripted": engine})), *counted()]
-    )
+    page = MetricsPage("127.0.0.1", 0, list, gateway.worker_snapshots)
     try:
         port = await gateway.start()
         async with (
@@ -192,6 +184,7 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
             ask = stubs.generation.Generate
             await asyncio.gather(*(ask(generate("a>", model="scripted")) for _ in range(3)))
             await until_true(lambda: cell.value(f"{_SECONDS_OF_ALL}_count"), 3)
+            await until_true(lambda: cell.value("tokenweir_step_seconds_count"), core.times.steps)
             found = {name: await cell.value(f"tokenweir_{name}") for name in _OF_STEPS}
     finally:
         await asyncio.to_thread(page.close)
@@ -412,18 +405,17 @@ def test_a_port_in_use_is_refused_with_the_way_out() -> None:
 @pytest.mark.parametrize(
     "sample",
     [
-        ["no_metric", [], 1],
-        ["prompt_tokens", [], 1],
-        ["prompt_tokens", ["m"], [1, 2]],
-        ["step_seconds", ["m"], 1],
-        ["prompt_tokens", ["m"]],
-        ["step_seconds", ["m"], [1, 2]],
-        ["prompt_tokens", ["m"], "1"],
+        ("no_metric", (), 1),
+        ("prompt_tokens", (), 1),
+        ("prompt_tokens", ("m",), [1, 2]),
+        ("step_seconds", ("m",), 1),
+        ("step_seconds", ("m",), [1, 2]),
     ],
 )
-def test_what_a_worker_tells_that_is_no_sample_is_refused(sample: list[object]) -> None:
-    with pytest.raises(ValueError):
-        read_snapshot([sample])
+def test_samples_that_are_not_known_here_are_left_out(sample: Sample) -> None:
+    known: Sample = ("prompt_tokens", ("m",), 1.0)
+
+    assert known_samples([sample, known]) == [known]
 
 
 async def test_a_call_that_was_never_understood_is_counted_too() -> None:

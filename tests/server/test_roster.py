@@ -21,7 +21,6 @@ from server.ray.roster import Roster, RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.telemetry.logs import TextFormatter, fields_of
-from server.telemetry.metrics import Snapshot
 from tests.conftest import FakeClock
 from tests.server.calls import until
 
@@ -266,32 +265,6 @@ def test_a_process_knows_where_its_standard_error_goes(tmp_path: Path) -> None:
 
     assert (done.stdout.strip(), piped.stdout.strip()) == (str(tmp_path / "err"), "")
     assert last_words("/nowhere") == ""
-
-
-async def test_metrics_are_told_when_they_change_and_go_with_the_worker() -> None:
-    async with _listening(Registry()) as (roster, address):
-        clock, told = FakeClock(), []
-        numbers = iter([1, 1, 2])
-        last = 0
-
-        def measure() -> Snapshot:
-            nonlocal last
-            last = next(numbers, last)
-            told.append(last)
-            return [("prompt_tokens", ("m",), last)]
-
-        link = RosterLink(address, clock)
-        link.alive(WORKER, measure)
-        for count in range(1, 4):
-            await until(lambda count=count: len(told) == count)
-            clock.now += 1
-            link._news.set()
-        await until(lambda: roster.snapshots.get(WORKER.address) == [("prompt_tokens", ("m",), 2)])
-        await link.leave()
-        gone = dict(roster.snapshots)
-        await link.close()
-
-    assert gone == {}
 
 
 async def test_a_worker_in_the_place_of_one_that_was_lost_is_a_restart() -> None:
