@@ -704,14 +704,14 @@ async def test_a_call_whose_workers_are_killed_from_outside_goes_on_to_the_next(
 ) -> None:
     calls = Counter[str]()
 
-    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         if calls["n"] == 5:
             return pb.GenerateResponse().SerializeToString()
         gateway.explain_loss(address, crashed)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with _scripted_worker(die) as address, running_gateway(address) as (gateway, stubs):
+    async with scripted_worker(die) as address, running_gateway(address) as (gateway, stubs):
         asked = stubs.generation.Generate(generate("a"))
         if crashed:
             assert (await failure_of(asked)).reason == "REPLICAS_LOST"
@@ -724,7 +724,7 @@ async def test_a_call_whose_workers_are_killed_from_outside_goes_on_to_the_next(
 async def test_calls_that_lose_their_workers_together_with_many_others_go_on() -> None:
     calls, all_there = Counter[str](), asyncio.Event()
 
-    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         if calls["n"] > 4 * 8:
             return pb.GenerateResponse().SerializeToString()
@@ -735,7 +735,7 @@ async def test_calls_that_lose_their_workers_together_with_many_others_go_on() -
             await all_there.wait()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with _scripted_worker(die) as address, running_gateway(address) as (_, stubs):
+    async with scripted_worker(die) as address, running_gateway(address) as (_, stubs):
         await asyncio.gather(*(stubs.generation.Generate(generate(f"n{i}")) for i in range(8)))
 
     assert calls["n"] == 5 * 8
