@@ -11,10 +11,12 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 from tokenweir.keepalive import keepalive_options
 from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
+from server.api import HEALTH
 from server.gateway.traffic import ModelVersion
 from server.identity.peers import CHANNEL_OPTIONS, Peers
 from server.status import DETAILS_KEY
@@ -22,15 +24,16 @@ from server.telemetry.metrics import Snapshot, known_samples
 from server.wire.carrier import Connection
 from server.wire.protocol import Metadata
 from server.wire.work_pb2 import State
-from server.wire.worker_call import Client, Status, WorkerCall, WorkerFailed
+from server.wire.worker_call import Client, WorkerCall, WorkerFailed
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=Message)
 
 RECONNECT_PAUSE = 0.2  # seconds between two attempts to connect to a worker that does not answer
 _REFUSED_PAUSE = 5.0  # seconds, likewise, of one that does not work together with this gateway
-_MOST_STATE_PERIOD = 1.0  # seconds
-_STATES_IN_SILENCE = 4  # a worker that says so many times nothing of itself does not answer
+_STATE_PERIOD = 1.0  # seconds between two that a worker tells, at most
+_SILENT = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE})
+_CHECK = f"/{HEALTH}/Check"
 # How a wire ends that a worker takes: it has gone, or this side has.
 _ENDS = frozenset({grpc.StatusCode.CANCELLED.value[0], grpc.StatusCode.UNAVAILABLE.value[0]})
 
@@ -50,7 +53,7 @@ class WorkerLost(Exception):
 
 
 class Backend:
-    """One worker; one that does not answer a ping or tell its state for `silence` seconds is lost.
+    """One worker; one that does not answer a ping or a question for `silence` seconds is lost.
 
     It tells its state on the wire: when that turns, before it refuses, and every now and then.
     """
@@ -178,33 +181,29 @@ class Backend:
         else:
             credentials = peers.of_channel()
             self._connection = Connection(self.address, (*options, *CHANNEL_OPTIONS), credentials)
-        self._has_told = asyncio.Event()  # something of itself
-        self._end: Status | None = None  # the wire's, until there is another one
         self._watching = in_background(f"watching worker {self.address}", self._watch)
 
     async def _answers(self) -> bool:
-        """Return whether the worker's event loop says anything at all."""
-        if self._end is None:
-            self._has_told.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._silence):
-                    await self._has_told.wait()
-        return self._has_told.is_set() and (self._end is None or is_workers_own(self._end))
+        """Return whether the worker's event loop answers anything at all.
+
+        A state may have been on the way when it began to hang.
+        """
+        check, answer = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
+        try:
+            await self.ask(_CHECK, check, answer, self._silence)
+        except WorkerFailed as error:
+            return error.code not in _SILENT or is_workers_own(error)
+        return True
 
     async def _watch(self) -> None:
         """Carry calls, and follow the worker's own state, which turns before it refuses."""
         told = ""
         while not self._is_retiring:
             started = time.monotonic()
-            self._end = None
-            carrier = self._connection.carry(
-                min(_MOST_STATE_PERIOD, self._silence / _STATES_IN_SILENCE)
-            )
+            carrier = self._connection.carry(_STATE_PERIOD)
             async for state in carrier.states():
-                self._has_told.set()
                 await self._take(state)
-            self._end = end = carrier.end
-            self._has_told.set()
+            end = carrier.end
             await self._set(None)
             refusal = carrier.mismatch or ("" if end.code in _ENDS else end.details)
             if refusal and refusal != told:
@@ -241,9 +240,9 @@ class Backend:
             await self._changed()
 
 
-def is_workers_own(status: Status | WorkerFailed) -> bool:
+def is_workers_own(error: WorkerFailed) -> bool:
     """Say whether a worker itself has ended a call, and not the way to it."""
-    return any(key == DETAILS_KEY for key, _ in status.trailing_metadata)
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)
 
 
 def _is_cancelled_itself() -> bool:

@@ -57,11 +57,13 @@ class WiredWorker:
 
 @asynccontextmanager
 async def scripted_worker(behavior: Any) -> AsyncIterator[str]:
-    """Answer every call by a coroutine, or an asynchronous generator, of its request's bytes."""
+    """Answer calls of clients by a coroutine, or an asynchronous generator, of a request."""
 
     async def answer(call: BearerCall) -> None:
         request = await call.read()
-        if inspect.isasyncgenfunction(behavior):
+        if not call.method.startswith("/tokenweir.v1."):  # the gateway's own
+            await call.finish(b"")
+        elif inspect.isasyncgenfunction(behavior):
             async for message in behavior(request, call):
                 await call.write(message)
             await call.finish()
