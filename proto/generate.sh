@@ -1,6 +1,7 @@
 #!/bin/sh
 # Writes python/tokenweir/PACKAGE from tokenweir/PACKAGE/*.proto, for our protocol (v1) and that of KServe
-# (open_inference), with pinned tools, in a throw-away environment.
+# (open_inference), and ../server/wire/work_pb2.py from work.proto there, which is no part of the client.
+# The tools are pinned, in a throw-away environment.
 #
 # grpcio-tools sets the oldest protobuf and grpcio that users may have (see the lower bounds in
 # pyproject.toml): 1.72.1 is the first whose generated code is of protobuf's major version 6, which
@@ -24,3 +25,6 @@ generate() {
 }
 generate v1 "Version 1 of the protocol"
 generate open_inference "The Open Inference Protocol"
+cd ..
+"$tools/bin/python" -m grpc_tools.protoc --proto_path=. --plugin="$tools/bin/protoc-gen-mypy" \
+    --python_out=. --mypy_out=. server/wire/work.proto

@@ -27,6 +27,3 @@ METHODS: Mapping[str, MethodDescriptor] = {  # by path
 }
 
 REPLICA_KEY = "tokenweir-replica"  # initial metadata: sent on admission, so it is never empty
-WAITING_KEY = "tokenweir-waiting"  # metadata of a call: how many wait at the gateway for a worker
-WAITED_KEY = "tokenweir-waited"  # metadata of a call: microseconds that the gateway has had it
-TENANT_KEY = "tokenweir-tenant-bin"  # the tenant of a call whose message has no field for it

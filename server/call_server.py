@@ -1,7 +1,7 @@
 """A gRPC server whose calls cost little until somebody answers them.
 
 grpc.aio makes three tasks of every call and wakes its event loop five times, also for one that is
-refused at once: under overload that is most of what a gateway does. This server stands on cygrpc,
+refused at once: under overload that is most of what a gateway does. This server stands on its core,
 as grpc.server does. One thread takes what has happened; the event loop hears of a call once there
 is its message, and then of what an answer waits for.
 """
@@ -19,15 +19,15 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from grpc import aio
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from engine.errors import Draining
-from server.event_thread import Event, Rests, start_event_thread
+from server import grpc_core as core
+from server.event_thread import Rests, start_event_thread
+from server.grpc_core import Event, Pairs
 from server.status import CallStatus, call_status
 
 logger = logging.getLogger(__name__)
 
-Pairs = Iterable[tuple[str, str | bytes]]
 _T = TypeVar("_T")
 
 _FAILED = "the server failed; see its log"
@@ -37,8 +37,7 @@ _ASKED_FOR = 100  # calls that gRPC may tell of before the thread has taken the 
 _MOST_PENDING = 1000  # calls that have come and that gRPC has not told of
 _LAST_WORDS = 0.5  # seconds in which calls that are ended here tell their clients
 _QUIET, _MOST_QUIET = 0.1, 10  # seconds without a new call, and how often they are waited for
-_NO_FLAGS = 0
-_NO_DEADLINE = 1e11  # seconds since 1970; where there is none, cygrpc gives the end of time
+_NO_DEADLINE = 1e11  # seconds since 1970; where there is none, gRPC gives the end of time
 _ARRIVAL, _STOPPED = object(), object()  # tags of what is not an answer to a call
 
 
@@ -55,8 +54,8 @@ class CallServer:
         self._arrived = arrived
         self._rests = rests or Rests()
         self._loop = asyncio.get_running_loop()
-        self._queue = cygrpc.CompletionQueue()
-        self._server = cygrpc.Server(tuple(options), False)
+        self._queue = core.CompletionQueue()
+        self._server = core.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()  # a server that stops takes no request for the next call
         self._open: set[ServerCall] = set()
@@ -70,8 +69,8 @@ class CallServer:
 
     def add_secure_port(self, address: str, credentials: grpc.ServerCredentials) -> int:
         """Listen for encrypted connections only; return as `add_insecure_port`."""
-        inner = cast(Any, credentials)._credentials
-        return self._listening(address, self._server.add_http2_port(address.encode(), inner))
+        port = self._server.add_http2_port(address.encode(), core.inner(credentials))
+        return self._listening(address, port)
 
     def _listening(self, address: str, port: int) -> int:
         if not port:
@@ -178,7 +177,7 @@ class ServerCall:
 
     def certified_name(self) -> str | None:
         """Return what the client's certificate calls it, "" for no name; None without one."""
-        found = cygrpc.auth_context(self._call) or {}
+        found = core.auth_context(self._call) or {}
         if b"x509_pem_cert" not in found:
             return None
         keys = (b"x509_common_name", b"x509_subject_alternative_name")
@@ -203,7 +202,7 @@ class ServerCall:
     def receive(self, received: Callable[[bytes | None], object]) -> None:
         """Read the next message, None at the end of them; call `received` in the thread."""
         self._call.start_server_batch(
-            (cygrpc.ReceiveMessageOperation(_NO_FLAGS),),
+            (core.receive_message(),),
             lambda event: self.try_to(lambda: received(event.batch_operations[0].message())),
         )
 
@@ -224,7 +223,7 @@ class ServerCall:
             return
         self._has_ended = True
         self._open_calls.discard(self)
-        watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
+        watch = core.receive_close()
         self._call.start_server_batch((*self._ending(status), watch), _nothing_to_do)
 
     def end(self) -> None:
@@ -242,7 +241,7 @@ class ServerCall:
         """Let a coroutine answer the call; it is cancelled if the client goes away."""
         self._task = self._loop.create_task(self._run(answer))
         self._task.add_done_callback(partial(self._has_run, answer))
-        watch = cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)
+        watch = core.receive_close()
         self._call.start_server_batch((watch,), self._closed)
         return self._task
 
@@ -268,7 +267,7 @@ class ServerCall:
     async def send_initial_metadata(self, metadata: Pairs) -> None:
         """Begin to answer, before there is a message."""
         self._has_begun = True
-        await self._send(cygrpc.SendInitialMetadataOperation(tuple(metadata), _NO_FLAGS))
+        await self._send(core.send_metadata(tuple(metadata)))
 
     async def write(self, message: Any) -> None:
         """Send a message."""
@@ -277,7 +276,7 @@ class ServerCall:
     def pass_metadata(self, metadata: Pairs, passed: Callable[[bool], object]) -> None:
         """Begin to answer, see `pass_message`; a message need not wait until this has gone."""
         self._has_begun = True
-        operation = cygrpc.SendInitialMetadataOperation(tuple(metadata), _NO_FLAGS)
+        operation = core.send_metadata(tuple(metadata))
         passed(not self._call.start_server_batch((operation,), _nothing_to_do))
 
     def pass_message(
@@ -289,8 +288,7 @@ class ServerCall:
         One that is followed at once may wait for what comes behind it.
         """
         may_wait = is_followed and self._has_begun  # gRPC tells of metadata only once it has gone
-        flags = cygrpc.WriteFlag.buffer_hint if may_wait else _NO_FLAGS
-        self._pass((*self._beginning(), self._sending(message, flags)), passed)
+        self._pass((*self._beginning(), self._sending(message, may_wait=may_wait)), passed)
 
     def pass_end(self, message: bytes | None, trailing_metadata: Pairs) -> bool:
         """End the call with success from any thread, once what was passed before has gone.
@@ -409,12 +407,12 @@ class ServerCall:
         if self._has_begun:
             return ()
         self._has_begun = True
-        return (cygrpc.SendInitialMetadataOperation(None, _NO_FLAGS),)
+        return (core.send_metadata(None),)
 
-    def _sending(self, message: Any, flags: int = _NO_FLAGS) -> Any:
+    def _sending(self, message: Any, *, may_wait: bool = False) -> Any:
         data = self.response_serializer(message) if self.response_serializer else message
         self.last_message = data
-        return cygrpc.SendMessageOperation(data, flags)
+        return core.send_message(data, may_wait=may_wait)
 
     def _ending(self, status: CallStatus) -> tuple[Any, ...]:
         return (*self._beginning(), _status(status))
@@ -425,8 +423,7 @@ def _success(trailing_metadata: Pairs) -> Any:
 
 
 def _status(status: CallStatus) -> Any:
-    code, details = status.code.value[0], status.message.encode()
-    return cygrpc.SendStatusFromServerOperation(status.trailing_metadata, code, details, _NO_FLAGS)
+    return core.send_status(status.trailing_metadata, status.code, status.message)
 
 
 def _resolve(outcome: asyncio.Future[_T], result: _T) -> None:

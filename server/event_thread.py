@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic, sleep
-from typing import Any
 
-Event = Any  # cygrpc has no types
+from server.grpc_core import Event
 
 _PAUSE = 0.001  # seconds
 _REST = 0.01  # seconds

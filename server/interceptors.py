@@ -30,6 +30,7 @@ from server.last_moment import Deadlines, InTime, abort
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 from server.telemetry.logs import with_fields
+from server.wire.record import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ _Response = TypeVar("_Response")
 # somebody asks for it, "" of a call that has none.
 _request_id: ContextVar[str] = ContextVar("request_id")
 
+_MAX_CHARS = 200  # that a record has of an error
 _DEADLINE_MARGIN = 0.02  # seconds; less than that of the engines, whose words say more
 
 
@@ -86,18 +88,23 @@ class StatusInterceptor(WrappingInterceptor):
 
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
             _request_id.set("")
+            record = current_record()
             try:
                 async with InTime(context, _DEADLINE_MARGIN, deadlines):
-                    return await behavior(request, context)
+                    response = await behavior(request, context)
             except TokenweirError as error:
+                record.error = str(error)[:_MAX_CHARS]
                 await _abort(context, error)
             except aio.BaseError:  # aborted further in
                 raise
-            except Exception:
+            except Exception as error:
                 request_id = current_request_id()
                 fields = with_fields(request_id=request_id)
                 logger.exception("%s, request %s failed", method, request_id, extra=fields)
+                record.error = type(error).__name__
                 await _abort(context, _failure(request_id))
+            record.request_id = current_request_id()
+            return response
 
         return with_behavior(handler, around)
 
@@ -190,7 +197,9 @@ def _failure(request_id: str) -> EngineFailure:
 
 
 async def _abort(context: Context, error: TokenweirError) -> None:
-    await abort(context, call_status(error, current_request_id()))
+    record, request_id = current_record(), current_request_id()
+    record.request_id, record.reason = request_id, error.reason
+    await abort(context, call_status(error, request_id))
 
 
 def _behavior(handler: Handler) -> Behavior:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 from grpc import aio
 
-from server.call_server import Pairs
+from server.grpc_core import Pairs
 
 Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
 
@@ -24,7 +24,7 @@ class _Details:
 
 
 class AnswerableCall(Protocol):
-    """A call, as far as it is answered here: a ServerCall, or one of a lane."""
+    """A call, as far as it is answered here: a ServerCall, or a BearerCall."""
 
     method: str
     response_serializer: Callable[[Any], bytes] | None

@@ -14,6 +14,7 @@ from grpc_tools import protoc
 
 PROTO = Path(__file__).parent.parent / "proto"
 FILES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("tokenweir/*/*.proto"))
+INTERNAL = "server/wire/work.proto"  # no part of the client
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +23,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FileDescript
     well_known = resources.files("grpc_tools") / "_proto"
     arguments = [
         f"--proto_path={PROTO}",
+        f"--proto_path={PROTO.parent}",
         f"--proto_path={well_known}",
         f"--descriptor_set_out={out}",
     ]
-    assert protoc.main(["protoc", *arguments, *FILES]) == 0
+    assert protoc.main(["protoc", *arguments, *FILES, INTERNAL]) == 0
     return {file.name: file for file in FileDescriptorSet.FromString(out.read_bytes()).file}
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, INTERNAL])
 def test_generated_code_describes_what_the_proto_file_says(
     name: str, compiled: dict[str, FileDescriptorProto]
 ) -> None:

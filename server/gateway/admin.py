@@ -14,19 +14,22 @@ from tokenweir.v1 import admin_service_pb2 as pb
 from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.errors import CapabilityNotSupported
-from server.api import API_MINOR, HEALTH
+from server.api import ADMIN, API_MINOR, HEALTH
 from server.gateway.backend import Backend
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic
 from server.gateway.versions import LoadOrder, Versions
-from server.gateway.worker_call import WorkerFailed
 from server.interceptors import Context
 from server.running_requests import RunningRequests
+from server.wire.worker_call import WorkerFailed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_GET_SERVER_INFO, _GET_LOAD, _ABORT, _DRAIN = (
+    f"/{ADMIN}/{name}" for name in ("GetServerInfo", "GetLoad", "AbortRequests", "Drain")
+)
 _TIMEOUT = 2.0  # seconds; a worker that is slower is left out
 
 
@@ -58,7 +61,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> pb.GetServerInfoResponse:
         """Return what this gateway is, and its replicas."""
         infos = await self._ask(
-            lambda worker: worker.admin.GetServerInfo(request, timeout=_TIMEOUT)
+            lambda worker: worker.ask(_GET_SERVER_INFO, request, pb.GetServerInfoResponse, _TIMEOUT)
         )
         response = pb.GetServerInfoResponse(
             version=metadata.version("tokenweir"),
@@ -77,7 +80,9 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Return the load of all workers together."""
-        loads = await self._ask(lambda worker: worker.admin.GetLoad(request, timeout=_TIMEOUT))
+        loads = await self._ask(
+            lambda worker: worker.ask(_GET_LOAD, request, pb.GetLoadResponse, _TIMEOUT)
+        )
         return pb.GetLoadResponse(replicas=[one for load in loads for one in load.replicas])
 
     async def AbortRequests(
@@ -86,7 +91,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         """End requests that wait here or run anywhere, those that came by other gateways too."""
         found = self._requests.abort(request.request_ids)
         answers = await self._ask(
-            lambda worker: worker.admin.AbortRequests(request, timeout=_TIMEOUT)
+            lambda worker: worker.ask(_ABORT, request, pb.AbortRequestsResponse, _TIMEOUT)
         )
         found.update(*(answer.aborted for answer in answers))
         logger.info("aborted: %s", ", ".join(map(ascii, sorted(found))) or "nothing")
@@ -97,7 +102,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         """Refuse new calls for good; return when none runs any more, here or at a worker."""
         logger.info("draining: an operator has asked for it")
         await self._drain()
-        await self._ask(lambda worker: worker.admin.Drain(request))
+        await self._ask(lambda worker: worker.ask(_DRAIN, request, pb.DrainResponse))
         return pb.DrainResponse()
 
     async def LoadModel(
@@ -143,7 +148,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         return page_of(await self._list(), request)
 
     async def _list(self) -> list[pb.ModelInfo]:
-        models = {version_of(info): info for info in await list_models(self._pool)}
+        models = {version_of(info): info for info in list_models(self._pool)}
         if self._versions is not None:
             states = (
                 (self._versions.loading, pb.MODEL_STATE_LOADING),

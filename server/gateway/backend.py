@@ -1,34 +1,43 @@
-"""A worker as the gateway sees it: its channel, what it serves, how much is under way there."""
+"""A worker as the gateway sees it: its connection, what it serves, how much is under way there."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import TypeVar
 
 import grpc
-from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 from tokenweir.keepalive import keepalive_options
-from tokenweir.v1 import admin_service_pb2, admin_service_pb2_grpc
+from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
+from server.api import HEALTH
 from server.gateway.traffic import ModelVersion
-from server.gateway.worker_call import WorkerCall, WorkerFailed
-from server.gateway.worker_calls import WorkerCalls
-from server.gateway.worker_channel import WorkerChannel
 from server.identity.peers import CHANNEL_OPTIONS, Peers
+from server.status import DETAILS_KEY
+from server.telemetry.metrics import Snapshot, known_samples
+from server.wire.carrier import Connection
+from server.wire.protocol import Metadata
+from server.wire.work_pb2 import State
+from server.wire.worker_call import Client, WorkerCall, WorkerFailed
 
 logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer", bound=Message)
 
-RECONNECT_PAUSE = 0.2  # seconds between two attempts to watch a worker that does not answer
-_LIST_TIMEOUT = 5.0  # seconds
+RECONNECT_PAUSE = 0.2  # seconds between two attempts to connect to a worker that does not answer
+_REFUSED_PAUSE = 5.0  # seconds, likewise, of one that does not work together with this gateway
+_STATE_PERIOD = 1.0  # seconds between two that a worker tells, at most
 _SILENT = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE})
+_CHECK = f"/{HEALTH}/Check"
+# How a wire ends that a worker takes: it has gone, or this side has.
+_ENDS = frozenset({grpc.StatusCode.CANCELLED.value[0], grpc.StatusCode.UNAVAILABLE.value[0]})
 
-_CHANNEL_OPTIONS = (
+CONNECTION_OPTIONS = (
     ("grpc.enable_retries", 0),  # the gateway retries, at another worker
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new worker at an old address starts afresh
@@ -44,7 +53,10 @@ class WorkerLost(Exception):
 
 
 class Backend:
-    """One worker; one that does not answer a ping or a question for `silence` seconds is lost."""
+    """One worker; one that does not answer a ping or a question for `silence` seconds is lost.
+
+    It tells its state on the wire: when that turns, before it refuses, and every now and then.
+    """
 
     def __init__(
         self,
@@ -54,36 +66,68 @@ class Backend:
         silence: float,
         peers: Peers | None = None,
     ) -> None:
-        """Call `changed` when it serves other models; with `peers` all is encrypted."""
+        """Call `changed` when it serves other models or others send it more or fewer calls.
+
+        With `peers` all is encrypted.
+        """
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self.of_others = 0  # calls that others had there, when the worker last said how many it has
+        self.num_gateways = 1  # that are connected there, as it says
         self.serving = False  # as the worker itself reports
-        self.models: frozenset[ModelVersion] = frozenset()  # that are ready there
-        options = (*_CHANNEL_OPTIONS, *keepalive_options(silence, silence))
-        if peers is None:
-            self.calls = WorkerCalls(address, options)
-        else:
-            credentials = peers.of_channel()
-            self.calls = WorkerCalls(address, (*options, *CHANNEL_OPTIONS), credentials)
-        self.channel = cast(aio.Channel, WorkerChannel(self.calls))  # as far as stubs go
-        self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
+        self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # models that are ready there
+        self.samples: Snapshot = []  # its engines'
+        self.models: frozenset[ModelVersion] = frozenset()  # likewise
         self._silence = silence
-        self._is_lost = False
+        self.is_lost = False  # its calls were ended because it does not answer
+        self._is_retiring = False
         self._calls: set[WorkerCall] = set()
         self._changed = changed
         self._idle = asyncio.Event()
         self._idle.set()
-        self._watching = in_background(f"watching worker {address}", self._watch)
+        self._connect(peers)
 
     @property
     def load(self) -> int:
         """The calls under way there, as far as is known, those of other gateways too."""
         return self.outstanding + self.of_others
 
-    def heard(self, load: int) -> None:
-        """Note how many calls the worker itself says that it has."""
-        self.of_others = max(0, load - self.outstanding)
+    def start(
+        self,
+        method: str,
+        request: bytes,
+        metadata: Metadata,
+        timeout: float | None,
+        client: Client | None,
+        num_waiting: int,
+    ) -> WorkerCall:
+        """Send a request; hand the answer to a client as it comes, or keep the one message.
+
+        The worker is told how many calls wait here for it.
+        """
+        return self._connection.start(
+            method, request, metadata, timeout, client, num_waiting=num_waiting
+        )
+
+    async def ask(
+        self,
+        method: str,
+        request: Message,
+        answer: type[Answer],
+        timeout: float | None = None,  # noqa: ASYNC109  # one without is no error
+    ) -> Answer:
+        """Ask something of the gateway itself; raises WorkerFailed, also for want of an answer."""
+        call = self._connection.start(method, request.SerializeToString(), (), timeout, None)
+        try:
+            async with asyncio.timeout(timeout):
+                await call.end()
+        except TimeoutError:
+            what = f"it did not answer within {timeout:g} s"
+            raise WorkerFailed(grpc.StatusCode.DEADLINE_EXCEEDED, what, ()) from None
+        finally:
+            call.cancel()  # does nothing once the call has ended
+        assert call.response is not None, "without one its status is not OK"
+        return answer.FromString(call.response)
 
     def has(self, call: WorkerCall) -> None:
         """Count a call that goes there, until `has_no_more`."""
@@ -100,78 +144,105 @@ class Backend:
 
     def raise_if_lost(self) -> None:
         """Raise WorkerLost if the calls that go there were ended because it does not answer."""
-        if self._is_lost and not _is_cancelled_itself():
+        if self.is_lost and not _is_cancelled_itself():
             raise WorkerLost(f"worker {self.address} does not answer") from None
 
     async def retire(self) -> bool:
-        """Stop watching; close the connection once the running calls have ended.
+        """Send nothing new; close the connection once the running calls have ended.
 
         A worker that stops ends its calls itself. One that does not even say that it is there has
         lost them: they end with WorkerLost here. Return whether it was there to the end.
         """
+        self._is_retiring = True
         try:
-            await self._stop_watching()
             while answers := await self._answers():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._silence):
                         await self._idle.wait()
                     break
             if not answers:
-                self._give_up()
+                self.is_lost = True
+                for call in tuple(self._calls):
+                    call.cancel()
             return answers
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Close the connection at once; calls that run there end."""
-        await self._stop_watching()
-        self.calls.close()
-
-    async def _answers(self) -> bool:
-        """Return whether the worker's event loop says anything at all."""
-        health = health_pb2_grpc.HealthStub(self.channel)
-        try:
-            await health.Check(health_pb2.HealthCheckRequest(), timeout=self._silence)
-        except WorkerFailed as error:
-            return error.code not in _SILENT
-        return True
-
-    def _give_up(self) -> None:
-        self._is_lost = True
-        for call in tuple(self._calls):
-            call.cancel()
-
-    async def _stop_watching(self) -> None:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
+        self._connection.close()
+
+    def _connect(self, peers: Peers | None) -> None:
+        options = (*CONNECTION_OPTIONS, *keepalive_options(self._silence, self._silence))
+        if peers is None:
+            self._connection = Connection(self.address, options)
+        else:
+            credentials = peers.of_channel()
+            self._connection = Connection(self.address, (*options, *CHANNEL_OPTIONS), credentials)
+        self._watching = in_background(f"watching worker {self.address}", self._watch)
+
+    async def _answers(self) -> bool:
+        """Return whether the worker's event loop answers anything at all.
+
+        A state may have been on the way when it began to hang.
+        """
+        check, answer = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
+        try:
+            await self.ask(_CHECK, check, answer, self._silence)
+        except WorkerFailed as error:
+            return error.code not in _SILENT or is_workers_own(error)
+        return True
 
     async def _watch(self) -> None:
-        """Follow the worker's own health, which turns before it refuses and when it dies."""
-        health = health_pb2_grpc.HealthStub(self.channel)
-        while True:
+        """Carry calls, and follow the worker's own state, which turns before it refuses."""
+        told = ""
+        while not self._is_retiring:
             started = time.monotonic()
-            try:
-                async for response in health.Watch(health_pb2.HealthCheckRequest(service="")):
-                    serving = response.status == health_pb2.HealthCheckResponse.SERVING
-                    await self._set(await self._list_models() if serving else None)
-            except WorkerFailed:
-                pass
+            carrier = self._connection.carry(_STATE_PERIOD)
+            async for state in carrier.states():
+                await self._take(state)
+            end = carrier.end
             await self._set(None)
-            await asyncio.sleep(max(0.0, started + RECONNECT_PAUSE - time.monotonic()))
+            refusal = carrier.mismatch or ("" if end.code in _ENDS else end.details)
+            if refusal and refusal != told:
+                logger.error("no calls go to worker %s: %s", self.address, refusal)
+            told = refusal
+            pause = _REFUSED_PAUSE if refusal else RECONNECT_PAUSE
+            await asyncio.sleep(max(0.0, started + pause - time.monotonic()))
 
-    async def _list_models(self) -> frozenset[ModelVersion]:
-        response: admin_service_pb2.ListModelsResponse = await self.admin.ListModels(
-            admin_service_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT
+    async def _take(self, state: State) -> None:
+        self.samples = known_samples(
+            (one.name, tuple(one.labels), [*one.values] if len(one.values) > 1 else one.values[0])
+            for one in state.samples
+            if one.values
         )
-        return frozenset(ModelVersion(one.model, one.model_version) for one in response.models)
+        others = max(0, state.num_calls - self.outstanding) if state.num_gateways > 1 else 0
+        if (others, state.num_gateways) != (self.of_others, self.num_gateways):
+            self.of_others, self.num_gateways = others, state.num_gateways
+            await self._changed()
+        if state.HasField("models"):
+            self._told = [*map(admin_service_pb2.ModelInfo.FromString, state.models.infos)]
+        await self._set(self._told if state.serving else None)
 
-    async def _set(self, models: frozenset[ModelVersion] | None) -> None:
-        if (models is not None, models or frozenset()) != (self.serving, self.models):
-            self.serving, self.models = models is not None, models or frozenset()
+    async def _set(self, infos: Sequence[admin_service_pb2.ModelInfo] | None) -> None:
+        """Know what it serves; None: it takes no calls."""
+        if self._is_retiring:
+            return
+        self.infos = infos or ()
+        models = frozenset(ModelVersion(one.model, one.model_version) for one in self.infos)
+        if (infos is not None, models) != (self.serving, self.models):
+            self.serving, self.models = infos is not None, models
             names = ", ".join(map(str, sorted(self.models)))
             what = f"serves {names}" if self.serving else "does not serve"
             logger.info("worker %s %s", self.address, what)
             await self._changed()
+
+
+def is_workers_own(error: WorkerFailed) -> bool:
+    """Say whether a worker itself has ended a call, and not the way to it."""
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)
 
 
 def _is_cancelled_itself() -> bool:

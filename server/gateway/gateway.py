@@ -36,6 +36,7 @@ from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
+from server.gateway.book import Book
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.door import Door
 from server.gateway.model_list import list_models, page_of, version_of
@@ -111,6 +112,7 @@ class Gateway:
         self._door = Door(config.doors)
         self._admission = Admission()
         self._outcomes = CallOutcomes(tracing)
+        self._book = Book(self._pool.addresses, tracing)
         self._versions = (
             None if deployment is None else Versions(self._pool, self._traffic, *deployment)
         )
@@ -119,6 +121,7 @@ class Gateway:
             config.worker_wait,
             lambda: self._admission.num_waiting,
             self._outcomes.counts,
+            self._book,
         )
         self._calls: set[asyncio.Task[Any]] = set()
         self._deadlines = Deadlines()
@@ -126,7 +129,6 @@ class Gateway:
         self._admin: AdminPort | None = None
         self.admin_port: int | None = None  # once it is open
         self._draining = False
-        self._num_gateways = 1  # that send workers calls, with this one
         self._models: set[str] = set()  # ever seen: their health must turn when they go
 
     async def start(self) -> int:
@@ -171,12 +173,6 @@ class Gateway:
         """Use this certificate for workers that are new from now on."""
         self._pool.trust(peers)
 
-    def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
-        """Take how many calls workers say that they have, by address: others send some, too."""
-        self._pool.hear(loads)
-        self._num_gateways = num_gateways
-        self._set_places()
-
     def explain_loss(self, address: str, crashed: bool | None) -> None:
         """Take how the process of a worker has ended; see `Loss`."""
         self._relay.explain_loss(address, crashed)
@@ -210,6 +206,14 @@ class Gateway:
             ("workers_serving", (), self.num_serving),
         ]
 
+    def worker_snapshots(self) -> list[tuple[str, Snapshot]]:
+        """Return what workers tell of their engines, and what is counted of their calls here.
+
+        By worker; as `snapshot`.
+        """
+        engines = [(worker.address, worker.samples) for worker in self._pool.serving]
+        return [*engines, *self._book.snapshots()]
+
     async def drain(self, grace: float | None) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds.
 
@@ -236,6 +240,7 @@ class Gateway:
         await self._server.stop(LAST_WORDS)
         if self._admin is not None:
             await self._admin.close()
+        self._book.flush()
         await self._pool.close()
 
     def _open_admin_port(self) -> None:
@@ -271,8 +276,10 @@ class Gateway:
         serving = self._pool.serving
         taken = self._traffic.taking({one for backend in serving for one in backend.models})
         taking = [backend for backend in serving if not taken.isdisjoint(backend.models)]
-        least = math.ceil(most / max(1, self._num_gateways))
-        places = sum(max(least, most - worker.of_others) for worker in taking)
+        places = sum(
+            max(math.ceil(most / max(1, worker.num_gateways)), most - worker.of_others)
+            for worker in taking
+        )
         self._admission.set_places(places or None, len(taking) * crowded)
 
     def _arrived(self, call: ServerCall) -> None:
@@ -407,26 +414,16 @@ class Gateway:
                 return await relay(call.method, request, call, share)
 
     async def _list_models(self, call: ServerCall, data: bytes) -> bytes | None:
-        """Return the models of all workers that the caller may use.
-
-        If all workers have the same, one of them answers.
-        """
+        """Return the models that the caller may use; wait for a worker if need be."""
         usable = self._door.usable_models(call)
-        if self._pool.is_uniform and usable is None:
-            return await self._relay.unary(call.method, data, call)
         try:
             request = pb.ListModelsRequest.FromString(data)
         except DecodeError:
             what = f"{len(data)} bytes are not a request of {_LIST_MODELS}"
             raise MalformedMessage([FieldViolation("request", what)]) from None
-        models = [info for info in await self._served(call) if self._is_shown(info, usable)]
+        await self._relay.wait_for_worker()
+        models = [info for info in list_models(self._pool) if self._is_shown(info, usable)]
         return page_of(models, request).SerializeToString()
-
-    async def _served(self, call: ServerCall) -> Sequence[pb.ModelInfo]:
-        if not self._pool.is_uniform:
-            return await list_models(self._pool)
-        answer = await self._relay.unary(call.method, b"", call)  # waits for a worker if need be
-        return pb.ListModelsResponse.FromString(answer).models
 
     def _is_shown(self, info: pb.ModelInfo, usable: Container[str] | None) -> bool:
         is_usable = usable is None or info.model in usable

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence
 
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.errors import FieldViolation, InvalidRequest
-from server.gateway.backend import Backend
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion
-from server.gateway.worker_call import WorkerFailed
-
-_TIMEOUT = 2.0  # seconds; of a worker that is slower another one is asked
-logger = logging.getLogger(__name__)
 
 
-async def list_models(pool: Pool) -> list[pb.ModelInfo]:
-    """Return every version that some worker serves, by name: one worker of each kind is asked."""
-    kinds: dict[frozenset[ModelVersion], list[Backend]] = {}
-    for backend in pool.serving:
-        kinds.setdefault(backend.models, []).append(backend)
-    answers = await asyncio.gather(*map(_first_answer, kinds.values()))
-    found = {version_of(info): info for answer in answers for info in answer}
-    return [found[one] for one in sorted(found)]
+def list_models(pool: Pool) -> list[pb.ModelInfo]:
+    """Return every version that some worker serves, by name."""
+    found = {version_of(info): info for worker in pool.serving for info in worker.infos}
+    return [_copy_of(found[one]) for one in sorted(found)]
 
 
 def version_of(info: pb.ModelInfo) -> ModelVersion:
@@ -51,14 +40,8 @@ def _token(info: pb.ModelInfo) -> str:
     return f"{info.model} {info.model_version}"
 
 
-async def _first_answer(workers: Sequence[Backend]) -> Sequence[pb.ModelInfo]:
-    for worker in workers:
-        try:
-            answer: pb.ListModelsResponse = await worker.admin.ListModels(
-                pb.ListModelsRequest(), timeout=_TIMEOUT
-            )
-        except WorkerFailed as error:
-            logger.warning("worker %s did not answer: %s", worker.address, error.details)
-        else:
-            return answer.models
-    return ()
+def _copy_of(info: pb.ModelInfo) -> pb.ModelInfo:
+    """Return it to be added to."""
+    copy = pb.ModelInfo()
+    copy.CopyFrom(info)
+    return copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -153,6 +153,10 @@ class Pool:
         """The workers that are known now, serving or not; any thread may ask."""
         return tuple(self._backends.values())
 
+    def addresses(self) -> Collection[str]:
+        """Return the addresses of the workers that are known now."""
+        return self._backends.keys()
+
     @property
     def serving(self) -> list[Backend]:
         """The workers that take calls now."""
@@ -178,12 +182,6 @@ class Pool:
     def trust(self, peers: Peers | None) -> None:
         """Use this certificate for workers that are new from now on."""
         self._peers = peers
-
-    def hear(self, loads: Mapping[str, int]) -> None:
-        """Take how many calls workers say that they have, by address."""
-        for backend in self._backends.values():
-            if (load := loads.get(backend.address)) is not None:
-                backend.heard(load)
 
     async def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits for a worker, or will."""

@@ -18,24 +18,26 @@ import grpc
 from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
-from server.api import PREDICTION, TENANT_KEY, WAITED_KEY, WAITING_KEY
 from server.call_server import ServerCall
-from server.gateway.backend import Backend, WorkerLost
+from server.gateway.backend import Backend, WorkerLost, is_workers_own
+from server.gateway.book import Book
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.resumable import ResumableStream
 from server.gateway.share import NOBODYS, Share
-from server.gateway.worker_call import WorkerCall, WorkerFailed
 from server.identity.tokens import METADATA_KEY
-from server.lane import Metadata
-from server.status import DETAILS_KEY, CallStatus, call_status
+from server.status import CallStatus, call_status
 from server.telemetry.metrics import Counts
+from server.telemetry.trace_context import traceparent_in
+from server.wire.protocol import Metadata
+from server.wire.work_pb2 import Record
+from server.wire.worker_call import WorkerCall, WorkerFailed, name_of
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER = 0.5  # seconds
-_OWN = frozenset({"user-agent", WAITING_KEY, WAITED_KEY, TENANT_KEY, METADATA_KEY})
-_NAMELESS = f"/{PREDICTION}/"  # calls whose messages do not say whose they are
+_OWN = frozenset({"user-agent", METADATA_KEY})
+_CANCELLED = grpc.StatusCode.CANCELLED.name
 # Statuses after which another worker may do better.
 _ELSEWHERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 _LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})  # if nobody says more
@@ -45,11 +47,17 @@ class Relay:
     """Hands calls on to the workers of a pool."""
 
     def __init__(
-        self, pool: Pool, worker_wait: float, num_waiting: Callable[[], int], counts: Counts
+        self,
+        pool: Pool,
+        worker_wait: float,
+        num_waiting: Callable[[], int],
+        counts: Counts,
+        book: Book,
     ) -> None:
         """Let a call wait `worker_wait` seconds for a worker; tell workers how many wait here."""
         self._pool = pool
         self._counts = counts
+        self._book = book
         self._worker_wait = worker_wait
         self._num_waiting = num_waiting
         self._losses = Losses()
@@ -70,21 +78,19 @@ class Relay:
         for call in tuple(self._calls):
             call.cancel()
 
+    async def wait_for_worker(self) -> None:
+        """Return once any worker serves; raises as `unary`."""
+        await self._pool.choose(self._attempts("", b"", NOBODYS))
+
     async def unary(
         self, method: str, request: bytes, context: ServerCall, share: Share = NOBODYS
     ) -> bytes:
         """Return the answer of a call that has one; CallFailed with how it ends otherwise."""
         attempts = self._attempts(method, request, share)
-        whose: Metadata = ()
-        if share.tenant and method.startswith(_NAMELESS):
-            whose = ((TENANT_KEY, share.tenant.encode()),)
         while True:
             backend = await self._pool.choose(attempts)
-            metadata = (*self._forwarded(context), *whose)
-            call = backend.calls.start(method, request, metadata, context.time_remaining(), None)
-            context.is_relayed = True
             try:
-                trailing = await self._end_of(call, backend, attempts)
+                call, trailing = await self._answer(request, None, backend, attempts, context)
             except (WorkerFailed, WorkerLost) as error:
                 _retry_or_raise(attempts, backend, error)
                 continue
@@ -108,7 +114,7 @@ class Relay:
         while True:
             backend = await self._pool.choose(attempts)
             try:
-                await self._answer(stream, backend, method, context, attempts)
+                await self._answer(stream.request, stream, backend, attempts, context)
                 return
             except (WorkerFailed, WorkerLost) as error:
                 if stream.is_complete:
@@ -127,27 +133,28 @@ class Relay:
 
     async def _answer(
         self,
-        stream: ResumableStream,
+        request: bytes,
+        client: ResumableStream | None,
         backend: Backend,
-        method: str,
-        context: ServerCall,
         attempts: Attempts,
-    ) -> None:
-        """Have a worker answer a stream to its end."""
-        time_left = context.time_remaining()
-        call = backend.calls.start(
-            method, stream.request, self._forwarded(context), time_left, stream
+        context: ServerCall,
+    ) -> tuple[WorkerCall, Metadata]:
+        """Have a worker answer to the end; return the call and the trailing metadata.
+
+        `end_calls` may end it. The worker is told how many calls wait here for each.
+        """
+        metadata = tuple(pair for pair in context.invocation_metadata() if _is_clients(pair[0]))
+        num_waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
+        started = time.monotonic()
+        call = backend.start(
+            attempts.method, request, metadata, context.time_remaining(), client, num_waiting
         )
         context.is_relayed = True
-        await self._end_of(call, backend, attempts)
-
-    async def _end_of(self, call: WorkerCall, backend: Backend, attempts: Attempts) -> Metadata:
-        """Wait for a call that is under way at a worker; `end_calls` may end it."""
         attempts.begin(backend)
         self._calls.add(call)
         backend.has(call)
         try:
-            return await call.end()
+            return call, await call.end()
         except BaseException as error:
             call.cancel()  # does nothing if it has ended there
             if isinstance(error, asyncio.CancelledError):  # or else by the client, which has gone
@@ -158,19 +165,38 @@ class Relay:
         finally:
             backend.has_no_more(call)
             self._calls.discard(call)
+            self._enter(call, backend, attempts, context, started)
 
-    def _forwarded(self, context: ServerCall) -> Metadata:
-        """Return the metadata of the client; what describes its connection stays behind.
-
-        A worker is told what waits here for it and the others, and how long this call has.
-        """
-        waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
-        waited = int((time.monotonic() - context.arrived) * 1e6)
-        pairs = context.invocation_metadata()
-        return (
-            (WAITING_KEY, str(waiting)),
-            (WAITED_KEY, str(waited)),
-            *((key, value) for key, value in pairs if _is_clients(key)),
+    def _enter(
+        self,
+        call: WorkerCall,
+        backend: Backend,
+        attempts: Attempts,
+        context: ServerCall,
+        started: float,
+    ) -> None:
+        """Enter a call into the book, unless its worker was lost."""
+        share, status = attempts.share, call.status
+        if status is None and not backend.is_lost:
+            has_model = any(one.model == share.model for one in backend.models)
+            told = Record(
+                request_id=attempts.request_id,
+                model=share.model if has_model else "",
+                seconds=time.monotonic() - started,
+            )
+            code = _CANCELLED
+        elif status is not None and status.record is not None:
+            told, code = status.record, name_of(status.code)
+        else:
+            return
+        self._book.enter(
+            attempts.method,
+            backend.address,
+            told,
+            code,
+            tenant=share.tenant,
+            waited=started - context.arrived,
+            traceparent=traceparent_in(context.invocation_metadata()),
         )
 
     def _attempts(self, method: str, request: bytes, share: Share) -> Attempts:
@@ -227,7 +253,7 @@ def _look_elsewhere_or_raise(attempts: Attempts, stream: ResumableStream, backen
 
 def _status(error: WorkerFailed | WorkerLost, request_id: str) -> CallStatus:
     """Return the worker's own words, or ReplicaLost if it can no longer speak."""
-    if isinstance(error, WorkerLost) or (error.code in _LOST and not _is_workers_own(error)):
+    if isinstance(error, WorkerLost) or (error.code in _LOST and not is_workers_own(error)):
         return _lost(request_id)
     return CallStatus(error.code, error.details, error.trailing_metadata)
 
@@ -236,7 +262,7 @@ def _crashed(error: WorkerFailed | WorkerLost) -> bool | None:
     """Say whether a lost worker crashed, as far as it shows here: one that hangs did not."""
     if isinstance(error, WorkerLost):
         return False
-    return True if _is_workers_own(error) else None
+    return True if is_workers_own(error) else None
 
 
 def _lost(request_id: str) -> CallStatus:
@@ -245,10 +271,6 @@ def _lost(request_id: str) -> CallStatus:
         _RETRY_AFTER,
     )
     return call_status(lost, request_id)
-
-
-def _is_workers_own(error: WorkerFailed) -> bool:
-    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)
 
 
 def _is_clients(key: str) -> bool:

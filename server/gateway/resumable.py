@@ -13,7 +13,7 @@ from server.call_server import ServerCall
 from server.gateway.catching_up import CatchingUp, Different
 from server.gateway.heard import Heard
 from server.gateway.stream_view import numbered
-from server.lane import Metadata
+from server.wire.protocol import Metadata
 
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 
 from server.gateway.gateway import Gateway
 from server.ray.registry import Registry, WorkerInfo
-from server.ray.roster import TELL_PERIOD, Roster
 from server.ray.thread import RayThread
 
 _MAX_LEFT = 100  # workers that have left and can still be killed, if they are found to hang
@@ -33,14 +31,6 @@ async def follow(registry: Registry, gateway: Gateway, seen: dict[str, WorkerInf
         for worker in set(known) - set(workers):
             logger.info("left: %s", worker)
         known = workers
-
-
-async def hear_others(roster: Roster, gateway: Gateway) -> None:
-    """Tell a gateway how many calls workers have, while other gateways give them some, too."""
-    while True:
-        await asyncio.sleep(TELL_PERIOD)
-        loads = roster.loads if roster.num_followers else dict.fromkeys(roster.loads, 0)
-        gateway.hear(loads, roster.num_gateways)
 
 
 async def kill_hung(ray: RayThread, seen: dict[str, WorkerInfo], address: str) -> None:

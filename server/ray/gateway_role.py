@@ -79,8 +79,8 @@ async def running_gateway_role(config: Settings, find: Find) -> AsyncIterator[tu
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:
-            where = config.metrics.host, config.metrics.port
-            page = MetricsPage(*where, gateway.snapshot, list, settings.doors)
+            where, doors = (config.metrics.host, config.metrics.port), settings.doors
+            page = MetricsPage(*where, gateway.snapshot, gateway.worker_snapshots, doors)
             stack.push_async_callback(asyncio.to_thread, page.close)
 
         async def find_roster() -> RosterAddress | None:

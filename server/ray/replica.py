@@ -27,14 +27,8 @@ from server.ray.roster import RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.ray.serve_port import ServePort
 from server.settings import Log, Settings
-from server.telemetry.logs import REQUESTS, formatter_of, set_level
-from server.telemetry.tracing import make_tracing
-from server.worker.call_counts import CallCounts
-from server.worker.call_record import CallRecord
-from server.worker.call_spans import CallSpans
+from server.telemetry.logs import set_level
 from server.worker.engines import Engine
-from server.worker.recording import Observer
-from server.worker.request_log import request_line
 from server.worker.worker import Worker
 
 DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
@@ -75,8 +69,7 @@ class WorkerReplica:
             await self._link.close()
             raise
         keep_what_is_there()
-        measure = self._counts.snapshot if self._counts else None
-        self._link.alive(self._info, measure, self._worker.live)
+        self._link.alive(self._info)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def _start(
@@ -85,32 +78,13 @@ class WorkerReplica:
         self._serve_port = ServePort()
         engines = await asyncio.to_thread(_load_engines, config, packages)
         self._grace = config.listen.grace
-        self._formatter = formatter_of(config.log)
-        self._counts = None if config.metrics.port is None else CallCounts(engines)
-        self._tracing = make_tracing(config.tracing, config.listen.name, "worker")
-        self._worker = Worker(
-            engines, worker_config(config, self._serve_port.host), self._observers(), peers
-        )
+        self._worker = Worker(engines, worker_config(config, self._serve_port.host), peers)
         return WorkerInfo(
             address=await self._worker.start(),
             pid=os.getpid(),
             replica_id=self._worker.replica_id,
             actor=_actor_name(),
         )
-
-    def _observers(self) -> list[Observer]:
-        observers: list[Observer] = []
-        if logging.getLogger(REQUESTS).isEnabledFor(logging.INFO):
-            observers.append(self._tell_line)
-        if self._counts is not None:
-            observers.append(self._counts.observe)
-        if self._tracing is not None:
-            observers.append(CallSpans(self._tracing).observe)
-        return observers
-
-    def _tell_line(self, record: CallRecord) -> None:
-        line = partial(request_line, record, self._link.name, self._formatter)
-        self._link.request_ended(line)
 
     async def check_health(self) -> None:
         """Raise if the worker cannot serve; Ray Serve then replaces the replica.
@@ -135,8 +109,6 @@ class WorkerReplica:
         grace = 0.0 if await self._link.leave() else self._grace
         await asyncio.sleep(DEREGISTERED_PAUSE)
         await self._worker.drain(grace)
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
         await self._link.close()
 
     async def _end_without_command(self, name: str, group: str) -> None:

@@ -4,23 +4,18 @@ Every worker keeps one connection to the command that serves, and writes a line 
 
     {"token": "...", "pid": 4711, "stderr": "/..."}     the first: only who knows the token is
                                         heard; where it writes what it does not log
-    {"alive": {"address": ..., "pid": ..., "replica_id": ...}, "load": 3}    once a second while it
-                                        serves, and what it has under way
-    {"metrics": [...]}                  what it has counted, where that has changed; see Snapshot
+    {"alive": {"address": ..., "pid": ..., "replica_id": ...}}    once a second while it serves
     {"leaving": true, "fails": false}   it takes no more calls, for it is told to end, or because it
                                         fails; the answer is a line, true if all is over, so that
                                         it need not wait for anybody
     {"level": 40, "text": "...", ...}   a record of its log: logger, fields and traceback, if any
-    {"requests": ["...", ...]}          lines of its log, one of each request that has ended
 
 A gateway in another process says `"follows": true` in its first line, and nothing more. It is told,
 once a second and when that has changed:
 
-    {"workers": ["10.0.0.7:41231", ...], "loads": {"10.0.0.7:41231": 3, ...}, "gateways": 2,
-     "traffic": {...}}
+    {"workers": ["10.0.0.7:41231", ...], "traffic": {...}}
 
-The gateways are all that there are, itself among them. The traffic is that of a gateway at which
-models are loaded, if there is one; see Traffic.
+The traffic is that of a gateway at which models are loaded, if there is one; see Traffic.
 """
 
 from __future__ import annotations
@@ -41,8 +36,7 @@ from server.identity.peers import NAME, Peers
 from server.ray.last_words import has_crashed, last_words, num_oom_kills
 from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.restarts import Restarts
-from server.telemetry.logs import REQUESTS, as_written, with_fields
-from server.telemetry.metrics import Snapshot, read_snapshot
+from server.telemetry.logs import with_fields
 
 MAX_LINE = 1 << 20  # bytes of a message
 _FIRST_WORDS = 5.0  # seconds until a connection says whose it is
@@ -81,8 +75,6 @@ class Roster:
         self._hearing: set[asyncio.Task[None]] = set()
         self._is_over = False
         self._following: set[asyncio.Task[None]] = set()
-        self.snapshots: dict[str, Snapshot] = {}  # serving workers', by address
-        self.loads: dict[str, int] = {}  # likewise
         self.restarts = Restarts()
         self.traffic: Callable[[], Mapping[str, Any]] | None = None  # from the gateway beside it
         self.explain_loss: Callable[[str, bool | None], None] | None = None  # likewise, to it
@@ -96,11 +88,6 @@ class Roster:
     def num_followers(self) -> int:
         """The number of gateways in other processes that follow the workers."""
         return len(self._following)
-
-    @property
-    def num_gateways(self) -> int:
-        """The number of gateways, with one beside the roster."""
-        return self.num_followers + (self.traffic is not None)
 
     def end(self) -> None:
         """Tell workers that leave that all is over: every call has had the time to end."""
@@ -151,7 +138,7 @@ class Roster:
         self, first: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Hear a worker."""
-        speaker = _Speaker(self._registry, self.snapshots, self.loads, self.restarts)
+        speaker = _Speaker(self._registry, self.restarts)
         speaker.name = f"process {int(first['pid'])}"
         speaker.stderr, oom_kills = str(first.get("stderr", "")), num_oom_kills()
         try:
@@ -171,8 +158,7 @@ class Roster:
         last, since = b"", 0.0
         while not reader.at_eof():
             workers = [worker.address for worker in self._registry.workers]
-            told: dict[str, Any] = {"workers": workers, "loads": self.loads}
-            told["gateways"] = self.num_gateways
+            told: dict[str, Any] = {"workers": workers}
             if self.traffic is not None:
                 told["traffic"] = self.traffic()
             line = json.dumps(told).encode() + b"\n"
@@ -189,13 +175,11 @@ class _Speaker:
     def __init__(
         self,
         registry: Registry,
-        snapshots: dict[str, Snapshot],
-        loads: dict[str, int],
         restarts: Restarts,
     ) -> None:
         self.name = self.stderr = ""
         self._has_left = False
-        self._registry, self._snapshots, self._loads = registry, snapshots, loads
+        self._registry = registry
         self._restarts = restarts
         self._worker: WorkerInfo | None = None
 
@@ -203,15 +187,9 @@ class _Speaker:
         """Take a message; return whether it says that the worker leaves."""
         if "alive" in message:
             self._live(WorkerInfo(**message["alive"]))
-            self._loads[self.name] = int(message.get("load", 0))
         elif "leaving" in message:
             self._has_left = True
             self.leave(is_lost=bool(message.get("fails")))
-        elif "metrics" in message:
-            if self._worker is not None:
-                self._snapshots[self._worker.address] = read_snapshot(message["metrics"])
-        elif "requests" in message:
-            _write_lines(message["requests"])
         else:
             self._log(message)
         return "leaving" in message
@@ -234,8 +212,6 @@ class _Speaker:
             return
         self._worker = None
         self._registry.drop(worker)
-        self._snapshots.pop(worker.address, None)
-        self._loads.pop(worker.address, None)
         if is_lost:
             self._restarts.lost(worker.replica_id)
 
@@ -250,14 +226,3 @@ class _Speaker:
             self._restarts.joined(worker.replica_id)
         self._worker, self.name = worker, worker.address
         self._registry.put(worker)
-
-
-def _write_lines(lines: list[str]) -> None:
-    """Log lines of requests of a worker, which it has made as they are to be written."""
-    speaker = logging.getLogger(REQUESTS)
-    if speaker.isEnabledFor(logging.INFO):
-        text = "\n".join(lines)
-        record = speaker.makeRecord(
-            REQUESTS, logging.INFO, "", 0, text, (), None, extra=as_written()
-        )
-        speaker.handle(record)

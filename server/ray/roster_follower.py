@@ -29,9 +29,6 @@ class Follower(Protocol):
     async def divide(self, traffic: Mapping[str, Any]) -> None:
         """Send versions of models the calls that this says."""
 
-    def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
-        """Take the workers' numbers of calls, by address, and the number of gateways."""
-
 
 Find = Callable[[], Awaitable[RosterAddress | None]]
 
@@ -87,8 +84,6 @@ class RosterFollower:
             logger.info("workers: %s", ", ".join(known) or "none")
             await self._gateway.sync(list(known))
             self._known = known
-        loads = {str(one): int(load) for one, load in message["loads"].items()}
-        self._gateway.hear(loads, int(message["gateways"]))
         if self._is_lost:
             logger.info("the workers of the service are told again")
             self._is_lost = False

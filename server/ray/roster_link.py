@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -20,14 +19,10 @@ from server.ray.registry import HEARTBEAT, WorkerInfo
 from server.ray.roster import MAX_LINE, RosterAddress, connect
 from server.telemetry.log_budget import LogBudget
 from server.telemetry.logs import fields_of, traceback_of
-from server.telemetry.metrics import Snapshot
 
 _MAX_TEXT = MAX_LINE // 16  # characters, and as many of a traceback; of one JSON makes six bytes
 _ANSWER_TIMEOUT = 2.0  # seconds
 _MAX_WAITING = 1000  # records, while there is no connection
-_MAX_REQUESTS = 10_000  # that wait to be told of
-_REQUESTS_AT_ONCE = 50  # in a message
-_GATHERING = 0.1  # seconds in which requests that end are told of together
 
 
 class RosterLink:
@@ -46,13 +41,8 @@ class RosterLink:
         self._loop = asyncio.get_running_loop()
         self.name = ""  # the worker's, once it is alive
         self._worker: WorkerInfo | None = None
-        self._measure: Callable[[], Snapshot] | None = None
-        self._measured = -math.inf  # when last
-        self._told: Snapshot = []  # over this connection
         self._last_contact = clock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
-        self._requests: deque[Callable[[], str]] = deque()
-        self._num_left_out = 0  # requests, since there was room for one
         self._answers: asyncio.Queue[bool] = asyncio.Queue()
         self._news = asyncio.Event()
         self._running = in_background("telling the roster", self._run)
@@ -67,15 +57,10 @@ class RosterLink:
         """The seconds since the roster was last connected."""
         return self._clock() - self._last_contact
 
-    def alive(
-        self,
-        worker: WorkerInfo,
-        measure: Callable[[], Snapshot] | None = None,
-        load: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """Tell from now on that the worker takes calls, and what `measure` and `load` return."""
+    def alive(self, worker: WorkerInfo) -> None:
+        """Tell from now on that the worker takes calls."""
         self.name = worker.address
-        self._worker, self._measure, self._load = worker, measure, load
+        self._worker = worker
         self._news.set()
 
     async def leave(self, *, fails: bool = False) -> bool:
@@ -96,24 +81,12 @@ class RosterLink:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears any more
             self._loop.call_soon_threadsafe(self._put, message)
 
-    def request_ended(self, line: Callable[[], str]) -> None:
-        """Tell the line of a request, soon, and of others with it; on the event loop.
-
-        It is made when it is told: many at once cost less.
-        """
-        if len(self._requests) >= _MAX_REQUESTS:
-            self._num_left_out += 1
-            return
-        if not self._requests:
-            self._loop.call_later(_GATHERING, self._news.set)
-        self._requests.append(line)
-
     async def close(self) -> None:
         """Tell what waits, if that is possible within a moment, and close the connection."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARTBEAT):
                 self._news.set()
-                while (self._waiting or self._requests) and not self.broken:
+                while self._waiting and not self.broken:
                     await asyncio.sleep(0.01)
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -132,19 +105,15 @@ class RosterLink:
         reader, writer = await self._connect()
         listening = asyncio.create_task(self._listen(reader))
         try:
-            self._told, self._measured = [], -math.inf
             _write(
                 writer, {"token": self._roster.token, "pid": os.getpid(), "stderr": own_stderr()}
             )
             while not listening.done():
                 self._last_contact = self._clock()
                 if self._worker is not None:
-                    _write(writer, {"alive": asdict(self._worker), "load": self._load()})
-                    self._write_metrics(writer)
+                    _write(writer, {"alive": asdict(self._worker)})
                 while self._waiting:
                     _write(writer, self._waiting.popleft())
-                while self._requests:
-                    _write(writer, {"requests": self._next_requests()})
                 await writer.drain()
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
@@ -154,23 +123,6 @@ class RosterLink:
         finally:
             listening.cancel()
             writer.close()
-
-    def _write_metrics(self, writer: asyncio.StreamWriter) -> None:
-        """Tell what was counted, if that is news, and not more often than it is alive."""
-        if self._measure is None or self._clock() < self._measured + HEARTBEAT / 2:
-            return
-        self._measured = self._clock()
-        if (snapshot := self._measure()) != self._told:
-            _write(writer, {"metrics": snapshot})
-            self._told = snapshot
-
-    def _next_requests(self) -> list[str]:
-        if self._num_left_out:
-            text = f"({self._num_left_out:,} lines of requests are left out)"
-            self._waiting.append({"level": logging.WARNING, "text": text})
-            self._num_left_out = 0
-        count = min(len(self._requests), _REQUESTS_AT_ONCE)
-        return [self._requests.popleft()() for _ in range(count)]
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:

@@ -38,7 +38,7 @@ class RosterReplica:
                 config.metrics.host,
                 config.metrics.port,
                 self._counted,
-                lambda: list(self._roster.snapshots.items()),
+                list,
                 doors_config(config),
             )
 

@@ -39,7 +39,7 @@ from server.ray.address import joins_cluster
 from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray
 from server.ray.deployment import deploy, deployment_problem
-from server.ray.follow import follow, hear_others, kill_hung
+from server.ray.follow import follow, kill_hung
 from server.ray.http_process import http_beside, private_socket
 from server.ray.publication import Publication, publish, withdraw
 from server.ray.registry import Registry, WorkerInfo
@@ -146,7 +146,8 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             stack.push_async_callback(_end_workers, config, ray, roster, deployment)
             await stack.enter_async_context(_published(config, ray, roster_address))
         if gateway is not None:
-            await stack.enter_async_context(_told(gateway, registry, roster, workers))
+            following = partial(follow, registry, gateway, workers)
+            await stack.enter_async_context(beside("following the registry", following))
         service = Service(config.listen.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
         if (socket := settings.local_socket) is not None:
@@ -186,20 +187,6 @@ async def _published(
         yield
     finally:
         await ray.finish(withdraw, config.listen.name)
-
-
-@contextlib.asynccontextmanager
-async def _told(
-    gateway: Gateway, registry: Registry, roster: Roster, workers: dict[str, WorkerInfo]
-) -> AsyncIterator[None]:
-    """Tell a gateway of workers that come and go, and of the other gateways of the cluster."""
-    async with contextlib.AsyncExitStack() as stack:
-        following = partial(follow, registry, gateway, workers)
-        await stack.enter_async_context(beside("following the registry", following))
-        if joins_cluster():
-            hearing = partial(hear_others, roster, gateway)
-            await stack.enter_async_context(beside("hearing of other gateways", hearing))
-        yield
 
 
 async def _checked_packages(
@@ -251,8 +238,8 @@ def _metrics_page(
         return [*counted, ("worker_restarts", (), roster.restarts.count)]
 
     host, doors = config.metrics.host, doors_config(config)
-    workers = roster.snapshots
-    return MetricsPage(host, port, counted_here, lambda: list(workers.items()), doors)
+    workers = list if gateway is None else gateway.worker_snapshots
+    return MetricsPage(host, port, counted_here, workers, doors)
 
 
 async def _serve_until_signal(config: Settings, announce: Callable[[Service], None]) -> None:

@@ -1,8 +1,7 @@
 """Log lines of a server's processes, on the standard error: for people, or JSON.
 
 A record may have `fields`, values by name that are not in its message: `extra=with_fields(...)`.
-Those of a worker come over its connection to the command, which writes them with its own. Lines of
-requests, of which there may be thousands, come as they are to be written, many in one record.
+Those of a worker come over its connection to the command, which writes them with its own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from server.settings import Log
 OWN_LOGGERS = ("server", "engine")  # other loggers write errors only
 REQUESTS = "server.requests"  # the logger of the one line that every request has
 
-_REQUEST = "request"  # the message of a line of a request
 _WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and "="
 Fields = Mapping[str, str | int | float]
 
@@ -29,11 +27,6 @@ Fields = Mapping[str, str | int | float]
 def with_fields(**fields: str | int | float) -> dict[str, Fields]:
     """Return the `extra` of a call of a logger."""
     return {"fields": fields}
-
-
-def as_written() -> dict[str, bool]:
-    """Return the `extra` of a record whose message has all that is to be written."""
-    return {"is_written": True}
 
 
 def fields_of(record: logging.LogRecord) -> Fields:
@@ -70,15 +63,7 @@ class TextFormatter(logging.Formatter):
         self._second, self._told_second = 0, ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        if _is_written(record):
-            return record.message
-        return self._line(record.created, record.message, fields_of(record))
-
-    def request_line(self, ended: float, fields: Fields) -> str:
-        """Return the line of a request that ended so many seconds since 1970."""
-        return self._line(ended, _REQUEST, fields)
-
-    def _line(self, created: float, message: str, fields: Fields) -> str:
+        created, fields = record.created, fields_of(record)
         if (second := int(created)) != self._second:
             told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
             self._second, self._told_second = second, told
@@ -86,15 +71,13 @@ class TextFormatter(logging.Formatter):
         speaker = f"worker {worker}: " if worker else ""
         pairs = [f" {name}={_plain(value)}" for name, value in fields.items() if name != "worker"]
         milliseconds = int((created - second) * 1000)
-        return f"{self._told_second},{milliseconds:03d} {speaker}{message}{''.join(pairs)}"
+        return f"{self._told_second},{milliseconds:03d} {speaker}{record.message}{''.join(pairs)}"
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line; a traceback is one of its values."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if _is_written(record):
-            return record.getMessage()
         line: dict[str, Any] = {
             "time": _told(record.created),
             "level": record.levelname.lower(),
@@ -106,21 +89,12 @@ class JsonFormatter(logging.Formatter):
             line["traceback"] = traceback
         return json.dumps(line)
 
-    def request_line(self, ended: float, fields: Fields) -> str:
-        """Return the line of a request that ended so many seconds since 1970."""
-        line = {"time": _told(ended), "level": "info", "logger": REQUESTS, "message": _REQUEST}
-        return json.dumps({**line, **fields})
-
 
 def traceback_of(record: logging.LogRecord) -> str:
     """Return the traceback of a record; "" without one."""
     if record.exc_info and not record.exc_text:
         return logging.Formatter().formatException(record.exc_info)
     return record.exc_text or ""
-
-
-def _is_written(record: logging.LogRecord) -> bool:
-    return getattr(record, "is_written", False)
 
 
 def _told(created: float) -> str:

@@ -1,7 +1,7 @@
 """The metrics of a server: what each is called and means.
 
-Gateway and workers count in plain numbers; a snapshot of them is a list of samples, as JSON has
-them, and the metrics page of the command shows those of all processes together.
+Gateway and workers count in plain numbers; a snapshot of them is a list of samples. Workers tell
+theirs on the wire, and the gateway's page shows all together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from engine.histogram import LATENCY_BOUNDS, SIZE_BOUNDS, STEP_BOUNDS, Histogram
 
@@ -131,18 +131,15 @@ class Counts:
             ]
 
 
-def read_snapshot(given: Iterable[Sequence[Any]]) -> Snapshot:
-    """Return a snapshot that JSON has made lists of; ValueError for what is none."""
-    return [_read_sample(*sample) for sample in given]
+def known_samples(told: Iterable[Sample]) -> Snapshot:
+    """Return the samples of metrics that are known here; others may be of another release."""
+    return [sample for sample in told if _is_known(*sample)]
 
 
-def _read_sample(name: Any = "", labels: Any = (), value: Any = None) -> Sample:
+def _is_known(name: str, labels: Sequence[str], value: Value) -> bool:
     metric = METRICS.get(name)
     if metric is None or len(labels) != len(metric.labels):
-        raise ValueError(f"{name!r} is not a metric with labels {labels!r}")
-    numbers = value if metric.kind == "histogram" else [value]
-    count = len(metric.bounds) + 2 if metric.kind == "histogram" else 1
-    is_good = isinstance(numbers, list) and len(numbers) == count
-    if not is_good or not all(isinstance(number, int | float) for number in numbers):
-        raise ValueError(f"{name} cannot have the value {value!r}")
-    return metric.name, tuple(map(str, labels)), value
+        return False
+    if metric.kind == "histogram":
+        return isinstance(value, list) and len(value) == len(metric.bounds) + 2
+    return not isinstance(value, list)

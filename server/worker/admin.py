@@ -117,6 +117,10 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         await self._drain()
         return pb.DrainResponse()
 
+    def models(self) -> list[pb.ModelInfo]:
+        """Return all models, by name."""
+        return [self._model_info(name) for name in self._catalog.engines]
+
     def _model_info(self, name: str) -> pb.ModelInfo:
         state, message = self._state(name)
         return answers.model_info(

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, cast
 
 from engine.errors import Draining
-from server.api import WAITING_KEY
 from server.call_wall import CallWall
 from server.interceptors import Behavior, Context, Handler, WrappingInterceptor, with_behavior
 
@@ -23,7 +22,7 @@ class AdmissionInterceptor(WrappingInterceptor):
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._wall = wall
         self.live = 0
-        self._num_waiting = 0  # at the gateway, a worker
+        self.num_waiting = 0  # at the gateway, for this worker
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -31,7 +30,7 @@ class AdmissionInterceptor(WrappingInterceptor):
     @property
     def load(self) -> int:
         """The calls that are live here, and those that wait at the gateway for this worker."""
-        return self.live + self._num_waiting if self.live else 0
+        return self.live + self.num_waiting if self.live else 0
 
     async def wait_until_idle(self) -> None:
         """Wait until no call is live."""
@@ -48,15 +47,9 @@ class AdmissionInterceptor(WrappingInterceptor):
                 self._begin()
                 # After the status was sent, not before. The stubs want a class that nobody makes.
                 context.add_done_callback(cast(Any, self._end))
-                self._note_waiting(context)
                 return await behavior(request, context)
 
         return with_behavior(handler, around)
-
-    def _note_waiting(self, context: Context) -> None:
-        for key, value in context.invocation_metadata() or ():
-            if key == WAITING_KEY and str(value).isdecimal():
-                self._num_waiting = int(value)
 
     def _begin(self) -> None:
         self.live += 1

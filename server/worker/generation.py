@@ -21,9 +21,10 @@ from engine.requests.events import (
 )
 from engine.requests.request import Deltas, GenerationRequest
 from server.interceptors import Context, current_request_id
+from server.wire.record import current_record
 from server.worker import requests
 from server.worker.answers import ServedModel
-from server.worker.call_record import current_record
+from server.worker.call_record import answered, note
 from server.worker.catalog import Catalog, Found
 from server.worker.deadline import engine_deadline
 from server.worker.engines import GeneratingEngine
@@ -82,13 +83,12 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
         record = current_record()
-        record.tenant = request.scheduling.tenant
         record.model = self._catalog.known(request.model)
         found = self._catalog.scoring(request.model, request.model_version)
         inputs = requests.score_requests(request, **self._given(found.model, context))
         scores = await all_of([found.engine.score(one) for one in inputs])
         for score in scores:
-            record.answered(score.usage, score.timing)
+            answered(record, score.usage, score.timing)
         answering = GenerationAnswers(
             found.model,
             current_request_id(),
@@ -106,7 +106,6 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         seed: int | None = None,
     ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
         record = current_record()
-        record.tenant = request.scheduling.tenant
         record.model = self._catalog.known(request.model)
         found = self._catalog.generating(request.model, request.model_version)
         given = self._given(found.model, context)
@@ -152,7 +151,7 @@ async def _send(
     number, record = 0, current_record()
     async for event in events:
         if not isinstance(event, TextDelta):
-            record.note(event)
+            note(record, event)
         if isinstance(event, Admitted):
             await context.send_initial_metadata(answering.beginning(seed))
         elif (message := answering.message(event)) is not None:
@@ -162,9 +161,10 @@ async def _send(
 
 
 def _note(result: FinishedInput) -> None:
+    record = current_record()
     for sequence in result.sequences:
-        current_record().note(sequence)
-    current_record().note(result.end)
+        note(record, sequence)
+    note(record, result.end)
 
 
 async def _generate(engine: GeneratingEngine, request: GenerationRequest) -> FinishedInput:

@@ -13,10 +13,11 @@ from engine.one_pass.prediction import Prediction
 from engine.requests.checks import raise_if_any
 from engine.requests.events import Usage
 from server.interceptors import Context, current_request_id
+from server.wire.record import current_record
 from server.worker import prediction_answers as answers
 from server.worker import requests
 from server.worker.answers import ServedModel, provenance, timing
-from server.worker.call_record import current_record
+from server.worker.call_record import answered
 from server.worker.catalog import Catalog
 from server.worker.deadline import engine_deadline
 from server.worker.entities import Strategy
@@ -95,7 +96,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             items, request_id=current_request_id(), deadline=engine_deadline(context)
         )
         tokens = sum(item.input_tokens for item in prediction.items)
-        record.answered(Usage(tokens, output_tokens=0), prediction.timing)
+        answered(record, Usage(tokens, output_tokens=0), prediction.timing)
         return found.model, prediction
 
 

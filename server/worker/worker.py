@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import cast
+from typing import Any, cast
 
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
@@ -27,21 +27,22 @@ from server.config import WorkerConfig
 from server.health import Health
 from server.identity.peers import Peers
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
-from server.lane import MAX_BYTES, METHOD
 from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, max_connections, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
+from server.wire import protocol
+from server.wire.bearer import Bearer, BearerCall
+from server.wire.work_pb2 import Models, State
 from server.worker.aborts import AbortInterceptor
 from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
 from server.worker.catalog import Catalog
+from server.worker.engine_samples import engine_samples
 from server.worker.engines import Engine
 from server.worker.generation import GenerationService
-from server.worker.lane import Lane
 from server.worker.prediction import PredictionService
-from server.worker.recording import Observer, RecordingInterceptor
 
 
 class Worker:
@@ -51,13 +52,9 @@ class Worker:
         self,
         models: Mapping[str, Engine],
         config: WorkerConfig,
-        observers: Sequence[Observer] = (),
         peers: Peers | None = None,
     ) -> None:
-        """Call `observers` with the record of every call that ran a model, at its end.
-
-        With `peers` it takes calls of them only.
-        """
+        """With `peers` it takes calls of them only."""
         clash = {"", *SERVICES} & set(models)
         if clash:
             raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")
@@ -68,11 +65,10 @@ class Worker:
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
         running = frozenset({GENERATION, PREDICTION})
         self._admission = AdmissionInterceptor(running, self._wall)
-        self._recording = RecordingInterceptor(running, observers)
         self._requests = RunningRequests()
         self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
-        self._lanes: set[Lane] = set()  # from gateways
+        self._bearers: set[Bearer] = set()  # to gateways
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -84,10 +80,6 @@ class Worker:
         """Return how many calls a model answers, or that wait for it, at the gateway too."""
         return self._admission.load
 
-    def live(self) -> int:
-        """Return how many calls a model answers here."""
-        return self._admission.live
-
     async def start(self) -> str:
         """Listen, start the engines, return "host:port" once they serve; until then they warm up.
 
@@ -96,7 +88,7 @@ class Worker:
         """
         config, self._loop = self._config, asyncio.get_running_loop()
         self._services = self._make_services()
-        max_bytes = max(config.max_request_bytes, MAX_BYTES)  # for lanes
+        max_bytes = max(config.max_request_bytes, protocol.MAX_BYTES)
         options = server_options(max_bytes, config.client_silence, max_connections(config.host))
         self._server = CallServer(self._arrived, options)
         credentials = None if self._peers is None else self._peers.of_server()
@@ -118,8 +110,8 @@ class Worker:
         await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
         await self._wait_until_idle(LAST_WORDS)
         self._health.close()
-        for lane in tuple(self._lanes):
-            lane.close()
+        for bearer in tuple(self._bearers):
+            bearer.close()
         await self._server.stop(LAST_WORDS)
 
     async def _empty(self) -> None:
@@ -130,25 +122,53 @@ class Worker:
     def _refuse_new(self) -> None:
         self._health.go_down()
         self._admission.draining = True
+        self._tell_state()
 
     def _arrived(self, call: ServerCall) -> None:
         """In the thread of the server."""
         self._loop.call_soon_threadsafe(self._begin, call)
 
     def _begin(self, call: ServerCall) -> None:
-        if call.method != METHOD:
+        if call.method != protocol.METHOD:
             call.answer(self._services.answer(call))
             return
-        lane = Lane(call, self._services.answer)
-        self._lanes.add(lane)
-        call.answer(lane.carry()).add_done_callback(lambda _: self._lanes.discard(lane))
+        bearer = Bearer(call, self._answer, self._state)
+        self._bearers.add(bearer)
+        call.answer(bearer.carry()).add_done_callback(lambda _: self._has_left(bearer))
+        self._tell_state()  # there is another gateway
+
+    def _has_left(self, bearer: Bearer) -> None:
+        self._bearers.discard(bearer)
+        self._tell_state()
+
+    def _answer(self, call: BearerCall) -> Coroutine[Any, Any, None]:
+        """Answer a call of a gateway, which tells how many wait there for this worker."""
+        if call.num_waiting is not None:
+            self._admission.num_waiting = call.num_waiting
+        return self._services.answer(call)
+
+    def _state(self) -> State:
+        """Return how the worker is, for gateways."""
+        infos = [info.SerializeToString(deterministic=True) for info in self._admin.models()]
+        is_healthy = self.healthy
+        engines = self._catalog.engines if is_healthy else {}
+        return State(
+            serving=is_healthy and not self._admission.draining,
+            num_calls=self._admission.live,
+            num_gateways=len(self._bearers),
+            models=Models(infos=infos),
+            samples=engine_samples(engines),
+        )
+
+    def _tell_state(self) -> None:
+        for bearer in self._bearers:
+            bearer.tell_state()
 
     def _make_services(self) -> LocalServices:
         config = self._config
         services = LocalServices(
             (
                 StatusInterceptor(),
-                self._recording,
                 self._admission,
                 ParsingInterceptor(config.max_request_bytes),
                 self._aborts,
@@ -169,9 +189,10 @@ class Worker:
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
             PredictionService(self._catalog, config.limits), server
         )
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminService(self._catalog, facts, self._admission, self._requests, self._empty), server
+        self._admin = AdminService(
+            self._catalog, facts, self._admission, self._requests, self._empty
         )
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         enable_reflection((*SERVICES, HEALTH), services)
         return services
@@ -208,6 +229,7 @@ class Worker:
         }
         for name, is_healthy in healthy.items():
             self._health.publish(name, serving=is_healthy)
+        self._tell_state()
 
     async def _wait_until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -50,10 +49,6 @@ from engine.requests.request import Chat, GenerationRequest, ScoreRequest
 from engine.requests.token_ids import check_token_ids
 from engine.step_measures import StepMeasures
 from server.config import WorkerConfig
-from server.telemetry.logs import REQUESTS, with_fields
-from server.worker.call_record import CallRecord
-from server.worker.recording import Observer
-from server.worker.request_log import request_fields
 from server.worker.worker import Worker
 from tests.stand_in_certificate import certificate
 
@@ -374,20 +369,14 @@ def _word_spans(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def log_request(record: CallRecord) -> None:
-    """Log what the line of a request says."""
-    logging.getLogger(REQUESTS).info("request", extra=with_fields(**request_fields(record)))
-
-
 @asynccontextmanager
 async def running_worker(
     *engines: FakeGenerator | FakePredictor,
     config: WorkerConfig | None = None,
-    observers: Sequence[Observer] = (log_request,),
 ) -> AsyncIterator[tuple[Worker, str]]:
     """Serve fakes under the names of their packages; yield the worker and its address."""
     models = {engine.package.manifest.name: engine for engine in engines}
-    worker = Worker(models, config or WorkerConfig(), observers)
+    worker = Worker(models, config or WorkerConfig())
     address = await worker.start()
     try:
         yield worker, address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -94,17 +95,6 @@ def test_no_more_prefixes_are_remembered_than_there_is_room_for() -> None:
     assert affinity.choose((0).to_bytes(4), [one, two]) is two
 
 
-def test_what_others_send_counts_from_when_the_worker_has_told() -> None:
-    backend = cast(Backend, SimpleNamespace(outstanding=2, _others=0))
-    Backend.heard(backend, 5)
-    assert Backend.load.fget(backend) == 5  # type: ignore[attr-defined]
-
-    backend.outstanding = 4
-    assert Backend.load.fget(backend) == 7, "sent since"  # type: ignore[attr-defined]
-    Backend.heard(backend, 3)
-    assert Backend.load.fget(backend) == 4, "told too early"  # type: ignore[attr-defined]
-
-
 class _CachingWorker:
     """A worker that has room for the beginnings of so many prompts, the latest ones."""
 
@@ -164,14 +154,18 @@ async def test_a_gateway_leaves_alone_whom_others_keep_busy() -> None:
     async with (
         running_worker(engines[0]) as (_, one),
         running_worker(engines[1]) as (_, two),
-        running_gateway(one, two) as (gateway, stubs),
+        running_gateway(one) as (_, others),
     ):
-        await until(lambda: gateway.num_serving == 2)
-        gateway.hear({one: 3, "127.0.0.1:1": 9}, 2)
-        for _ in range(8):
-            await stubs.generation.Generate(generate("a"))
+        held = [others.generation.Generate(generate("HOLD")) for _ in range(3)]
+        await until(lambda: len(engines[0].requests) == 3)
+        async with running_gateway(one, two) as (gateway, stubs):
+            await until(lambda: gateway.num_serving == 2)
+            for _ in range(8):
+                await stubs.generation.Generate(generate("a"))
+        engines[0].release.set()
+        await asyncio.gather(*held)
 
-    assert [len(engine.requests) for engine in engines] == [0, 8]
+    assert [len(engine.requests) for engine in engines] == [3, 8]
 
 
 async def test_a_call_goes_to_a_worker_that_has_its_model() -> None:

@@ -19,7 +19,16 @@ from server.identity.config import DoorsConfig
 from server.telemetry.logs import TextFormatter
 from server.worker import deadline
 from server.worker.worker import Worker
-from tests.server.calls import Failure, Stubs, failure, failure_of, generate, stream, stubs_for
+from tests.server.calls import (
+    Failure,
+    Stubs,
+    failure,
+    failure_of,
+    generate,
+    stream,
+    stubs_for,
+    until,
+)
 from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
@@ -56,16 +65,20 @@ def _assert_invalid(failure: Failure, *fields: str) -> None:
 
 
 async def test_request_id_that_would_forge_a_line_of_the_log_stays_out_of_it(
-    stubs: Stubs, caplog: pytest.LogCaptureFixture
+    stubs: Stubs, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
     caplog.set_level("INFO", logger="server")
 
     failure = await failure_of(stubs.generation.Generate(generate("a", request_id="x\nforged")))
 
     _assert_invalid(failure, "request_id")
-    lines = "".join(map(TextFormatter().format, caplog.records))
-    assert failure.metadata["request_id"] in lines
-    assert "forged" not in lines + failure.metadata["request_id"]
+
+    def lines() -> str:
+        return "".join(map(TextFormatter().format, caplog.records))
+
+    if request.node.callspec.params["stubs"] == "gateway":
+        await until(lambda: failure.metadata["request_id"] in lines())
+    assert "forged" not in lines() + failure.metadata["request_id"]
 
 
 async def test_prompt_too_long(stubs: Stubs) -> None:

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ import pytest
 from grpc import aio
 
 from engine.errors import Draining, QueueFull
-from server import event_thread
+from server import call_server, event_thread
 from server.call_server import CallServer, ServerCall
 from server.event_thread import Rests
 from server.status import call_status
@@ -440,3 +441,9 @@ async def _num_rests_of_20_calls(first: float, monkeypatch: pytest.MonkeyPatch) 
         num_rests = len(rests)
     await server.stop(0)
     return num_rests
+
+
+def test_one_file_of_the_server_knows_the_core_of_grpc() -> None:
+    files = Path(call_server.__file__).parent.rglob("*.py")
+
+    assert [file.name for file in files if "cygrpc" in file.read_text()] == ["grpc_core.py"]

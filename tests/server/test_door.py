@@ -24,6 +24,7 @@ from server.config import GatewayConfig
 from server.event_thread import Rests
 from server.identity.config import DoorsConfig
 from server.telemetry.logs import REQUESTS, fields_of
+from server.wire.bearer import BearerCall
 from tests.server.calls import UP, Stubs, failure_of, generate, stream, until
 from tests.server.fakes import (
     OPTIONS,
@@ -33,6 +34,7 @@ from tests.server.fakes import (
     running_worker,
 )
 from tests.server.test_gateway import running_gateway
+from tests.server.wired_worker import scripted_worker
 
 ACME: Any = (("authorization", "Bearer tw_acme"),)
 STRANGER: Any = (("authorization", "Bearer tw_stranger"),)
@@ -127,21 +129,18 @@ async def test_every_line_of_the_log_has_the_tenant_of_the_token(
     ]
 
 
-async def test_the_token_itself_does_not_reach_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from server.worker.admission import AdmissionInterceptor
-
+async def test_the_token_itself_does_not_reach_a_worker(tmp_path: Path) -> None:
     seen: list[str] = []
-    note = AdmissionInterceptor._note_waiting
 
-    def noting(self: AdmissionInterceptor, context: Any) -> None:
-        seen.extend(key for key, _ in context.invocation_metadata())
-        note(self, context)
+    async def note(request: bytes, call: BearerCall) -> bytes:
+        seen.extend(key for key, _ in call.invocation_metadata())
+        return b""
 
-    monkeypatch.setattr(AdmissionInterceptor, "_note_waiting", noting)
-    async with served(tmp_path, FakeGenerator()) as stubs:
-        await stubs.generation.Generate(generate("a"), metadata=(*ACME, ("x-mine", "1")))
+    (tokens := tmp_path / "tokens.toml").write_text(entry("tw_acme", tenant="acme"))
+    config = GatewayConfig(worker_wait=60, doors=DoorsConfig(tokens=tokens))
+    async with scripted_worker(note) as address:
+        async with running_gateway(address, config=config) as (_, stubs):
+            await stubs.generation.Generate(generate("a"), metadata=(*ACME, ("x-mine", "1")))
 
     assert "x-mine" in seen
     assert "authorization" not in seen

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import resource
 import threading
 from collections import Counter
@@ -12,14 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 import pytest
 from grpc import aio
-from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection_pb2
 from tokenweir import AsyncClient, Client, Internal
 from tokenweir.v1 import generation_service_pb2 as pb
@@ -34,6 +32,7 @@ from server.gateway.share import Share
 from server.identity.config import DoorsConfig
 from server.listening import max_connections
 from server.status import call_status
+from server.wire.bearer import BearerCall
 from server.worker.worker import Worker
 from tests.conftest import FakeClock
 from tests.server.calls import (
@@ -50,6 +49,7 @@ from tests.server.calls import (
 )
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.server.processes import worker_process
+from tests.server.wired_worker import scripted_worker
 
 
 @asynccontextmanager
@@ -66,6 +66,17 @@ async def running_gateway(
             yield gateway, stubs
     finally:
         await gateway.close()
+
+
+def counted(gateway: Gateway, name: str) -> float:
+    """Return what a gateway counts under this name."""
+    (value,) = (value for found, _, value in gateway.snapshot() if found == name)
+    assert not isinstance(value, list)
+    return value
+
+
+num_running = partial(counted, name="gateway_requests_running")
+num_waiting = partial(counted, name="gateway_requests_waiting")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +220,7 @@ async def test_unary_answers_and_streams_pass_unchanged(cell: Cell) -> None:
     assert "".join(m.delta.text for m in messages) == "SLOW b "
 
 
-async def test_many_streams_through_lanes_say_what_each_says_alone(cell: Cell) -> None:
+async def test_many_streams_at_once_say_what_each_says_alone(cell: Cell) -> None:
     async def say(number: int) -> tuple[list[bytes], grpc.StatusCode]:
         text = " ".join(["SLOW"] * (number % 3 == 0) + [f"w{number}"] * (number % 7))
         output = pb.Output(token_ids=number % 2 == 0)
@@ -222,8 +233,6 @@ async def test_many_streams_through_lanes_say_what_each_says_alone(cell: Cell) -
         return [message.SerializeToString() for message in messages], await call.code()
 
     alone = [await say(number) for number in range(60)]
-    lanes = [backend.calls._lane for backend in cell.gateway._pool.backends]
-    await until(lambda: all(lane is not None and lane.is_open for lane in lanes))
     together = await asyncio.gather(*map(say, range(60)))
 
     assert together == alone
@@ -232,7 +241,7 @@ async def test_many_streams_through_lanes_say_what_each_says_alone(cell: Cell) -
 async def test_a_worker_is_told_how_many_calls_wait_for_it(cell: Cell) -> None:
     cell.gateway._admission.set_places(1)
     calls = [cell.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(6)]
-    await until(lambda: cell.gateway._admission.num_waiting == 5)
+    await until(lambda: num_waiting(cell.gateway) == 5)
 
     cell.gateway._admission.set_places(2)
     await until(lambda: sum(cell.requests()) == 2)
@@ -327,7 +336,7 @@ async def test_every_call_of_a_great_burst_is_refused_with_details() -> None:
     config = GatewayConfig(max_concurrent_calls=1, worker_wait=120.0)  # a burst may take longer
     async with running_gateway(config=config) as (gateway, stubs):
         held = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
-        await until(lambda: bool(gateway._calls))
+        await until(lambda: num_running(gateway))
 
         calls = [failure_of(stubs.generation.Generate(generate("a"))) for _ in range(2_000)]
         reasons = Counter(refused.reason for refused in await asyncio.gather(*calls))
@@ -373,9 +382,9 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
             await stubs.generation.Generate(generate(f"{tenant} {number}", scheduling=scheduling))
 
         calls = [asyncio.create_task(ask("flood", i)) for i in range(20)]
-        await until(lambda: len(gateway._calls) == 20)
+        await until(lambda: num_running(gateway) == 20)
         calls.append(asyncio.create_task(ask("other", 0)))
-        await until(lambda: len(gateway._calls) == 21 and len(engine.requests) > 0)
+        await until(lambda: num_running(gateway) == 21 and len(engine.requests) > 0)
         assert [request.tenant for request in engine.requests] == ["flood"]
         engine.admit.set()
         await asyncio.gather(*calls)
@@ -400,11 +409,11 @@ async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_wor
         others = [ask("other")]
         await until(lambda: len(engine.requests) == 1)
         flood = [ask("flood") for _ in range(20)]
-        await until(lambda: gateway._admission.num_waiting == 15)  # the others were there in time
+        await until(lambda: num_waiting(gateway) == 15)  # the others were there in time
         await until(lambda: len(engine.requests) == 1 + 5)
         for call in flood[:5]:
             call.cancel()
-        await until(lambda: gateway._admission.num_waiting == 13)
+        await until(lambda: num_waiting(gateway) == 13)
         others.append(ask("other"))
         await until(lambda: len(engine.requests) == 1 + 5 + 2 + 1)
 
@@ -471,13 +480,13 @@ async def test_a_call_without_a_message_is_refused(cell: Cell) -> None:
 async def test_metadata_of_the_client_reaches_the_worker_and_back() -> None:
     seen: dict[str, str | bytes] = {}
 
-    async def echo(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def echo(request: bytes, context: BearerCall) -> bytes:
         seen.update(context.invocation_metadata() or ())
         await context.send_initial_metadata((("first", "1"),))
         context.set_trailing_metadata((("last-bin", b"\x00\xff"),))
         return request
 
-    async with _scripted_worker(echo) as address, running_gateway(address) as (_, stubs):
+    async with scripted_worker(echo) as address, running_gateway(address) as (_, stubs):
         call = stubs.channel.unary_unary("/tokenweir.v1.GenerationService/Generate")(
             b"bytes", metadata=(("x-trace", "t"), ("x-bin", b"\x00\x01"))
         )
@@ -491,11 +500,11 @@ async def test_metadata_of_the_client_reaches_the_worker_and_back() -> None:
 async def test_the_deadline_of_the_client_reaches_the_worker() -> None:
     remaining: list[float | None] = []
 
-    async def note(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def note(request: bytes, context: BearerCall) -> bytes:
         remaining.append(context.time_remaining())
         return request
 
-    async with _scripted_worker(note) as address, running_gateway(address) as (_, stubs):
+    async with scripted_worker(note) as address, running_gateway(address) as (_, stubs):
         method = stubs.channel.unary_unary("/tokenweir.v1.GenerationService/Generate")
         await method(b"", timeout=600)
         await method(b"")
@@ -522,7 +531,7 @@ async def test_a_call_waits_for_a_worker_to_come() -> None:
         running_worker(FakeGenerator()) as (_, address),
     ):
         call = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
-        await until(lambda: bool(gateway._calls))
+        await until(lambda: num_running(gateway))
 
         await gateway.sync([address])
 
@@ -640,7 +649,7 @@ async def test_who_asks_again_behind_the_last_answer_is_told_to_go_elsewhere(
     for engine in cell.engines:
         engine.release.set()
     await running
-    await until(lambda: not cell.gateway._calls)
+    await until(lambda: not num_running(cell.gateway))
 
     refused = await failure_of(cell.stubs.generation.Generate(generate("a")))
 
@@ -663,7 +672,7 @@ async def test_closing_ends_calls_that_wait_for_a_worker() -> None:
     async with running_gateway() as (gateway, stubs):
         asked = stubs.generation.Generate(generate("a", request_id="mine"))
         call = asyncio.ensure_future(failure_of(asked))
-        await until(lambda: bool(gateway._calls))
+        await until(lambda: num_running(gateway))
 
         await gateway.close()
 
@@ -674,11 +683,11 @@ async def test_closing_ends_calls_that_wait_for_a_worker() -> None:
 async def test_a_worker_that_always_dies_is_not_asked_for_ever() -> None:
     calls = Counter[str]()
 
-    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with _scripted_worker(die) as address, running_gateway(address) as (_, stubs):
+    async with scripted_worker(die) as address, running_gateway(address) as (_, stubs):
         with pytest.raises(aio.AioRpcError) as caught:
             await stubs.generation.Generate(generate("poison", request_id="mine"))
 
@@ -695,14 +704,14 @@ async def test_a_call_whose_workers_are_killed_from_outside_goes_on_to_the_next(
 ) -> None:
     calls = Counter[str]()
 
-    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         if calls["n"] == 5:
             return pb.GenerateResponse().SerializeToString()
         gateway.explain_loss(address, crashed)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with _scripted_worker(die) as address, running_gateway(address) as (gateway, stubs):
+    async with scripted_worker(die) as address, running_gateway(address) as (gateway, stubs):
         asked = stubs.generation.Generate(generate("a"))
         if crashed:
             assert (await failure_of(asked)).reason == "REPLICAS_LOST"
@@ -715,7 +724,7 @@ async def test_a_call_whose_workers_are_killed_from_outside_goes_on_to_the_next(
 async def test_calls_that_lose_their_workers_together_with_many_others_go_on() -> None:
     calls, all_there = Counter[str](), asyncio.Event()
 
-    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         if calls["n"] > 4 * 8:
             return pb.GenerateResponse().SerializeToString()
@@ -726,7 +735,7 @@ async def test_calls_that_lose_their_workers_together_with_many_others_go_on() -
             await all_there.wait()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with _scripted_worker(die) as address, running_gateway(address) as (_, stubs):
+    async with scripted_worker(die) as address, running_gateway(address) as (_, stubs):
         await asyncio.gather(*(stubs.generation.Generate(generate(f"n{i}")) for i in range(8)))
 
     assert calls["n"] == 5 * 8
@@ -735,11 +744,11 @@ async def test_calls_that_lose_their_workers_together_with_many_others_go_on() -
 async def test_a_call_that_has_cost_three_workers_is_not_tried_again_by_the_client() -> None:
     calls = Counter[str]()
 
-    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with _scripted_worker(die) as address, AsyncExitStack() as stack:
+    async with scripted_worker(die) as address, AsyncExitStack() as stack:
         gateway = Gateway(GatewayConfig(worker_wait=60))
         stack.push_async_callback(gateway.close)
         port = await gateway.start()
@@ -756,13 +765,13 @@ async def test_a_call_that_asks_again_after_a_long_restart_brings_its_losses_alo
     calls = Counter[str]()
     stack = AsyncExitStack()
 
-    async def die(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         await gateway.sync([])  # the next one takes longer to start than a call waits
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     async with stack:
-        address = await stack.enter_async_context(_scripted_worker(die))
+        address = await stack.enter_async_context(scripted_worker(die))
         gateway, stubs = await stack.enter_async_context(
             running_gateway(config=GatewayConfig(worker_wait=0.05))
         )
@@ -780,12 +789,12 @@ async def test_a_call_that_asks_again_after_a_long_restart_brings_its_losses_alo
 async def test_a_worker_that_says_itself_that_it_lost_a_call_counts_as_lost() -> None:
     calls = Counter[str]()
 
-    async def hang(request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def hang(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
         status = call_status(ReplicaLost("the engine hangs", 0.1), "mine")
         await context.abort(status.code, status.message, status.trailing_metadata)
 
-    async with _scripted_worker(hang) as address, running_gateway(address) as (_, stubs):
+    async with scripted_worker(hang) as address, running_gateway(address) as (_, stubs):
         lost = await failure_of(stubs.generation.Generate(generate("poison")))
 
     assert (lost.reason, calls["n"]) == ("REPLICAS_LOST", 3)
@@ -797,9 +806,7 @@ async def test_a_stream_that_ends_worker_after_worker_once_started_is_given_to_n
 ) -> None:
     calls = Counter[str]()
 
-    async def die(
-        request: bytes, context: aio.ServicerContext[bytes, bytes]
-    ) -> AsyncIterator[bytes]:
+    async def die(request: bytes, context: BearerCall) -> AsyncIterator[bytes]:
         calls["n"] += 1
         yield pb.GenerateStreamResponse(sequence_number=1).SerializeToString()
         if says_so:
@@ -809,7 +816,7 @@ async def test_a_stream_that_ends_worker_after_worker_once_started_is_given_to_n
 
     poison = stream("poison", request_id="mine")
     async with (
-        _scripted_worker(die) as address,
+        scripted_worker(die) as address,
         running_gateway(address) as (_, stubs),
     ):
         ends = [await failure_of(stubs.generation.GenerateStream(poison)) for _ in range(5)]
@@ -939,37 +946,6 @@ async def test_a_worker_that_comes_back_is_used_again() -> None:
             await gateway.sync([second])
 
             assert (await waiting).results[0].sequences[0].text == "b "
-
-
-@asynccontextmanager
-async def _scripted_worker(behavior: object) -> AsyncIterator[str]:
-    """A server that answers every call by `behavior`, and says that it is healthy."""
-    if inspect.isasyncgenfunction(behavior):
-        handler = grpc.unary_stream_rpc_method_handler(behavior)
-    else:
-        handler = grpc.unary_unary_rpc_method_handler(behavior)
-
-    class Anything(grpc.GenericRpcHandler):
-        def service(self, details: grpc.HandlerCallDetails) -> object:
-            if details.method.endswith("/ListModels"):
-                return grpc.unary_unary_rpc_method_handler(_no_models)
-            if details.method.startswith("/tokenweir.v1."):
-                return handler
-            return None
-
-    server = aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
-    server.add_generic_rpc_handlers((Anything(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
-
-
-async def _no_models(request: bytes, context: object) -> bytes:
-    return b""
 
 
 async def test_a_closed_gateway_leaves_no_thread_and_no_task_of_its_workers() -> None:

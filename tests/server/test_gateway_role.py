@@ -43,8 +43,6 @@ class _Gateway:
 
     def __init__(self) -> None:
         self.workers: list[str] = []
-        self.loads: Mapping[str, int] = {}
-        self.num_gateways = 0
         self.told: list[tuple[Mapping[str, object], list[str]]] = []
         self.peers: list[Peers | None] = []
 
@@ -57,9 +55,6 @@ class _Gateway:
     async def divide(self, traffic: Mapping[str, object]) -> None:
         self.told.append((traffic, [*self.workers]))
 
-    def hear(self, loads: Mapping[str, int], num_gateways: int) -> None:
-        self.loads, self.num_gateways = loads, num_gateways
-
 
 @asynccontextmanager
 async def listening(peers: Peers | None = None) -> AsyncIterator[tuple[Roster, RosterAddress]]:
@@ -71,12 +66,10 @@ async def listening(peers: Peers | None = None) -> AsyncIterator[tuple[Roster, R
 
 
 @asynccontextmanager
-async def living(
-    address: RosterAddress, worker: WorkerInfo, load: int = 0
-) -> AsyncIterator[RosterLink]:
+async def living(address: RosterAddress, worker: WorkerInfo) -> AsyncIterator[RosterLink]:
     """A worker that tells a roster that it is alive."""
     link = RosterLink(address)
-    link.alive(worker, None, lambda: load)
+    link.alive(worker)
     try:
         yield link
     finally:
@@ -102,13 +95,12 @@ async def following(
 
 
 @pytest.mark.parametrize("peers", [None, peers_of("10.0.0.7")])
-async def test_a_gateway_hears_of_workers_and_of_how_busy_they_are(peers: Peers | None) -> None:
+async def test_a_gateway_hears_of_workers(peers: Peers | None) -> None:
     async with listening(peers) as (roster, address), following(address) as gateway:
-        async with living(address, WORKERS[0], load=3), living(address, WORKERS[1]):
-            await until(lambda: gateway.loads == {"127.0.0.1:1": 3, "127.0.0.1:2": 0})
-            assert sorted(gateway.workers) == ["127.0.0.1:1", "127.0.0.1:2"]
+        async with living(address, WORKERS[0]), living(address, WORKERS[1]):
+            await until(lambda: sorted(gateway.workers) == ["127.0.0.1:1", "127.0.0.1:2"])
             assert (roster.num_followers, roster.num_workers) == (1, 2)
-        await until(lambda: not gateway.loads)
+        await until(lambda: not gateway.workers)
 
     assert gateway.peers == [peers]
 
@@ -129,10 +121,8 @@ async def test_a_gateway_hears_of_the_traffic_before_it_hears_of_workers() -> No
 async def test_a_gateway_that_goes_leaves_the_roster_to_the_others() -> None:
     async with listening() as (roster, address), following(address) as stays:
         async with following(address):
-            await until(lambda: roster.num_followers == stays.num_gateways == 2)
-        await until(lambda: roster.num_followers == stays.num_gateways == 1)
-        roster.traffic = Traffic().told  # a gateway beside it
-        await until(lambda: stays.num_gateways == 2)
+            await until(lambda: roster.num_followers == 2)
+        await until(lambda: roster.num_followers == 1)
         async with living(address, WORKERS[0]):
             await until(lambda: stays.workers == ["127.0.0.1:1"])
 
@@ -210,14 +200,14 @@ async def test_two_gateways_share_workers_and_one_that_ends_takes_nothing_with_i
     engines = FakeGenerator(), FakeGenerator()
     async with (
         listening() as (_, address),
-        running_worker(engines[0]) as (first, one),
-        running_worker(engines[1]) as (second, two),
+        running_worker(engines[0]) as (_, one),
+        running_worker(engines[1]) as (_, two),
         contextlib.AsyncExitStack() as links,
     ):
-        for worker, where in ((first, one), (second, two)):
+        for where in (one, two):
             link = RosterLink(address)
             links.push_async_callback(link.close)
-            link.alive(WorkerInfo(where, pid=1, replica_id=where), None, worker.live)
+            link.alive(WorkerInfo(where, pid=1, replica_id=where))
         async with role(address) as (stays, gateway), stubs_for(stays) as stubs:
             async with role(address) as (goes, other), stubs_for(goes) as others:
                 await until(lambda: gateway.num_serving == other.num_serving == 2)
@@ -235,12 +225,12 @@ async def test_two_gateways_hand_a_worker_one_batch_together() -> None:
     engine = FakeGenerator()
     async with (
         listening() as (_, address),
-        running_worker(engine) as (worker, where),
+        running_worker(engine) as (_, where),
         contextlib.AsyncExitStack() as stack,
     ):
         link = RosterLink(address)
         stack.push_async_callback(link.close)
-        link.alive(WorkerInfo(where, pid=1, replica_id="a"), None, worker.live)
+        link.alive(WorkerInfo(where, pid=1, replica_id="a"))
         one_at, one = await stack.enter_async_context(role(address, batch=4))
         stubs = await stack.enter_async_context(stubs_for(one_at))
         async with role(address, batch=4) as (two_at, two), stubs_for(two_at) as others:
@@ -412,12 +402,12 @@ async def test_gateways_restarted_one_after_the_other_under_load_lose_no_call() 
     engine, answers = FakeGenerator(), 0
     async with (
         listening() as (_, address),
-        running_worker(engine) as (worker, where),
+        running_worker(engine) as (_, where),
         contextlib.AsyncExitStack() as stack,
     ):
         link = RosterLink(address)
         stack.push_async_callback(link.close)
-        link.alive(WorkerInfo(where, pid=1, replica_id="a"), None, worker.live)
+        link.alive(WorkerInfo(where, pid=1, replica_id="a"))
         ends = [await _started(address), await _started(address)]
         ports = [where for _, where in ends]
 

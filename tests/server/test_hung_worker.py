@@ -44,7 +44,6 @@ class Cell:
     lost: list[str]  # addresses of workers that were found to hang
 
     async def ask(self, *, block: bool = False) -> Calls:
-        await self._open_lane()
         started = self.stubs.generation.GenerateStream(stream("HOLD"))
         await started.initial_metadata()
         waiting = self.stubs.generation.GenerateStream(stream("WAIT stream"))
@@ -57,13 +56,6 @@ class Cell:
         await self.gateway.sync([self.doomed.address, self.survivor_address])
         await until(lambda: self.gateway.num_serving == 2)
         return Calls(started, waiting, unary)
-
-    async def _open_lane(self) -> None:
-        """Have the streams of the test in a lane: the first of all has asked for it."""
-        assert [message async for message in self.stubs.generation.GenerateStream(stream("a"))]
-        assert await self.doomed.next_prompt() == "a"
-        calls = self.gateway._pool.backends[0].calls
-        await until(lambda: calls._lane is not None and calls._lane.is_open)
 
 
 @asynccontextmanager

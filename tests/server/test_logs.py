@@ -59,15 +59,6 @@ def test_json_is_one_object_a_line_with_fields_and_traceback() -> None:
     }
 
 
-@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-def test_line_of_a_request_is_that_of_a_record(formatter: TextFormatter | JsonFormatter) -> None:
-    fields: dict[str, str | int | float] = {"tenant": "a b", "seconds": 0.5, "worker": "h:1"}
-    record = _record("request", fields=fields)
-    record.name = REQUESTS
-
-    assert formatter.request_line(record.created, fields) == formatter.format(record)
-
-
 @pytest.mark.parametrize(
     ("config", "are_told"),
     [

@@ -28,10 +28,10 @@ from engine.errors import ConfigError, EngineFailure
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
 from engine.package.package import Package
-from engine.requests.events import Usage
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server.config import GatewayConfig
+from server.gateway.book import Book
 from server.gateway.gateway import Gateway
 from server.identity.config import DoorsConfig
 from server.telemetry import metrics_page, metrics_server
@@ -40,16 +40,16 @@ from server.telemetry.metrics import (
     METRICS,
     WORKER_METRICS,
     Counts,
+    Sample,
     Snapshot,
-    read_snapshot,
+    known_samples,
 )
 from server.telemetry.metrics_page import MetricsPage
-from server.worker.call_counts import CallCounts
-from server.worker.call_record import CallRecord
+from server.wire.work_pb2 import Part, Record
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.certificates import Authority
-from tests.server.fakes import TIMING, FakeGenerator, FakePredictor, running_worker
+from tests.server.fakes import FakeGenerator, FakePredictor, running_worker
 
 SERVER = Path(__file__).parents[2] / "server"
 DASHBOARD = SERVER / "deploy" / "grafana-dashboard.json"
@@ -88,20 +88,16 @@ def _get(port: int, headers: Mapping[str, str] = MappingProxyType({})) -> str:
 @asynccontextmanager
 async def served(config: GatewayConfig) -> AsyncIterator[Cell]:
     engine, predictor = FakeGenerator(), FakePredictor()
-    counts = CallCounts({"dates": engine, "tags": predictor})
-    async with running_worker(engine, predictor, observers=(counts.observe,)) as (_, address):
+    async with running_worker(engine, predictor) as (_, address):
         gateway = Gateway(config)
         port = await gateway.start()
         await gateway.sync([address])
         await until(lambda: gateway.num_serving == 1)
 
-        def workers() -> list[tuple[str, Snapshot]]:
-            return [(address, read_snapshot(json.loads(json.dumps(counts.snapshot()))))]
-
         def here() -> Snapshot:
             return [*gateway.snapshot(), ("worker_restarts", (), 2)]
 
-        page = MetricsPage("127.0.0.1", 0, here, workers)
+        page = MetricsPage("127.0.0.1", 0, here, gateway.worker_snapshots)
         try:
             async with stubs_for(f"127.0.0.1:{port}") as stubs:
                 yield Cell(stubs, engine, page)
@@ -175,20 +171,24 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
     core, _ = make_core(spell("abcdef"), config=config)
     constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
     engine = AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
-    counts = CallCounts({"scripted": engine})
-    page = MetricsPage("127.0.0.1", 0, list, lambda: [("w", counts.snapshot())])
+    gateway = Gateway(GatewayConfig())
+    page = MetricsPage("127.0.0.1", 0, list, gateway.worker_snapshots)
     try:
+        port = await gateway.start()
         async with (
-            running_worker(engine, observers=(counts.observe,)) as (_, address),  # type: ignore[arg-type]
-            stubs_for(address) as stubs,
+            running_worker(engine) as (_, address),  # type: ignore[arg-type]
+            stubs_for(f"127.0.0.1:{port}") as stubs,
         ):
+            await gateway.sync([address])
             cell = Cell(stubs, FakeGenerator(), page)
             ask = stubs.generation.Generate
             await asyncio.gather(*(ask(generate("a>", model="scripted")) for _ in range(3)))
             await until_true(lambda: cell.value(f"{_SECONDS_OF_ALL}_count"), 3)
+            await until_true(lambda: cell.value("tokenweir_step_seconds_count"), core.times.steps)
             found = {name: await cell.value(f"tokenweir_{name}") for name in _OF_STEPS}
     finally:
         await asyncio.to_thread(page.close)
+        await gateway.close()
 
     steps = core.times.steps
     assert found["step_seconds_count"] == found["step_batch_size_count"] == steps > 6
@@ -206,14 +206,20 @@ _OF_STEPS = (
 )
 
 
-def test_tokens_that_were_there_already_are_hits() -> None:
-    counts = CallCounts({})
-    record = CallRecord("Generate", 0.0, model="m")
-    record.answered(Usage(input_tokens=8, output_tokens=0, cached_input_tokens=5), TIMING)
+def entered(told: Record, status: str) -> Snapshot:
+    """Return what is counted of a call."""
+    book = Book(lambda: ["w"])
+    method = "/tokenweir.v1.GenerationService/Generate"
+    book.enter(method, "w", told, status, tenant="", waited=0.0, traceparent="")
+    book.flush()
+    ((_, snapshot),) = book.snapshots()
+    return snapshot
 
-    counts.observe(record)
 
-    found = {name: value for name, _, value in counts.snapshot()}
+async def test_tokens_that_were_there_already_are_hits() -> None:
+    told = Record(model="m", parts=[Part(input_tokens=8, cached_input_tokens=5)])
+
+    found = {name: value for name, _, value in entered(told, "OK")}
     assert (found["prefix_cache_queries"], found["prefix_cache_hits"]) == (8, 5)
 
 
@@ -399,26 +405,23 @@ def test_a_port_in_use_is_refused_with_the_way_out() -> None:
 @pytest.mark.parametrize(
     "sample",
     [
-        ["no_metric", [], 1],
-        ["prompt_tokens", [], 1],
-        ["prompt_tokens", ["m"], [1, 2]],
-        ["step_seconds", ["m"], 1],
-        ["prompt_tokens", ["m"]],
-        ["step_seconds", ["m"], [1, 2]],
-        ["prompt_tokens", ["m"], "1"],
+        ("no_metric", (), 1),
+        ("prompt_tokens", (), 1),
+        ("prompt_tokens", ("m",), [1, 2]),
+        ("step_seconds", ("m",), 1),
+        ("step_seconds", ("m",), [1, 2]),
     ],
 )
-def test_what_a_worker_tells_that_is_no_sample_is_refused(sample: list[object]) -> None:
-    with pytest.raises(ValueError):
-        read_snapshot([sample])
+def test_samples_that_are_not_known_here_are_left_out(sample: Sample) -> None:
+    known: Sample = ("prompt_tokens", ("m",), 1.0)
+
+    assert known_samples([sample, known]) == [known]
 
 
-def test_a_call_that_was_never_understood_is_counted_too() -> None:
-    counts = CallCounts({})
+async def test_a_call_that_was_never_understood_is_counted_too() -> None:
+    told = Record(reason="INVALID_FIELD")
 
-    counts.observe(CallRecord("Generate", 0.0, status="INVALID_ARGUMENT", reason="INVALID_FIELD"))
-
-    assert counts.snapshot() == [("request_failures", ("", "INVALID_FIELD"), 1)]
+    assert entered(told, "INVALID_ARGUMENT") == [("request_failures", ("", "INVALID_FIELD"), 1)]
 
 
 def test_counts_are_kept_by_their_labels() -> None:

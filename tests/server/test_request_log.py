@@ -15,10 +15,9 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2
 
 from engine.errors import EngineFailure, QueueFull
-from engine.requests.events import Timing, Usage
-from server.api import WAITED_KEY
 from server.call_server import ServerCall
 from server.config import GatewayConfig
+from server.gateway.book import CallRecord
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
 from server.gateway.share import Share
@@ -27,8 +26,7 @@ from server.status import call_status
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LogBudget
 from server.telemetry.logs import REQUESTS, fields_of
 from server.telemetry.trace_context import trace_id_in, traceparent_in
-from server.worker.call_record import CallRecord
-from server.worker.request_log import request_fields
+from server.wire.work_pb2 import Part, Record
 from tests.conftest import FakeClock
 from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.server.fakes import OPTIONS, FakeGenerator, FakePredictor, running_worker
@@ -68,15 +66,14 @@ async def engine() -> FakeGenerator:
     return engine
 
 
-@pytest.fixture(params=["worker", "gateway"])
-async def stubs(engine: FakeGenerator, request: pytest.FixtureRequest) -> AsyncIterator[Stubs]:
+@pytest.fixture
+async def stubs(engine: FakeGenerator) -> AsyncIterator[Stubs]:
     async with running_worker(engine, FakePredictor()) as (_, address):
         gateway = Gateway(GatewayConfig())
         port = await gateway.start()
         await gateway.sync([address])
         await until(lambda: gateway.num_serving == 1)
-        asked = address if request.param == "worker" else f"127.0.0.1:{port}"
-        async with stubs_for(asked) as stubs:
+        async with stubs_for(f"127.0.0.1:{port}") as stubs:
             yield stubs
         await gateway.close()
 
@@ -94,7 +91,8 @@ async def test_an_answered_request_has_one_line_with_all_there_is_to_say(
 
     line = await lines.only()
     assert line.pop("seconds") > 0
-    assert 0 <= line.pop("waited", 0.0) < 60  # which a gateway tells
+    assert 0 <= line.pop("waited") < 60
+    assert line.pop("worker").startswith("127.0.0.1:")
     assert line == {
         "request_id": "r-1",
         "method": "Generate",
@@ -142,19 +140,18 @@ async def test_a_stream_has_a_line_with_the_time_of_its_tokens(stubs: Stubs, lin
 
 
 def test_of_several_inputs_the_longest_times_are_told() -> None:
-    record = CallRecord("Generate", 0.0)
-    for seconds in (0.1, 0.3, 0.2):
-        timing = Timing(
+    parts = [
+        Part(
+            output_tokens=3,
+            num_sequences=1,
             queue=seconds,
-            prefill=0.1,
             decode=2 * seconds,
             time_to_first_token=seconds + 0.1,
-            steps=3,
-            mean_batch_size=1.0,
         )
-        record.answered(Usage(input_tokens=1, output_tokens=3), timing)
+        for seconds in (0.1, 0.3, 0.2)
+    ]
 
-    fields = request_fields(record)
+    fields = CallRecord("Generate", "", "", 0.0, 0.0, "OK", Record(parts=parts)).fields()
 
     assert (fields["queue"], fields["ttft"], fields["tpot"]) == (0.3, 0.4, 0.3)
 
@@ -167,7 +164,7 @@ async def test_a_line_tells_how_long_the_gateway_has_had_its_request(
         asked = f"127.0.0.1:{await gateway.start()}"
         await gateway.sync([address])
         await until(lambda: gateway.num_serving == 1)
-        async with stubs_for(asked) as stubs, stubs_for(address) as direct:
+        async with stubs_for(asked) as stubs:
             held = stubs.generation.GenerateStream(stream("HOLD STOP", request_id="r-8"))
             await engine.seen.wait()
             waiting = stubs.generation.Generate(generate("a", request_id="r-9"))
@@ -177,16 +174,11 @@ async def test_a_line_tells_how_long_the_gateway_has_had_its_request(
             waited = time.monotonic() - since
             engine.release.set()
             _ = [message async for message in held], await waiting
-            claimed = ((WAITED_KEY, "7000000000"),)
-            await stubs.generation.Generate(generate("a", request_id="r-10"), metadata=claimed)
-            await direct.generation.Generate(generate("a", request_id="r-11"))
-            await until(lambda: len(lines.all()) == 4)
+            await until(lambda: len(lines.all()) == 2)
         await gateway.close()
 
     told = {line["request_id"]: line.get("waited") for line in lines.all()}
     assert told["r-9"] >= waited
-    assert told["r-10"] < 60, "a client does not say it"
-    assert told["r-11"] is None, "no gateway had it"
 
 
 async def test_scores_and_predictions_have_lines(stubs: Stubs, lines: Lines) -> None:

@@ -9,7 +9,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,7 @@ from server.ray.restarts import Restarts
 from server.ray.roster import Roster, RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
-from server.telemetry.logs import REQUESTS, JsonFormatter, TextFormatter, fields_of
-from server.telemetry.metrics import Snapshot
-from server.worker.call_record import CallRecord
-from server.worker.request_log import request_line
+from server.telemetry.logs import TextFormatter, fields_of
 from tests.conftest import FakeClock
 from tests.server.calls import until
 
@@ -203,82 +199,6 @@ async def test_link_connects_again_and_tells_what_waited(caplog: pytest.LogCaptu
     assert fields_of(caplog.records[0]) == {"worker": "127.0.0.1:1"}
 
 
-async def test_lines_of_requests_come_all_and_are_told_together(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO, "server")
-    messages: list[dict[str, object]] = []
-    write = roster_link._write
-    monkeypatch.setattr(roster_link, "_write", lambda w, m: (messages.append(m), write(w, m)))
-    async with _listening(Registry()) as (_, address):
-        link = RosterLink(address)
-        link.alive(WORKER)
-        formatter = TextFormatter()
-        for number in range(250):
-            record = CallRecord("Generate", 0.0, request_id=f"r-{number}")
-            link.request_ended(partial(request_line, record, link.name, formatter))
-        await until(lambda: "r-249" in caplog.text)
-        await link.close()
-
-    lines = "\n".join(map(formatter.format, caplog.records)).splitlines()
-    told = [line.split(" worker ")[1].partition(" method=")[0] for line in lines]
-    assert told == [f"127.0.0.1:1: request request_id=r-{i}" for i in range(250)]
-    assert len([message for message in messages if "requests" in message]) == 5
-    assert len(caplog.records) == 5
-
-
-async def test_lines_of_requests_are_what_the_command_is_to_write(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "server")
-    async with _listening(Registry()) as (_, address):
-        link = RosterLink(address)
-        link.alive(WORKER)
-        record = CallRecord("Score", 0.0, request_id="r-1", tenant="a\nb", seconds=0.25)
-        link.request_ended(partial(request_line, record, link.name, JsonFormatter()))
-        await until(lambda: caplog.records)
-        await link.close()
-
-    line = json.loads(JsonFormatter().format(caplog.records[0]))
-    assert (line["logger"], line["message"], line["worker"]) == (
-        REQUESTS,
-        "request",
-        WORKER.address,
-    )
-    assert (line["request_id"], line["tenant"]) == ("r-1", "a\nb")
-    assert line["time"] == "1970-01-01T00:00:00.250000+00:00"
-
-
-async def test_lines_of_requests_that_nobody_wants_are_not_written(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.WARNING, "server")
-    async with _listening(Registry()) as (_, address):
-        link = RosterLink(address)
-        link.request_ended(lambda: "a line")
-        link.log(logging.ERROR, "an error")
-        await until(lambda: caplog.records)
-        await link.close()
-
-    assert caplog.messages == ["an error"]
-
-
-async def test_lines_of_requests_that_nobody_hears_are_counted(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roster_link, "_MAX_REQUESTS", 2)
-    caplog.set_level(logging.INFO, "server")
-    async with _listening(Registry()) as (_, address):
-        link = RosterLink(address)
-        link.alive(WORKER)
-        for number in range(5):
-            link.request_ended(f"line {number}".strip)
-        await until(lambda: len(caplog.records) == 2)
-        await link.close()
-
-    assert caplog.messages == ["line 0\nline 1", "(3 lines of requests are left out)"]
-
-
 def test_flood_of_refusals_is_counted_and_hides_no_error(clock: FakeClock) -> None:
     link = _FakeLink()
     handler = LinkHandler(link, clock)  # type: ignore[arg-type]
@@ -345,32 +265,6 @@ def test_a_process_knows_where_its_standard_error_goes(tmp_path: Path) -> None:
 
     assert (done.stdout.strip(), piped.stdout.strip()) == (str(tmp_path / "err"), "")
     assert last_words("/nowhere") == ""
-
-
-async def test_metrics_are_told_when_they_change_and_go_with_the_worker() -> None:
-    async with _listening(Registry()) as (roster, address):
-        clock, told = FakeClock(), []
-        numbers = iter([1, 1, 2])
-        last = 0
-
-        def measure() -> Snapshot:
-            nonlocal last
-            last = next(numbers, last)
-            told.append(last)
-            return [("prompt_tokens", ("m",), last)]
-
-        link = RosterLink(address, clock)
-        link.alive(WORKER, measure)
-        for count in range(1, 4):
-            await until(lambda count=count: len(told) == count)
-            clock.now += 1
-            link._news.set()
-        await until(lambda: roster.snapshots.get(WORKER.address) == [("prompt_tokens", ("m",), 2)])
-        await link.leave()
-        gone = dict(roster.snapshots)
-        await link.close()
-
-    assert gone == {}
 
 
 async def test_a_worker_in_the_place_of_one_that_was_lost_is_a_restart() -> None:

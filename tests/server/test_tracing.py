@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -20,13 +19,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from engine.errors import EngineFailure
-from engine.requests.events import Timing, Usage
 from server.config import GatewayConfig
+from server.gateway.book import CallRecord, add_spans
 from server.gateway.gateway import Gateway
 from server.settings import Tracing as TracingSettings
 from server.telemetry.tracing import Tracing, make_tracing
-from server.worker.call_record import CallRecord
-from server.worker.call_spans import CallSpans
+from server.wire.work_pb2 import Part, Record
 from tests.server.calls import generate, stubs_for, until
 from tests.server.fakes import FakeGenerator, running_worker
 
@@ -39,11 +37,10 @@ async def _spans_of(
     """Ask a worker behind a gateway; return the spans of both by name."""
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter, {"service.name": "tokenweir"}, sample_ratio)
-    spans = CallSpans(tracing)
     metadata = (("traceparent", f"00-{TRACE:032x}-{CLIENT:016x}-{flags}"),) if flags else ()
     engine = FakeGenerator()
     engine.error = EngineFailure("a step failed")  # raised if a prompt asks for it
-    async with running_worker(engine, observers=(spans.observe,)) as (_, address):
+    async with running_worker(engine) as (_, address):
         gateway = Gateway(GatewayConfig(), tracing=tracing)
         port = await gateway.start()
         await gateway.sync([address])
@@ -107,14 +104,13 @@ async def test_who_calls_decides_whether_a_call_is_traced_else_the_ratio(
 def test_of_several_inputs_the_parts_are_those_of_the_slowest(slowest: str) -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter, {}, 1.0)
-    record = CallRecord("Classify", arrived=100.0, seconds=9.0)
-    part = Timing(1.0, 1.0, 1.0, time_to_first_token=2.0, steps=1, mean_batch_size=1.0)
+    told = Record(seconds=9.0)
+    part = {"queue": 1.0, "prefill": 1.0, "decode": 1.0}
     # More of any two parts than the slowest, but not of all.
     others = {"queue": 1.5, "prefill": 1.5, "decode": 1.5} | {slowest: 0.0}
-    for timing in (part, replace(part, **{slowest: 3.0}), replace(part, **others)):
-        record.answered(Usage(1, 1), timing)
+    told.parts.extend(Part(**times) for times in (part, part | {slowest: 3.0}, others))
 
-    CallSpans(tracing).observe(record)
+    add_spans(tracing, CallRecord("Classify", "", "", 0.0, 109.0, "OK", told))
     tracing.close()
 
     seconds = {s.name: (s.end_time - s.start_time) / 1e9 for s in exporter.get_finished_spans()}
@@ -167,7 +163,7 @@ def test_spans_reach_a_collector(
 
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     program = (
-        "import sys; import server.gateway.gateway, server.worker.call_spans;"
+        "import sys; import server.gateway.gateway, server.gateway.book;"
         "import server.telemetry.tracing;"
         "from server.settings import Tracing;"
         "assert server.telemetry.tracing.make_tracing(Tracing(), 'a', 'b') is None;"

@@ -1,10 +1,11 @@
-"""A lane of a gateway: one call of gRPC, in which many streams are asked for and answered."""
+"""The worker's end of the wire to one gateway: takes its calls, and says what they are answered."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
@@ -13,44 +14,51 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from engine.errors import Draining
-from server.call_server import Pairs, ServerCall
-from server.lane import (
-    NUM_TAKEN,
-    NUM_UNHEARD,
-    NUM_UNTAKEN,
-    OPEN,
-    FromWorker,
-    Metadata,
-    ToWorker,
-    metadata_of,
-    pairs_of,
-    weight,
-)
+from server.call_server import ServerCall
+from server.grpc_core import Pairs
 from server.last_moment import abort
 from server.status import CallStatus, call_status
+from server.wire import protocol
+from server.wire.protocol import NUM_TAKEN, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of
+from server.wire.record import begin_record
+from server.wire.work_pb2 import (
+    MORE_OF_MESSAGE,
+    MORE_UNSPECIFIED,
+    Call,
+    FromWorker,
+    More,
+    Record,
+    State,
+    ToWorker,
+)
 
 logger = logging.getLogger(__name__)
 
+_STATE_PERIOD = 1.0  # seconds, where a gateway says no other
 _RETRY_AFTER = 0.5  # seconds
 _FAILED = "the server failed; see its log"
 
-Answer = Callable[["LaneCall"], Coroutine[Any, Any, None]]
+Answer = Callable[["BearerCall"], Coroutine[Any, Any, None]]
 
 
-class Lane:
-    """Lets the calls that come in a lane be answered, and sends what they say in one message.
+class Bearer:
+    """Lets the calls of a gateway be answered, and sends what they say in one message.
 
     They are answered on the event loop.
     """
 
-    def __init__(self, call: ServerCall, answer: Answer) -> None:
-        """`answer` answers one of the calls."""
+    def __init__(self, call: ServerCall, answer: Answer, state: Callable[[], State]) -> None:
+        """`answer` answers one of the calls; `state` says how the worker is, models and all."""
         self._call = call
         self._answer = answer
+        self._state = state
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, LaneCall] = {}
+        self._calls: dict[int, BearerCall] = {}
         self._said = FromWorker()
-        self._has_news = asyncio.Event()  # something is to be sent, or the lane is to end
+        self._has_gone = asyncio.Event()  # what is said now
+        self._chunk = asyncio.Lock()  # one of all calls goes at a time
+        self._told_models: object = None
+        self._has_news = asyncio.Event()  # something is to be sent, or the wire is to end
         self._is_closed = False
         self._num_unheard = 0  # messages that the gateway has not looked at, as far as it has told
         self._room = asyncio.Event()  # for another message
@@ -58,15 +66,24 @@ class Lane:
 
     async def carry(self) -> None:
         """Take calls until `close`, or cancelled because the gateway has gone."""
-        await self._call.send_initial_metadata(OPEN)
+        gateway = ToWorker.FromString(await self._first()).hello
+        own = protocol.hello()
+        if mismatch := protocol.mismatch(gateway, own):
+            logger.error("%s", mismatch)
+            await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
+        self._said.hello.CopyFrom(own)
+        telling = self._loop.create_task(self._tell_states(gateway.state_period or _STATE_PERIOD))
         self._read()
         try:
             while not self._is_closed or self._has_news.is_set():
                 await self._has_news.wait()
                 self._has_news.clear()
                 said, self._said = self._said, FromWorker()
+                gone, self._has_gone = self._has_gone, asyncio.Event()
                 await self._call.write(said.SerializeToString())
+                gone.set()
         finally:
+            telling.cancel()
             self._is_closed = True
             for call in tuple(self._calls.values()):
                 call.cancel()
@@ -74,11 +91,20 @@ class Lane:
         await abort(self._call, call_status(stopping, ""))  # the client knows its id
 
     def close(self) -> None:
-        """End the lane, and its calls: what comes now is to be asked of others."""
+        """End the wire, and its calls: what comes now is to be asked of others."""
         self._is_closed = True
         self._has_news.set()
 
-    def say(self) -> Any:
+    def tell_state(self) -> None:
+        """Tell how the worker is now."""
+        state = self._state()
+        models = state.models.SerializeToString(deterministic=True)
+        if models == self._told_models and not self._said.state.HasField("models"):
+            state.ClearField("models")
+        self._told_models = models
+        self.say().state.CopyFrom(state)
+
+    def say(self) -> FromWorker:
         """Return what is sent next, to be added to before the event loop goes on."""
         self._has_news.set()
         return self._said
@@ -88,9 +114,16 @@ class Lane:
         said = self.say()
         said.numbers.append(number)
         said.messages.append(message)
-        self._num_unheard += 1
-        if self._num_unheard >= NUM_UNHEARD:
-            self._room.clear()
+        self._count()
+
+    async def say_long(self, number: int, message: bytes) -> None:
+        """Send a message in pieces, between which others go; return when the last has been sent."""
+        for data, more in protocol.chunks_of(message, MORE_UNSPECIFIED):
+            async with self._chunk:
+                gone = self._has_gone
+                self.say().chunks.add(number=number, data=data, more=more)
+                self._count()
+                await gone.wait()
 
     async def has_room(self) -> None:
         """Wait until the gateway has looked at most of what was said."""
@@ -100,6 +133,20 @@ class Lane:
     def leave(self, number: int) -> None:
         """Know a call no more."""
         self._calls.pop(number, None)
+
+    def _count(self) -> None:
+        self._num_unheard += 1
+        if self._num_unheard >= NUM_UNHEARD:
+            self._room.clear()
+
+    async def _first(self) -> bytes:
+        first = await self._call.read()
+        return b"" if first is aio.EOF else bytes(first)
+
+    async def _tell_states(self, period: float) -> None:
+        while True:
+            self.tell_state()
+            await asyncio.sleep(period)
 
     def _read(self) -> None:
         self._call.receive(lambda data: self._loop.call_soon_threadsafe(self._take, data))
@@ -112,15 +159,18 @@ class Lane:
         try:
             said = ToWorker.FromString(data)
         except DecodeError:
-            logger.error("a gateway has sent %d bytes that are no message of a lane", len(data))
+            logger.error("a gateway has sent %d bytes that are no message of the wire", len(data))
             self.close()
             return
-        self._num_unheard -= said.num_heard
+        self._num_unheard -= said.num_looked_at
         if self._num_unheard < NUM_UNHEARD:
             self._room.set()
-        for asked in said.asked:
-            call = self._calls[asked.number] = LaneCall(self, asked)
+        for asked in said.calls:
+            call = self._calls[asked.number] = BearerCall(self, asked)
             call.answer(self._answer(call))
+        for chunk in said.chunks:
+            if (found := self._calls.get(chunk.number)) is not None:
+                found.take(chunk.data, chunk.more)
         for number in said.taken:
             if (found := self._calls.get(number)) is not None:
                 found.was_taken()
@@ -129,23 +179,29 @@ class Lane:
                 found.cancel()
 
 
-class LaneCall:
-    """One call in a lane, answered by a task that takes it for an `aio.ServicerContext`."""
+class BearerCall:
+    """One call of a gateway, answered by a task that takes it for an `aio.ServicerContext`."""
 
-    def __init__(self, lane: Lane, asked: Any) -> None:
-        """`asked` is the Asked of a ToWorker."""
+    def __init__(self, bearer: Bearer, asked: Call) -> None:
         self.method: str = asked.method
+        self.num_waiting = asked.num_waiting if asked.HasField("num_waiting") else None
         self.response_serializer: Callable[[Any], bytes] | None = None
-        self._lane = lane
+        self._bearer = bearer
         self._number: int = asked.number
-        self._request: bytes | None = asked.request
-        self._metadata: Metadata = metadata_of(asked.metadata)
-        self._deadline = time.monotonic() + asked.seconds if asked.seconds else None
+        self._metadata = metadata_of(asked.metadata)
+        self._arrived = time.monotonic()
+        self._deadline = self._arrived + asked.seconds if asked.seconds else None
+        self._record = Record()  # until it is answered
+        self._messages: deque[bytes] = deque()  # that have come whole, and were not read
+        self._pieces: list[bytes] = []  # the next one, as far as it has come
+        self._is_whole = False  # the request: nothing comes any more
+        self._has_come: asyncio.Future[None] | None = None  # awaited until there is a message
         self._trailing_metadata: Pairs = ()
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._num_untaken = 0  # weight of what the gateway has not taken, as far as it has told
         self._room: asyncio.Future[None] | None = None  # awaited until some are taken
+        self.take(asked.request, asked.more)
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline; None without one."""
@@ -154,6 +210,18 @@ class LaneCall:
     def invocation_metadata(self) -> Pairs:
         """Return what the client sent besides its message."""
         return self._metadata
+
+    def take(self, data: bytes, more: More.ValueType) -> None:
+        """Take a piece of the request."""
+        self._is_whole = more == MORE_UNSPECIFIED
+        if self._pieces or more == MORE_OF_MESSAGE:
+            self._pieces.append(data)
+            if more == MORE_OF_MESSAGE:
+                return
+            data, self._pieces = b"".join(self._pieces), []
+        self._messages.append(data)
+        if self._has_come is not None and not self._has_come.done():
+            self._has_come.set_result(None)
 
     def answer(self, answer: Coroutine[Any, Any, None]) -> None:
         """Let a coroutine answer the call."""
@@ -164,30 +232,35 @@ class LaneCall:
         """Cancel what answers the call: nobody hears it any more."""
         if self._task is not None and not self._has_ended:
             self._has_ended = True
-            self._lane.leave(self._number)
+            self._bearer.leave(self._number)
             self._task.cancel()
 
-    def add_done_callback(self, callback: Callable[[LaneCall], None]) -> None:
+    def add_done_callback(self, callback: Callable[[BearerCall], None]) -> None:
         """Call this when the answer has ended, well or not."""
         assert self._task is not None, "it is answered"
         self._task.add_done_callback(lambda _: callback(self))
 
     async def read(self) -> Any:
-        """Return the message; aio.EOF behind it."""
-        request, self._request = self._request, None
-        return aio.EOF if request is None else request
+        """Return the next message, once there is one; aio.EOF behind the last."""
+        while not self._messages:
+            if self._is_whole:
+                return aio.EOF
+            self._has_come = asyncio.get_running_loop().create_future()
+            await self._has_come
+        return self._messages.popleft()
 
     async def send_initial_metadata(self, metadata: Pairs) -> None:
         """Begin to answer, before there is a message."""
-        self._lane.say().begun.add(number=self._number, metadata=pairs_of(metadata))
+        self._bearer.say().begun.add(number=self._number, metadata=pairs_of(metadata))
 
     async def write(self, message: Any) -> None:
         """Send a message, once the gateway has taken enough of those before."""
-        await self._lane.has_room()
+        await self._bearer.has_room()
         while self._num_untaken >= NUM_UNTAKEN:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
-        self._say(message)
+        if long := self._say(message):
+            await self._bearer.say_long(self._number, long)
 
     def was_taken(self) -> None:
         """Take in that the gateway has taken some messages."""
@@ -208,11 +281,12 @@ class LaneCall:
 
     async def finish(self, response: Any = None) -> None:
         """End the call with success; `response` is the one message of a unary call."""
-        if response is not None:
-            self._say(response)
+        if response is not None and (long := self._say(response)):
+            await self._bearer.say_long(self._number, long)
         self._end(CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata)))
 
     async def _run(self, answer: Coroutine[Any, Any, None]) -> None:
+        self._record = begin_record()
         try:
             await answer
         except asyncio.CancelledError:
@@ -225,20 +299,26 @@ class LaneCall:
         finally:
             self._end(CallStatus(grpc.StatusCode.CANCELLED, "", ()))
 
-    def _say(self, message: Any) -> None:
-        data = self.response_serializer(message) if self.response_serializer else message
-        self._num_untaken += weight(data)
-        self._lane.say_message(self._number, data)
+    def _say(self, message: Any) -> bytes | None:
+        """Send a message; return one that is to go in pieces."""
+        data: bytes = self.response_serializer(message) if self.response_serializer else message
+        self._num_untaken += protocol.weight(data)
+        if len(data) > protocol.CHUNK:
+            return data
+        self._bearer.say_message(self._number, data)
+        return None
 
     def _end(self, status: CallStatus) -> None:
         """Say how the call ends, if it has not."""
         if self._has_ended:
             return
         self._has_ended = True
-        self._lane.leave(self._number)
-        self._lane.say().ended.add(
+        self._bearer.leave(self._number)
+        self._record.seconds = time.monotonic() - self._arrived
+        self._bearer.say().ended.add(
             number=self._number,
             code=status.code.value[0],
             details=status.message,
             metadata=pairs_of(status.trailing_metadata),
+            record=self._record,
         )

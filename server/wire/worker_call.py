@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,8 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 import grpc
 from grpc import aio
 
-from server.lane import Metadata
+from server.wire.protocol import NUM_TAKEN, Metadata, weight
+from server.wire.work_pb2 import MORE_MESSAGES, MORE_OF_MESSAGE, MORE_UNSPECIFIED, More, Record
 
 _Result = TypeVar("_Result")
 _Given = ParamSpec("_Given")
@@ -48,34 +48,62 @@ class WorkerFailed(Exception):
         self.code, self.details, self.trailing_metadata = code, details, trailing_metadata
 
 
+def name_of(code: int) -> str:
+    """Return the name of a code of gRPC."""
+    return _CODES.get(code, grpc.StatusCode.UNKNOWN).name
+
+
 class Status(NamedTuple):
     """How a call has ended at the worker."""
 
     code: int
     details: str
     trailing_metadata: Metadata
+    record: Record | None = None  # None: the worker itself has not ended it
 
 
-class WorkerCall(ABC):
-    """A call that was started on the event loop; how its messages come is told by a subclass.
+class Sender(Protocol):
+    """The gateway's end of the wire, by which calls are sent. Any thread may use it."""
 
-    Methods with an underscore run in threads of the worker's connection and of the client's
-    server. Only `end` and `cancel` are for others.
+    def send(self, number: int, message: bytes, more: More.ValueType) -> None:
+        """Send another message of a request."""
+
+    def took(self, number: int, times: int) -> None:
+        """Tell the worker that so many times NUM_TAKEN messages of a call have been taken."""
+
+    def leave(self, number: int, *, is_cancelled: bool) -> None:
+        """Know a call no more."""
+
+
+class WorkerCall:
+    """A call that was started on the event loop.
+
+    The thread of the worker's connection hands in what the wire brings. Methods with an underscore
+    run there, and in the threads of the client's server.
     """
 
-    def __init__(self, client: Client | None) -> None:
+    def __init__(self, client: Client | None, sender: Sender, number: int) -> None:
         """Hand the answer to a client as it comes, or keep the one message of it."""
+        self.number = number
         self.is_committed = False  # something of the answer has come
         self.initial_metadata: Metadata = ()
         self.response: bytes | None = None  # the message of a call that passes nothing on
         self._client = client
+        self._sender = sender
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Metadata] = self._loop.create_future()
         self._lock = threading.RLock()  # guards all below
         self._is_over = False  # here: nothing more is passed on
         self._is_passing = False
         self._waiting: deque[bytes] = deque()  # until the one before them has gone
+        self._pieces: list[bytes] = []  # a message that has not come whole
+        self._num_taken = 0  # weight of messages, of which the worker was not told
         self._status: Status | None = None
+
+    @property
+    def status(self) -> Status | None:
+        """How it has ended at the worker; None: it has not, as far as is known."""
+        return self._status
 
     async def end(self) -> Metadata:
         """Wait for the end of the answer; return the trailing metadata.
@@ -89,41 +117,51 @@ class WorkerCall(ABC):
         """Pass nothing on any more, and tell the worker so; nothing once the call has ended."""
         with self._lock:
             self._is_over = True
-        self._cancel_there()
+        self._sender.leave(self.number, is_cancelled=self._status is None)
         self._end.cancel()
 
-    @abstractmethod
-    def _cancel_there(self) -> None:
-        """Tell the worker, if the call has not ended."""
+    def send(self, message: bytes, *, is_last: bool) -> None:
+        """Send another message of a request that is followed by more."""
+        self._sender.send(self.number, message, MORE_UNSPECIFIED if is_last else MORE_MESSAGES)
 
-    @abstractmethod
-    def _ask_for_more(self, behind: bytes) -> None:
-        """Let the worker send another message behind this one, which was handed to the client."""
+    # In the thread of the worker's connection.
 
-    @property
-    @abstractmethod
-    def _is_due(self) -> bool:
-        """Whether something comes from the worker before the call has ended."""
+    def begin(self, metadata: Metadata) -> None:
+        """Take what comes first."""
+        with self._lock:
+            self.initial_metadata = metadata
+            if self._client is not None and metadata and not self._is_over:
+                self.is_committed = True
+                self._pass(self._client.pass_metadata, metadata, self._has_passed)
 
-    @abstractmethod
-    def _leave(self) -> None:
-        """Be no more among the open calls."""
-
-    def _take_metadata(self, metadata: Metadata) -> None:
-        self.initial_metadata = metadata
-        if self._client is not None and metadata and not self._is_over:
+    def take(self, message: bytes) -> None:
+        """Take a message, for `go_on` or `finish`."""
+        with self._lock:
+            if self._is_over:
+                return
             self.is_committed = True
-            self._pass(self._client.pass_metadata, metadata, self._has_passed)
+            if self._client is None:
+                self.response = message
+            else:
+                self._waiting.append(message)
 
-    def _take(self, message: bytes) -> None:
-        """Note a message, for `_go_on`."""
-        if self._is_over:
-            return
-        self.is_committed = True
-        if self._client is None:
-            self.response = message
-        else:
-            self._waiting.append(message)
+    def take_piece(self, data: bytes, more: More.ValueType) -> None:
+        """Take a piece of a long message, likewise."""
+        self._pieces.append(data)
+        if more != MORE_OF_MESSAGE:
+            message, self._pieces = b"".join(self._pieces), []
+            self.take(message)
+
+    def go_on(self, _: None) -> None:
+        """Hand on what was taken."""
+        with self._lock:
+            self._go_on()
+
+    def finish(self, status: Status) -> None:
+        """Take the end."""
+        with self._lock:
+            self._status = status
+            self._go_on()
 
     def _has_passed(self, is_there: bool) -> None:
         with self._lock:
@@ -136,8 +174,7 @@ class WorkerCall(ABC):
     def _go_on(self) -> None:
         """Hand on the next message once the one before it has gone; behind the last one the end.
 
-        Another one is asked for behind it, most often by the thread that takes messages; the other
-        would wait for it.
+        The worker may send others behind those that were handed on.
         """
         if self._is_passing:
             return
@@ -147,14 +184,17 @@ class WorkerCall(ABC):
             message = self._waiting.popleft()
             more = bool(self._waiting)
             self._pass(self._client.pass_message, message, self._has_passed, is_followed=more)
-            self._ask_for_more(message)
+            self._num_taken += weight(message)
+            if times := self._num_taken // NUM_TAKEN:
+                self._num_taken %= NUM_TAKEN
+                self._sender.took(self.number, times)
         else:
             self._settle()
 
     @property
     def _has_succeeded(self) -> bool:
         """Whether nothing comes any more but what waits here."""
-        return self._status is not None and self._status.code == _OK and not self._is_due
+        return self._status is not None and self._status.code == _OK
 
     def _pass(
         self, pass_on: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
@@ -170,9 +210,9 @@ class WorkerCall(ABC):
 
     def _settle(self) -> None:
         """Tell of the end, if that has come; the client has a good one first, with what waits."""
-        if self._status is None or self._is_due:
+        if self._status is None:
             return
-        self._leave()
+        self._sender.leave(self.number, is_cancelled=False)
         metadata = self._status.trailing_metadata
         if self._status.code != _OK:
             code = _CODES.get(self._status.code, grpc.StatusCode.UNKNOWN)

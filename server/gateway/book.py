@@ -1,0 +1,186 @@
+"""The book of calls that workers have had: a line of the log, counts and spans of each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from server.api import METHODS
+from server.telemetry.logs import REQUESTS, Fields, with_fields
+from server.telemetry.metrics import Counts, Snapshot
+from server.telemetry.trace_context import trace_id_in
+from server.telemetry.tracing import Tracing, end_span, set_status
+from server.wire.work_pb2 import Part, Record
+
+_OK = "OK"
+_GATHERING = 0.1  # seconds in which calls that end are entered together, when clients have answers
+_MAX_CHARS = 200  # a client's names and an error's text are cut here
+_NAMES = {method: method.rpartition("/")[2] for method in METHODS}
+logger = logging.getLogger(REQUESTS)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A call that a worker has answered, or that was cancelled there."""
+
+    method: str  # without its service
+    worker: str  # its address
+    tenant: str
+    waited: float  # seconds at the gateway before the worker had it
+    ended: float  # seconds since 1970
+    status: str  # the name of a grpc.StatusCode
+    told: Record  # by the worker
+    traceparent: str = ""
+
+    def fields(self) -> Fields:
+        """Return what the line says; times are in seconds, of several inputs the longest.
+
+        They count from the arrival at the worker; `waited` is how long the gateway had the call.
+        """
+        told = self.told
+        fields: dict[str, str | int | float] = {
+            "request_id": told.request_id,
+            "method": self.method,
+            "model": told.model[:_MAX_CHARS],
+            "tenant": self.tenant[:_MAX_CHARS],
+            "input_tokens": sum(part.input_tokens for part in told.parts),
+            "output_tokens": sum(part.output_tokens for part in told.parts),
+            "waited": round(self.waited, 6),
+            "seconds": round(told.seconds, 6),
+        }
+        if told.parts:
+            fields["queue"] = round(max(part.queue for part in told.parts), 6)
+            fields["ttft"] = round(max(part.time_to_first_token for part in told.parts), 6)
+        if paces := [pace for part in told.parts if (pace := _seconds_per_token(part)) is not None]:
+            fields["tpot"] = round(max(paces), 6)
+        if told.finish_reasons:
+            fields["finish"] = ",".join(dict.fromkeys(told.finish_reasons))
+        fields["status"] = self.status
+        if self.status != _OK:
+            fields |= {"reason": told.reason, "error": told.error[:_MAX_CHARS]}
+        if trace_id := trace_id_in(self.traceparent):
+            fields["trace_id"] = trace_id
+        return {**fields, "worker": self.worker}
+
+
+class Book:
+    """Takes in calls at their end, on the event loop, and enters them soon after."""
+
+    def __init__(
+        self, workers: Callable[[], Collection[str]], tracing: Tracing | None = None
+    ) -> None:
+        """`workers` are those that are known now, by address: others have no counts any more."""
+        self._workers = workers
+        self._tracing = tracing
+        self._records: list[CallRecord] = []
+        self._counts: dict[str, Counts] = {}  # by worker
+
+    def enter(
+        self,
+        method: str,
+        worker: str,
+        told: Record,
+        status: str,
+        *,
+        tenant: str,
+        waited: float,
+        traceparent: str,
+    ) -> None:
+        """Take in a call that has just ended; nothing for a method that no worker has."""
+        if (name := _NAMES.get(method)) is None:
+            return
+        if not self._records:
+            asyncio.get_running_loop().call_later(_GATHERING, self.flush)
+        ended = time.time()
+        self._records.append(
+            CallRecord(name, worker, tenant, waited, ended, status, told, traceparent)
+        )
+
+    def flush(self) -> None:
+        """Enter all that was taken in."""
+        records, self._records = self._records, []
+        known = self._workers()
+        for worker in self._counts.keys() - known:
+            del self._counts[worker]
+        for record in records:
+            if logger.isEnabledFor(logging.INFO):
+                _log(record)
+            if record.worker in known:
+                _count(self._counts.setdefault(record.worker, Counts()), record)
+            if self._tracing is not None:
+                add_spans(self._tracing, record)
+
+    def snapshots(self) -> list[tuple[str, Snapshot]]:
+        """Return what was counted, by worker; any thread may ask."""
+        return [(worker, counts.snapshot()) for worker, counts in tuple(self._counts.items())]
+
+
+def add_spans(tracing: Tracing, record: CallRecord) -> None:
+    """Make the spans of a call that has ended; of several inputs the parts of the slowest."""
+    told = record.told
+    arrived = record.ended - told.seconds
+    span = tracing.span(
+        f"{record.method} {told.model}".strip(),
+        record.traceparent,
+        arrived,
+        {
+            "gen_ai.request.model": told.model,
+            "gen_ai.usage.input_tokens": sum(part.input_tokens for part in told.parts),
+            "gen_ai.usage.output_tokens": sum(part.output_tokens for part in told.parts),
+            "tokenweir.request_id": told.request_id,
+            "tokenweir.tenant": record.tenant,
+            "tokenweir.worker": record.worker,
+        },
+    )
+    if not span.is_recording():
+        return
+    set_status(span, record.status)
+    if told.parts:
+        slowest = max(told.parts, key=lambda part: part.queue + part.prefill + part.decode)
+        end = arrived
+        for name in ("queue", "prefill", "decode"):
+            start, end = end, end + getattr(slowest, name)
+            tracing.add_part(span, name, start, end)
+    end_span(span, record.ended)
+
+
+def _log(record: CallRecord) -> None:
+    extra = with_fields(**record.fields())
+    line = logger.makeRecord(REQUESTS, logging.INFO, "", 0, "request", (), None, extra=extra)
+    line.created = record.ended
+    logger.handle(line)
+
+
+def _count(counts: Counts, record: CallRecord) -> None:
+    told, model = record.told, record.told.model
+    if record.status != _OK:
+        counts.count("request_failures", model, told.reason or record.status)
+        return
+    counts.observe("e2e_request_latency_seconds", told.seconds, model)
+    for reason in told.finish_reasons:
+        counts.count("request_success", model, reason)
+    for part in told.parts:
+        _count_part(counts, part, model)
+
+
+def _count_part(counts: Counts, part: Part, model: str) -> None:
+    counts.count("prompt_tokens", model, by=part.input_tokens)
+    counts.count("prefix_cache_queries", model, by=part.input_tokens)
+    counts.count("prefix_cache_hits", model, by=part.cached_input_tokens)
+    counts.observe("request_queue_time_seconds", part.queue, model)
+    counts.observe("request_prefill_time_seconds", part.prefill, model)
+    if part.output_tokens:
+        counts.count("generation_tokens", model, by=part.output_tokens)
+        counts.observe("time_to_first_token_seconds", part.time_to_first_token, model)
+        counts.observe("request_decode_time_seconds", part.decode, model)
+    if (pace := _seconds_per_token(part)) is not None:
+        counts.observe("request_time_per_output_token_seconds", pace, model)
+
+
+def _seconds_per_token(part: Part) -> float | None:
+    """Return the mean time between two tokens of a sequence; None without a second one."""
+    num_gaps = part.output_tokens / max(1, part.num_sequences) - 1
+    return part.decode / num_gaps if num_gaps > 0 else None

@@ -1,0 +1,73 @@
+"""Versions and limits of work.proto, which both sides of the wire know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import metadata
+
+from server.wire.work_pb2 import MORE_OF_MESSAGE, Hello, More, Pair
+
+VERSION = 1  # one more with every change of work.proto that the version before does not know
+METHOD = "/tokenweir.server.Work/Carry"
+CHUNK = 1 << 16  # bytes of a request or message that go at once
+MAX_BYTES = 4 * CHUNK  # the longest message, its last call and chunk among them
+NUM_UNTAKEN = 16  # messages of a call that a worker may say before some are taken, see `weight`
+NUM_TAKEN = NUM_UNTAKEN // 2  # a gateway tells when it has taken so many
+NUM_UNHEARD = 256  # messages that a worker may say before some are looked at
+NUM_HEARD = NUM_UNHEARD // 4  # messages that a gateway says it has looked at, at least
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+_MUCH = 1 << 13  # bytes
+_BINARY = "-bin"  # ends the names of metadata that are bytes
+
+
+def hello(state_period: float = 0.0) -> Hello:
+    """Return what this side says first."""
+    return Hello(version=VERSION, release=_release(), state_period=state_period)
+
+
+def mismatch(gateway: Hello, worker: Hello) -> str:
+    """Return why two sides cannot work together; "" if they can."""
+    if abs(gateway.version - worker.version) <= 1:
+        return ""
+    return (
+        f"a gateway of Tokenweir {gateway.release} (version {gateway.version} of the wire) and a "
+        f"worker of Tokenweir {worker.release} (version {worker.version}) do not work together: "
+        "their versions have to be neighbours; update the older one"
+    )
+
+
+def weight(message: bytes) -> int:
+    """Return for how many messages one counts: a long one for several, for the gateway holds it."""
+    return 1 + len(message) // _MUCH
+
+
+def chunks_of(message: bytes, last: More.ValueType) -> Iterator[tuple[bytes, More.ValueType]]:
+    """Return a message as it goes, in pieces: each with what comes behind it."""
+    for start in range(0, max(1, len(message)), CHUNK):
+        piece = message[start : start + CHUNK]
+        yield piece, MORE_OF_MESSAGE if start + CHUNK < len(message) else last
+
+
+def pairs_of(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
+    """Return metadata as it is sent."""
+    return [
+        Pair(key=key, value=value.encode() if isinstance(value, str) else value)
+        for key, value in metadata
+    ]
+
+
+def metadata_of(pairs: Iterable[Pair]) -> Metadata:
+    """Return metadata as it was before `pairs_of`."""
+    return tuple((pair.key, _value(pair.key, pair.value)) for pair in pairs)
+
+
+@cache
+def _release() -> str:
+    return metadata.version("tokenweir")
+
+
+def _value(key: str, value: bytes) -> str | bytes:
+    return value if key.endswith(_BINARY) else value.decode(errors="replace")
