@@ -105,7 +105,7 @@ class Backend:
 
         The worker is told how many calls wait here for it.
         """
-        return self._connection.start(
+        return self._connection.carrier.start(
             method, request, metadata, timeout, client, num_waiting=num_waiting
         )
 
@@ -117,7 +117,8 @@ class Backend:
         timeout: float | None = None,  # noqa: ASYNC109  # one without is no error
     ) -> Answer:
         """Ask something of the gateway itself; raises WorkerFailed, also for want of an answer."""
-        call = self._connection.start(method, request.SerializeToString(), (), timeout, None)
+        data = request.SerializeToString()
+        call = self._connection.carrier.start(method, data, (), timeout, None)
         try:
             async with asyncio.timeout(timeout):
                 await call.end()

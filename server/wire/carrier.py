@@ -56,7 +56,7 @@ class Connection:
         self._open: set[object] = set()
         self._is_closing = False
         self._closing = threading.Lock()  # nothing is started while the thread closes
-        self._carrier: Carrier | None = None
+        self.carrier = Carrier(self._open)  # it carries nothing before `carry`
         threading.Thread(target=self._follow, name=f"calls to {address}", daemon=True).start()
 
     def carry(self, state_period: float) -> Carrier:
@@ -65,38 +65,11 @@ class Connection:
         The worker says how it is at least every `state_period` seconds.
         """
         with self._closing:
-            if self._carrier is None or self._carrier.has_ended:
-                self._carrier = Carrier(self._open)
+            if self.carrier.has_ended:
+                self.carrier = Carrier(self._open)
                 if not self._is_closing:
-                    self._carrier.start_at(self._channel, state_period)
-            return self._carrier
-
-    def start(
-        self,
-        method: str,
-        request: bytes,
-        metadata: Metadata,
-        timeout: float | None,
-        client: Client | None,
-        *,
-        num_waiting: int | None = None,
-        is_followed: bool = False,
-    ) -> WorkerCall:
-        """Send a request; hand the answer to a client as it comes, or keep the one message.
-
-        A request that is followed goes on with `WorkerCall.send`. Without a carrier the call ends
-        as one to a worker that is not there.
-        """
-        carrier = self._carrier or Carrier(self._open)
-        return carrier.start(
-            method,
-            request,
-            metadata,
-            timeout,
-            client,
-            num_waiting=num_waiting,
-            is_followed=is_followed,
-        )
+                    self.carrier.start_at(self._channel, state_period)
+            return self.carrier
 
     def close(self) -> None:
         """End all calls; the connection closes behind the last of them."""
@@ -105,8 +78,7 @@ class Connection:
         with self._closing:
             self._is_closing = True
             self._wake()
-        if self._carrier is not None:
-            self._carrier.cancel()
+        self.carrier.cancel()
 
     def _wake(self) -> None:
         """Let something happen in the thread: a call that ends at once."""
@@ -215,7 +187,11 @@ class Carrier:
         num_waiting: int | None = None,
         is_followed: bool = False,
     ) -> WorkerCall:
-        """Send a request; see Connection."""
+        """Send a request; hand the answer to a client as it comes, or keep the one message.
+
+        A request that is followed goes on with `WorkerCall.send`. The worker is told how many
+        calls wait for it. Where nothing is carried, the call ends as one to a worker that is gone.
+        """
         call = WorkerCall(client, self, next(self._numbers))
         (first, more), *rest = protocol.chunks_of(
             request, MORE_MESSAGES if is_followed else MORE_UNSPECIFIED

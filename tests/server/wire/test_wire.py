@@ -114,7 +114,7 @@ async def raw_worker(say: Callable[..., AsyncIterator[bytes]]) -> AsyncIterator[
 
 
 def start(calls: Connection, client: Client | None, request: bytes = b"") -> WorkerCall:
-    return calls.start("/method", request, (("key", "value"),), 600.0, client)
+    return calls.carrier.start("/method", request, (("key", "value"),), 600.0, client)
 
 
 async def counting(call: BearerCall) -> None:
@@ -214,7 +214,7 @@ async def test_what_is_asked_comes_to_the_worker(calls: Connection, worker: Wire
 
     worker.behavior = note
     await start(calls, Client(), b"request").end()
-    await calls.start("/method", b"", (), None, Client()).end()
+    await calls.carrier.start("/method", b"", (), None, Client()).end()
 
     assert seen[0] == ("/method", b"request", aio.EOF)
     assert seen[1][0] == (("key", "value"),) and 500 < seen[1][1] <= 600
@@ -278,7 +278,9 @@ async def test_what_is_asked_at_once_is_sent_in_messages_that_a_worker_takes(
     worker.behavior = counting
     metadata = tuple((f"key-{i}", "v" * 1000) for i in range(8))
 
-    ends = [calls.start("/method", b"1", metadata, 600.0, Client()).end() for _ in range(1000)]
+    ends = [
+        calls.carrier.start("/method", b"1", metadata, 600.0, Client()).end() for _ in range(1000)
+    ]
     await asyncio.gather(*ends)
 
 
@@ -473,7 +475,7 @@ async def test_a_request_may_come_in_pieces_while_its_call_runs(
 
     worker.behavior = echo
     client = Client()
-    call = calls.start("/method", b"first", (), 600.0, client, is_followed=True)
+    call = calls.carrier.start("/method", b"first", (), 600.0, client, is_followed=True)
     await until(lambda: client.passed == [b"first"])
     call.send(LONG, is_last=False)
     await until(lambda: client.passed == [b"first", LONG])
