@@ -247,7 +247,7 @@ def test_services_of_one_cluster_have_names_of_their_own(
     second = start("--name", "two", RAY_ADDRESS=cluster, **NO_TOKEN)
     second.wait_until("^serving ")
     third = start("--name", "three", RAY_ADDRESS=cluster, **NO_TOKEN)
-    third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=10)
+    third.wait_until("waiting for cores: 1 more workers want 1 each", seconds=30)
 
     for server in (third, second, first):
         server.process.terminate()
