@@ -190,7 +190,7 @@ class Carrier:
         """Send a request; hand the answer to a client as it comes, or keep the one message.
 
         A request that is followed goes on with `WorkerCall.send`. The worker is told how many
-        calls wait for it. Where nothing is carried, the call ends as one to a worker that is gone.
+        calls wait for it. Behind the end, the call ends as one to a worker that is gone.
         """
         call = WorkerCall(client, self, next(self._numbers))
         (first, more), *rest = protocol.chunks_of(
