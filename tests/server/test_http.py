@@ -604,7 +604,8 @@ async def test_answers_are_counted_by_route_and_status():
         generator.release.set()
         await call
         for path in ("/v1/models/x", "/v1/models/y", "/made/up", "/v1/nothing"):
-            await caller.session.get(caller.url + path)
+            async with caller.session.get(caller.url + path) as found:
+                assert found.status == 404
         async with caller.session.get(f"{caller.url}/metrics") as found:
             families = text_string_to_metric_families(await found.text())
 
