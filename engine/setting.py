@@ -28,7 +28,8 @@ def setting(default: Any, help: str, *, option: str | None = None, **more: Any) 
 def told_bounds(metadata: Mapping[str, Any]) -> str:
     """Return the bounds of a setting in words, such as "above 0 and at most 1"."""
     told = [f"{word} {metadata[name]}" for name, word in BOUNDS.items() if name in metadata]
-    return " and ".join([*told, *(["finite"] if FINITE.keys() <= metadata.keys() else [])])
+    is_open = FINITE.keys() <= metadata.keys() and "le" not in metadata
+    return " and ".join([*told, *(["finite"] if is_open else [])])
 
 
 def check_bounds(settings: Any) -> None:

@@ -111,7 +111,7 @@ class GivenSettings:
         """
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
             raise ConfigError(f"{path} is not TOML: {error}") from error
         self.take(document, str(path), path.parent)
 
@@ -124,10 +124,11 @@ class GivenSettings:
             if section in SECTIONS and not isinstance(table, dict):
                 raise ConfigError(f"{origin}: {section} is a section, [{section}], not a value")
             for name in _names(section, table):
-                if name not in KNOWN:
-                    known = nearest(name, KNOWN)
+                if name not in KNOWN or section not in SECTIONS:  # which "listen.port" is not
+                    told = name if name.isprintable() and name not in KNOWN else repr(name)
                     raise ConfigError(
-                        f"{origin}: there is no setting {name}; the nearest is {known}"
+                        f"{origin}: there is no setting {told}; the nearest is "
+                        f"{nearest(name, KNOWN)}"
                     )
                 value = _checked(KNOWN[name], table[KNOWN[name].field.name], origin, folder)
                 self.give(name, value, origin)
@@ -156,8 +157,7 @@ class GivenSettings:
         """Return the settings of a gateway; ConfigError too for one that strangers could reach."""
         settings = self.settings()
         try:
-            if self._command.takes("http.port"):  # which a gateway by itself does not open
-                settings.check_ports()
+            settings.check_ports()
             settings.check_reach()
         except ConfigError as error:
             raise ConfigError(f"{self._origin(str(error), self._given)}{error}") from error
@@ -172,6 +172,7 @@ class GivenSettings:
 
     def _line(self, name: str) -> str:
         key, (value, origin) = KNOWN[name].field.name, self[name]
+        origin = origin if origin.isprintable() else ascii(origin)
         text = f"# {key} is not set" if value is None else f"{key} = {as_toml(value)}"
         return f"{text}  # {origin}"
 
@@ -223,6 +224,8 @@ def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
     # Not above: commands without a file need no extra.
     from pydantic import Field, TypeAdapter, ValidationError
 
+    if "\\x00" in repr(value):
+        raise ConfigError(f"{origin}: {known.name} ({value!r:.200}) has a character of code 0")
     bounds = {
         key: bound for key, bound in known.field.metadata.items() if key in {**BOUNDS, **FINITE}
     }
@@ -236,7 +239,7 @@ def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
         keys = [str(key) for key in first["loc"] if isinstance(value, dict) and key in value]
         where = ".".join([known.name, *keys])
         raise ConfigError(
-            f"{origin}: {where} ({first['input']!r}) cannot be used: {first['msg']}"
+            f"{origin}: {where} ({first['input']!r:.200}) cannot be used: {first['msg']}"
         ) from error
     return _placed(found, folder)
 
@@ -245,12 +248,11 @@ def _placed(value: Any, folder: Path) -> Any:
     """Return a value with its paths as those of a folder."""
     match value:
         case Path():
-            return (folder / value).resolve()
+            # Links stay: a renewed certificate or list of tokens is often another end of the same.
+            return (folder / value).absolute()
         case dict():
             pairs = value.items()
-            return {
-                key: one if is_remote(one) else _placed(Path(one), folder) for key, one in pairs
-            }
+            return {key: one if is_remote(one) else (folder / one).resolve() for key, one in pairs}
     return value
 
 
@@ -268,4 +270,9 @@ def as_toml(value: Any) -> str:
         case dict():
             pairs = (f"{as_toml(key)} = {as_toml(one)}" for key, one in value.items())
             return f"{{{', '.join(pairs)}}}"
-    return json.dumps(str(value), ensure_ascii=False)  # TOML knows no halves of characters
+    try:
+        str(value).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{value!a} is not UTF-8, as TOML is; give it another name") from error
+    # TOML knows no halves of characters, and no bare DEL.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -29,7 +29,8 @@ _BESIDE_AN_IMAGE = MEBIBYTE // 16  # bytes of a request
 _ALL = frozenset(("0.0.0.0", "::"))  # addresses of this machine
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 _PORT: Mapping[str, Any] = {"ge": 0, "le": 65535}
-_SECONDS: Mapping[str, Any] = {"gt": 0, **FINITE, "metavar": "SECONDS"}
+_MOST_SECONDS = 1_000_000  # 11 days; gRPC counts milliseconds, with 31 bits
+_SECONDS: Mapping[str, Any] = {"gt": 0, "le": _MOST_SECONDS, **FINITE, "metavar": "SECONDS"}
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,11 @@ class Kserve:
     )
     max_requests: int = setting(1024, "Requests open at once; one more is refused.", ge=1)
     max_request_bytes: int = setting(
-        16 << 20, "Bytes of a request; a longer one is refused.", option="--max-request-bytes", ge=1
+        16 << 20,
+        "Bytes of a request; a longer one is refused.",
+        option="--max-request-bytes",
+        ge=1,
+        le=(1 << 31) - 1,  # gRPC's
     )
     max_open_bytes: int = setting(256 << 20, "Bytes of all open requests together.", ge=1)
 

@@ -45,9 +45,6 @@ def gateway(ray_address: str | None, file: Path | None, print_config: bool, **ty
     service, and stays when that is started anew. The FILE may be that of the service: what it says
     of workers is not looked at.
     """
-    prepare_to_relay()  # before anything imports gRPC
-    from server.ray.gateway_role import run_gateway
-
     given = given_settings("gateway", file, typed)
     config = given.served()
     if print_config:
@@ -59,6 +56,9 @@ def gateway(ray_address: str | None, file: Path | None, print_config: bool, **ty
             f"--ray-address ({ray_address}) must be HOST:PORT of the cluster's head, such as "
             "10.0.0.1:6379"
         )
+
+    prepare_to_relay()  # before anything imports gRPC
+    from server.ray.gateway_role import run_gateway
 
     def announce(address: str, running: Gateway) -> None:
         if running.admin_port is not None:

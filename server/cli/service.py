@@ -85,7 +85,7 @@ def serve(
     still runs. If other machines can call, it requires a certificate and authentication.
     """
     given = _given(file, replicas, typed)
-    if packages or named or not ("packages.models" in given or print_config):
+    if packages or named or not (given["packages.models"].value or print_config):
         given.give("packages.models", collect_models(packages, named), "the command line")
     config = given.served()
     if print_config:

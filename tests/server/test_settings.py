@@ -110,6 +110,13 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("engines = {}", ": there is no setting engines; the nearest is engine."),
         ("port = 1", ": there is no setting port; the nearest is "),
         ("listen = 3", ": listen is a section, [listen], not a value"),
+        ("'listen.port' = 1", ": there is no setting 'listen.port'; the nearest is listen.port"),
+        ('"listen\\n" = 1', ": there is no setting 'listen\\n'; the nearest is listen"),
+        pytest.param("listen.port = " + "9" * 5000, " is not TOML: Exceeds the limit", id="digits"),
+        pytest.param("listen.port = " + "[" * 3000, " is not TOML: maximum recursion", id="depth"),
+        pytest.param("listen.port = '" + "9" * 999 + "'", ") cannot be used: ", id="long"),
+        ('auth.tokens = "a\\u0000b"', ": auth.tokens ('a\\x00b') has a character of code 0"),
+        ('packages.models.a = "\\u0000"', ": packages.models ({{'a': '\\x00'}}) has a character "),
         ("[listen", " is not TOML: "),
         ("listen.port = '80'", ": listen.port ('80') cannot be used: Input should be a valid int"),
         ("listen.host = 2020-01-01", ": listen.host (['2020-01-01']) cannot be used: "),
@@ -130,6 +137,8 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("limits.max_request_bytes = 67108865", "less than or equal to 67108864"),
         ("limits.max_inputs = 0", ": limits.max_inputs (0) cannot be used: "),
         ("limits.worker_wait = inf", ": limits.worker_wait (inf) cannot be used: "),
+        ("limits.worker_wait = 1000001", ": limits.worker_wait (1000001) cannot be used: "),
+        ("kserve.max_request_bytes = 2147483648", ": kserve.max_request_bytes (2147483648) cannot"),
         ("limits.worker_wait = nan", ": limits.worker_wait (nan) cannot be used: "),
         ("tracing.sample_ratio = 1.5", ": tracing.sample_ratio (1.5) cannot be used: "),
         ("engine.max_num_batched_tokens = 9", ", engine.max_num_batched_tokens: max_num_batched"),
@@ -177,6 +186,7 @@ def test_what_a_file_has_wrong_is_named_with_the_file(
     out, err = capsys.readouterr()
     assert not out
     assert err.startswith(f"error: {tmp_path / 'serve.toml'}")
+    assert len(err) < 700
     assert message.format(tmp_path) in err
     assert err.count("\n") == 1
 
@@ -237,12 +247,53 @@ def test_what_is_printed_is_a_file_with_the_same_settings(tmp_path: Path) -> Non
 
 
 def test_paths_in_any_letters_are_printed_as_they_are_read(tmp_path: Path) -> None:
-    text = '[packages]\nmodels = { "tÿpe 🗓" = "päckages/🗓" }'
+    text = '[packages]\nmodels = { "tÿpe 🗓" = "päckages/🗓" }\ncache = "\\u007f\\"\\n\'"'
     given = read(tmp_path, text)
 
     again = read(tmp_path, "\n".join(given.lines()))
 
     assert again.settings().packages.models == {"tÿpe 🗓": tmp_path / "päckages/🗓"}
+    assert again.settings().packages.cache == tmp_path / "\x7f\"\n'"
+
+
+def test_a_certificate_or_list_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "fullchain1.pem").touch()
+    (tmp_path / "fullchain.pem").symlink_to("fullchain1.pem")
+    text = "tls = { cert = 'fullchain.pem', key = 'fullchain.pem' }\nauth.tokens = 'fullchain.pem'"
+
+    settings = read(tmp_path, text).settings()
+
+    link = tmp_path / "fullchain.pem"  # its renewal leads elsewhere
+    assert (settings.tls.cert, settings.tls.key, settings.auth.tokens) == (link, link, link)
+
+
+def test_what_is_not_utf_8_is_not_printed_as_toml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--print-config", "--package-cache", "/a\udcff"]) == 3
+
+    assert capsys.readouterr().err.startswith("error: '/a\\udcff' is not UTF-8, as TOML is; ")
+
+
+def test_a_file_whose_name_has_a_line_break_is_told_in_one_line(tmp_path: Path) -> None:
+    given = GivenSettings()
+    given.take({"listen": {"port": 7}}, "a\nb.toml", tmp_path)
+
+    assert "port = 7  # 'a\\nb.toml'" in list(given.lines())
+
+
+def test_two_ports_of_a_gateway_are_not_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["gateway", "--print-config", "--port", "7", "--admin-port", "7"]) == 3
+
+    assert "--port: listen.port and admin.port are both 7" in capsys.readouterr().err
+
+
+def test_no_models_in_a_file_are_none_to_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "serve.toml").write_text("packages.models = {}")
+
+    assert run(["serve", "--config", str(tmp_path / "serve.toml")]) == 2
+
+    assert "give at least one PACKAGE" in capsys.readouterr().err
 
 
 def test_a_path_that_was_typed_is_printed_for_a_file_in_any_folder(
