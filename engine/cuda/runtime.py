@@ -64,7 +64,6 @@ class _Copy(Structure):
 
 
 _SIGNATURES: Mapping[str, list[Any]] = {
-    "cudaDeviceGetPCIBusId": [c_char_p, c_int, c_int],
     "cudaDriverGetVersion": [POINTER(c_int)],
     "cudaEventCreateWithFlags": [POINTER(c_void_p), c_uint],
     "cudaEventDestroy": [c_void_p],

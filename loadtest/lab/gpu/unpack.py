@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -19,8 +18,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 _CARRY = _ROOT / ".carry"
 
 
-def main() -> int:
-    """Return the exit code of the check."""
+def main() -> None:
+    """Become the check."""
     site = Path(os.environ.get("SITE", "/tmp/site"))
     if not (site / "whole").is_file():
         _unpack(site)
@@ -41,8 +40,9 @@ def main() -> int:
         nvidia and list(nvidia.submodule_search_locations or ()),
         flush=True,
     )
+    os.chdir(_ROOT)
     command = [sys.executable, "-m", "loadtest.lab", "gpu", *sys.argv[1:]]
-    return subprocess.run(command, env=environment, cwd=_ROOT).returncode
+    os.execve(sys.executable, command, environment)
 
 
 def _unpack(site: Path) -> None:
@@ -64,4 +64,4 @@ def _unpack(site: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
