@@ -66,7 +66,9 @@ class Bearer:
 
     async def carry(self) -> None:
         """Take calls until `close`, or cancelled because the gateway has gone."""
-        gateway = ToWorker.FromString(await self._first()).hello
+        if (first := await self._call.read()) is aio.EOF:  # it has gone
+            return
+        gateway = ToWorker.FromString(first).hello
         own = protocol.hello()
         if mismatch := protocol.mismatch(gateway, own):
             logger.error("%s", mismatch)
@@ -139,10 +141,6 @@ class Bearer:
         if self._num_unheard >= NUM_UNHEARD:
             self._room.clear()
 
-    async def _first(self) -> bytes:
-        first = await self._call.read()
-        return b"" if first is aio.EOF else bytes(first)
-
     async def _tell_states(self, period: float) -> None:
         while True:
             self.tell_state()
@@ -158,6 +156,8 @@ class Bearer:
         self._read()
         try:
             said = ToWorker.FromString(data)
+            if any(asked.number in self._calls for asked in said.calls):
+                raise DecodeError("a call is asked twice")
         except DecodeError:
             logger.error("a gateway has sent %d bytes that are no message of the wire", len(data))
             self.close()
