@@ -156,8 +156,11 @@ class Bearer:
         self._read()
         try:
             said = ToWorker.FromString(data)
-            if any(asked.number in self._calls for asked in said.calls):
-                raise DecodeError("a call is asked twice")
+            for asked in said.calls:
+                if asked.number in self._calls:
+                    raise DecodeError("a call is asked twice")
+                call = self._calls[asked.number] = BearerCall(self, asked)
+                call.answer(self._answer(call))
         except DecodeError:
             logger.error("a gateway has sent %d bytes that are no message of the wire", len(data))
             self.close()
@@ -165,9 +168,6 @@ class Bearer:
         self._num_unheard -= said.num_looked_at
         if self._num_unheard < NUM_UNHEARD:
             self._room.set()
-        for asked in said.calls:
-            call = self._calls[asked.number] = BearerCall(self, asked)
-            call.answer(self._answer(call))
         for chunk in said.chunks:
             if (found := self._calls.get(chunk.number)) is not None:
                 found.take(chunk.data, chunk.more)

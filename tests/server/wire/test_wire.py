@@ -592,8 +592,12 @@ async def test_a_call_that_is_cancelled_as_it_comes_is_not_answered(worker: Wire
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\xff", ToWorker(calls=[{"number": 1}]).SerializeToString()],
-    ids=["no message", "a call that runs"],
+    [
+        b"\xff",
+        ToWorker(calls=[{"number": 1}]).SerializeToString(),
+        ToWorker(calls=[{"number": 2}, {"number": 2}]).SerializeToString(),
+    ],
+    ids=["no message", "a call that runs", "a call twice"],
 )
 async def test_what_is_no_message_ends_the_wire(
     garbage: bytes, worker: WiredWorker, caplog: pytest.LogCaptureFixture
