@@ -66,7 +66,9 @@ class Bearer:
 
     async def carry(self) -> None:
         """Take calls until `close`, or cancelled because the gateway has gone."""
-        gateway = ToWorker.FromString(await self._first()).hello
+        if (first := await self._call.read()) is aio.EOF:  # it has gone
+            return
+        gateway = ToWorker.FromString(first).hello
         own = protocol.hello()
         if mismatch := protocol.mismatch(gateway, own):
             logger.error("%s", mismatch)
@@ -139,10 +141,6 @@ class Bearer:
         if self._num_unheard >= NUM_UNHEARD:
             self._room.clear()
 
-    async def _first(self) -> bytes:
-        first = await self._call.read()
-        return b"" if first is aio.EOF else bytes(first)
-
     async def _tell_states(self, period: float) -> None:
         while True:
             self.tell_state()
@@ -158,6 +156,11 @@ class Bearer:
         self._read()
         try:
             said = ToWorker.FromString(data)
+            for asked in said.calls:
+                if asked.number in self._calls:
+                    raise DecodeError("a call is asked twice")
+                call = self._calls[asked.number] = BearerCall(self, asked)
+                call.answer(self._answer(call))
         except DecodeError:
             logger.error("a gateway has sent %d bytes that are no message of the wire", len(data))
             self.close()
@@ -165,9 +168,6 @@ class Bearer:
         self._num_unheard -= said.num_looked_at
         if self._num_unheard < NUM_UNHEARD:
             self._room.set()
-        for asked in said.calls:
-            call = self._calls[asked.number] = BearerCall(self, asked)
-            call.answer(self._answer(call))
         for chunk in said.chunks:
             if (found := self._calls.get(chunk.number)) is not None:
                 found.take(chunk.data, chunk.more)

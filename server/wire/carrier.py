@@ -212,8 +212,8 @@ class Carrier:
                 self._pieces[call.number] = deque(rest)
             self._send()
             end = self._end
-        if end is not None:
-            self._end_calls(end)
+        if end is not None:  # what the others are answered may be about to come
+            self._end_calls(end, (call.number,))
         return call
 
     def cancel(self) -> None:
@@ -317,16 +317,18 @@ class Carrier:
     def _hear(self, message: bytes) -> None:
         try:
             said = FromWorker.FromString(message)
+            if len(said.numbers) != len(said.messages):
+                raise DecodeError("messages are not numbered")
         except DecodeError:
             logger.error("a worker has sent %d bytes that are no message of the wire", len(message))
             self.cancel()
             return
         if not self._is_known:
             self._is_known = True
-            if mismatch := protocol.mismatch(self._own, said.hello):
-                self.mismatch = mismatch
-                self.cancel()
-                return
+            self.mismatch = protocol.mismatch(self._own, said.hello)
+        if self.mismatch:
+            self.cancel()
+            return
         if said.HasField("state"):
             self._tell(said.state)
         self._hand_out(said)
@@ -376,15 +378,15 @@ class Carrier:
             if end is None or self._num_due:
                 return
         self._open_calls.discard(self)
-        self._end_calls(end)
+        self._end_calls(end, tuple(self._calls))
         self._tell(None)
 
-    def _end_calls(self, status: Status) -> None:
-        """End all calls as those of a worker that is gone, or in its own words."""
+    def _end_calls(self, status: Status, numbers: Iterable[int]) -> None:
+        """End calls as those of a worker that is gone, or in its own words."""
         if status.code != _UNAVAILABLE:
             status = Status(_UNAVAILABLE, f"the wire has ended: {status.details}", ())
-        for call in tuple(self._calls.values()):
-            call.finish(status)
+        for number in numbers:
+            self._give(number, WorkerCall.finish, status)
 
 
 def status_in(event: Event) -> Status:

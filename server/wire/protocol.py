@@ -29,8 +29,8 @@ def hello(state_period: float = 0.0) -> Hello:
 
 
 def mismatch(gateway: Hello, worker: Hello) -> str:
-    """Return why two sides cannot work together; "" if they can."""
-    if abs(gateway.version - worker.version) <= 1:
+    """Return why two sides cannot work together; "" if they can. One that says nothing is of 0."""
+    if min(gateway.version, worker.version) and abs(gateway.version - worker.version) <= 1:
         return ""
     return (
         f"a gateway of Tokenweir {gateway.release} (version {gateway.version} of the wire) and a "

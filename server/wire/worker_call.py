@@ -129,6 +129,8 @@ class WorkerCall:
     def begin(self, metadata: Metadata) -> None:
         """Take what comes first."""
         with self._lock:
+            if self.is_committed:  # it has come before
+                return
             self.initial_metadata = metadata
             if self._client is not None and metadata and not self._is_over:
                 self.is_committed = True
@@ -158,10 +160,11 @@ class WorkerCall:
             self._go_on()
 
     def finish(self, status: Status) -> None:
-        """Take the end."""
+        """Take the end; nothing if it has come, and only the client has not taken all."""
         with self._lock:
-            self._status = status
-            self._go_on()
+            if self._status is None:
+                self._status = status
+                self._go_on()
 
     def _has_passed(self, is_there: bool) -> None:
         with self._lock:

@@ -407,6 +407,55 @@ async def test_a_worker_that_closes_the_wire_ends_its_calls_as_one_that_stops(
     await asyncio.wait_for(worker.cancelled.wait(), 60)
 
 
+async def test_an_answer_that_was_said_whole_outlives_the_wire(
+    calls: Connection, worker: WiredWorker
+) -> None:
+    worker.behavior = counting
+    client = Client(takes=False)
+    call = start(calls, client, b"5")
+    await until(lambda: call.status is not None)  # the client has the first part only
+
+    calls.close()
+    await until(lambda: calls.carrier.has_ended)
+    call_of_others = start(calls, Client())
+    with pytest.raises(WorkerFailed):
+        await call_of_others.end()
+    client.takes = True
+    client.take()
+
+    assert await asyncio.wait_for(call.end(), 60) == (("behind", "all"),)
+    assert client.passed[1:] == [b"0", b"1", b"2", b"3", b"4"]
+    assert call.status is not None and call.status.record is not None
+
+
+async def test_a_client_that_fails_as_the_wire_ends_ends_its_call_only(
+    calls: Connection, worker: WiredWorker
+) -> None:
+    class Failing(Client):
+        def pass_message(self, message: Any, passed: Any, **how: Any) -> None:
+            if self.passed and calls.carrier.has_ended:
+                raise ZeroDivisionError("a bug")
+            super().pass_message(message, passed, **how)
+
+    async def say(call: BearerCall) -> None:
+        await call.write(b"0")
+        await call.write(b"1")
+        await asyncio.Event().wait()
+
+    worker.behavior = say
+    failing = Failing()
+    failing.takes = False
+    wrong, right = start(calls, failing), start(calls, Client())
+    await until(lambda: right.is_committed and failing.passed)
+
+    wrong._is_passing = False  # as if it went at this moment
+    calls.close()
+    with pytest.raises(WorkerFailed):
+        await asyncio.wait_for(right.end(), 60)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(wrong.end(), 60)
+
+
 @pytest.mark.parametrize("is_unary", [True, False], ids=["unary", "stream"])
 async def test_long_requests_and_answers_come_whole(
     is_unary: bool, calls: Connection, worker: WiredWorker
@@ -541,13 +590,23 @@ async def test_a_call_that_is_cancelled_as_it_comes_is_not_answered(worker: Wire
     assert answered == [b"2"]
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff",
+        ToWorker(calls=[{"number": 1}]).SerializeToString(),
+        ToWorker(calls=[{"number": 2}, {"number": 2}]).SerializeToString(),
+    ],
+    ids=["no message", "a call that runs", "a call twice"],
+)
 async def test_what_is_no_message_ends_the_wire(
-    worker: WiredWorker, caplog: pytest.LogCaptureFixture
+    garbage: bytes, worker: WiredWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker.behavior = endless
     async with raw_gateway(worker) as gateway:
         await gateway.write(ToWorker(hello=protocol.hello()).SerializeToString())
-        await gateway.write(b"\xff")
+        await gateway.write(ToWorker(calls=[{"number": 1}]).SerializeToString())
+        await gateway.write(garbage)
         with suppress(aio.AioRpcError):
             while await gateway.read() is not aio.EOF:
                 pass
@@ -556,11 +615,17 @@ async def test_what_is_no_message_ends_the_wire(
     assert "no message of the wire" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff", FromWorker(numbers=[1], ended=[{"number": 1}]).SerializeToString()],
+    ids=["no message", "a number without a message"],
+)
 async def test_what_is_no_message_of_a_worker_ends_the_wire(
-    caplog: pytest.LogCaptureFixture,
+    garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def say(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        yield b"\xff"
+        yield FromWorker(hello=protocol.hello()).SerializeToString()
+        yield garbage
         await asyncio.Event().wait()
 
     async with raw_worker(say) as address:
@@ -572,6 +637,31 @@ async def test_what_is_no_message_of_a_worker_ends_the_wire(
 
     assert failed.value.code is grpc.StatusCode.UNAVAILABLE
     assert "no message of the wire" in caplog.text
+
+
+async def test_what_a_worker_says_twice_is_heard_once() -> None:
+    begun = {"number": 1, "metadata": [{"key": "replica", "value": b"1"}]}
+    ends = [{"number": 1}, {"number": 1, "code": 14}]
+    said = FromWorker(begun=[begun, begun], numbers=[1, 1], messages=[b"0", b"1"], ended=ends)
+
+    async def say(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        yield FromWorker(hello=protocol.hello()).SerializeToString()
+        async for request in requests:
+            if ToWorker.FromString(request).calls:
+                yield said.SerializeToString()
+
+    async with raw_worker(say) as address:
+        connection = Connection(address, ())
+        connection.carry(60.0)
+        client = Client(takes=False)
+        call = start(connection, client)
+        for num_passed in (1, 2):
+            await until(lambda: len(client.passed) == num_passed)  # noqa: B023
+            client.take()
+        await asyncio.wait_for(call.end(), 60)
+        connection.close()
+
+    assert client.passed == [{"replica": "1"}, b"0", b"1"] and len(client.ends) == 1
 
 
 async def test_a_call_at_a_worker_that_is_not_connected_fails_as_one_that_is_gone() -> None:
@@ -621,10 +711,10 @@ async def test_a_worker_tells_its_state_at_once_when_it_turns_and_every_now_and_
 # Versions. There is only one so far; the other side has a neighbour's number.
 
 
-NEIGHBOUR, STRANGER = protocol.VERSION + 1, protocol.VERSION + 2
+NEIGHBOUR, STRANGER, NOBODY = protocol.VERSION + 1, protocol.VERSION + 2, 0
 
 
-@pytest.mark.parametrize("other", [NEIGHBOUR, STRANGER])
+@pytest.mark.parametrize("other", [NEIGHBOUR, STRANGER, NOBODY])
 async def test_a_worker_works_with_gateways_of_neighbouring_versions_only(
     other: int, worker: WiredWorker
 ) -> None:
