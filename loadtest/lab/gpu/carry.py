@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Packs what the lent machine lacks into `.carry/`, small enough to travel with one call.
+"""Packs what the rented machine lacks into `.carry/`, small enough to travel with one call.
 
 Runs from the project's root with any Python from 3.11 on that has pip and zstandard. It downloads
-wheels for the lent machine's Python in the versions of constraints.txt, takes out of onnxruntime
+wheels for the rented machine's Python in the versions of constraints.txt, takes out of onnxruntime
 what no session of ours loads, and of the provider for CUDA the kernels that are not for Hopper
 (sm_90: H100 and H200 alike), and packs the rest. `.carry/dropped.json` lists what is left out.
 """
@@ -54,7 +54,7 @@ _MAGIC, _PTX, _CODE = 0xBA55ED50, 1, 2
 def main() -> None:
     """Pack, and weigh what was packed with the project."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", default="3.12", help="of the lent machine [%(default)s]")
+    parser.add_argument("--python", default="3.12", help="of the rented machine [%(default)s]")
     parser.add_argument("--wheels", type=Path, help="where wheels are kept and looked for first")
     parser.add_argument(
         "--all-kernels", action="store_true", help="prune nothing; in parts, one for each call"
@@ -67,7 +67,7 @@ def main() -> None:
     shutil.rmtree(carry, ignore_errors=True)
     carry.mkdir()
     commit = _git(root, "rev-parse", "HEAD")
-    (carry / "commit").write_text(commit)  # the copy on the lent machine may have no history
+    (carry / "commit").write_text(commit)  # the copy on the rented machine may have no history
     exclude = root / _git(root, "rev-parse", "--git-path", "info/exclude").strip()
     if "/.carry/" not in (lines := exclude.read_text() if exclude.is_file() else ""):
         exclude.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _pins(constraints: Path) -> dict[str, str]:
 
 
 def _wheel(name: str, version: str, wheels: Path, python: str) -> Path:
-    """Return a distribution's wheel for the lent machine, downloaded unless it is there."""
+    """Return a distribution's wheel for the rented machine, downloaded unless it is there."""
     wheels.mkdir(parents=True, exist_ok=True)
     tag = f"cp{python.replace('.', '')}"
 

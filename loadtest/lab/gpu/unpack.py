@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command on the lent machine: unpacks what was carried, and starts the check with it.
+"""The command on the rented machine: unpacks what was carried, and starts the check with it.
 
 `python3 loadtest/lab/gpu/unpack.py --out DIR ...`: the arguments are those of the check. It needs
 nothing but the machine's own Python. SITE is where it unpacks; what came in parts lies in CARRIED.
