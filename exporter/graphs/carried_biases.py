@@ -44,14 +44,17 @@ def _carried(
     assert node is not None, "the pattern has made it"
     product, column = _with_column(*map(_numbers, (weight, shift, matrix, bias)))
 
-    def stored(name: str, array: _Array) -> Any:
+    def stored(name: str, array: NDArray[Any]) -> Any:
         value = ir.tensor(array.astype(array_of(matrix).dtype))
         return op.initializer(value, name=f"{normed.name}.{name}")
 
     ones = np.ones_like(product[:, 0])
     weights = stored("ones", ones), stored("shift", SHIFT * ones)
     shifted = op.LayerNormalization(x, *weights, **node.attributes)
-    return op.MatMul(shifted, stored("matrix", product + column))
+    carrying = product + column
+    if array_of(matrix).dtype != np.float32:
+        carrying = _rounded(carrying, array_of(matrix).dtype)
+    return op.MatMul(shifted, stored("matrix", carrying))
 
 
 def _with_column(
@@ -60,6 +63,20 @@ def _with_column(
     """Return M [d, N] and s [N] of weight, shift [d], matrix [d, N] and bias [N]."""
     product = weight[:, None] * matrix
     return product, ((bias + shift @ matrix) / SHIFT - product.sum(axis=0)) / len(product)
+
+
+def _rounded(matrix: _Array, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Round a matrix [d, N] so that its columns keep their sums, which make the bias.
+
+    M is a matrix of rounded numbers already, so M + s would be rounded the same way in most rows of
+    a column, and the bias be off by the sum. The loss of a number is added to the next one.
+    """
+    found, lost = np.empty(matrix.shape, dtype), np.zeros(matrix.shape[1], np.float32)
+    for rounded, row in zip(found, matrix, strict=True):
+        wanted = row + lost
+        rounded[:] = wanted.astype(dtype)
+        lost = wanted - rounded.astype(np.float32)
+    return found
 
 
 def _can_carry(
