@@ -7,7 +7,7 @@ import os
 from engine.machine import num_cores, quota_notice
 
 
-def settle_openmp() -> None:
+def configure_openmp() -> None:
     """Let threads that wait soon sleep, and be as many as a CPU quota has time for.
 
     For commands, as they start; whoever has set a variable decides.

@@ -27,12 +27,13 @@ def prepare_to_relay() -> None:
     variable is taken back.
     """
     before = os.environ.get(_EXPERIMENTS, "")
-    if "grpc" in sys.modules and _NO_THREADS not in before:
+    wanted = ",".join(dict.fromkeys(filter(None, [*before.split(","), *_NO_THREADS.split(",")])))
+    if "grpc" in sys.modules and not {*_NO_THREADS.split(",")} <= {*before.split(",")}:
         raise ConfigError(
             f"gRPC was imported before {_EXPERIMENTS} could be set, by what runs this command; "
-            f"run it without that, or with {_EXPERIMENTS}={_NO_THREADS}"
+            f"run it without that, or with {_EXPERIMENTS}={wanted}"
         )
-    os.environ[_EXPERIMENTS] = ",".join(filter(None, (before, _NO_THREADS)))
+    os.environ[_EXPERIMENTS] = wanted
     import grpc  # noqa: F401
 
     if before:

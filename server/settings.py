@@ -439,7 +439,7 @@ class Settings:
         gpus = self.engine.num_gpus_per_replica or 1.0
         return int(1 / gpus + 1e-6)  # a third of one, as a person writes it, is less
 
-    def settled(self, targets: Iterable[Device]) -> Settings:
+    def for_targets(self, targets: Iterable[Device]) -> Settings:
         """Return the settings with what follows from the targets of the packages, one each.
 
         The engines' part of a GPU is divided among those that share it. Raises ConfigError if

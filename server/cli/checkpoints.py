@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporter.openmp import settle_openmp
+from exporter.openmp import configure_openmp
 from exporter.tasks import OWN_TASKS, TASKS, build_own_task, build_task
 from server.cli.exit_codes import TARGET_MISSED, CommandError
 from server.cli.extras import needs
@@ -82,7 +82,7 @@ def train(
     """
     _check_data(task, given)
 
-    settle_openmp()  # before torch is loaded
+    configure_openmp()  # before torch is loaded
     with cleaned_up():
         if check:
             _tell_data(_builder(task, given)(seed or 0))

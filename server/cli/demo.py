@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from engine.config import Device
-from exporter.openmp import settle_openmp
+from exporter.openmp import configure_openmp
 from server.cli.app import cli
 from server.cli.checkpoints import print_report
 from server.cli.exit_codes import NOT_USABLE, CommandError
@@ -95,7 +95,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
 
         open_device()  # fails before the training if something is missing
 
-    settle_openmp()  # before torch is loaded
+    configure_openmp()  # before torch is loaded
     from exporter.tasks.train import train
 
     checkpoint = out / "checkpoint"
@@ -115,7 +115,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     export_with_progress(checkpoint, package, name=MODEL, target=device, precision=precision)
     if device == "cuda":
         _headline("Verify on the GPU")
-        engine = _settings(package, device, port=0).settled([device]).engine_config
+        engine = _settings(package, device, port=0).for_targets([device]).engine_config
         with cleaned_up():
             verify_apart(package, checkpoint, device, engine)
 

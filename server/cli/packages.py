@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from engine.config import Device, EngineConfig
 from exporter.files import remove_own_directories
-from exporter.openmp import settle_openmp
+from exporter.openmp import configure_openmp
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up, ended_soon
 from server.cli.options import (
@@ -158,7 +158,7 @@ def export_with_progress(
     proof: Proof = "standard",
 ) -> None:
     """Export, show the progress, print the certificate."""
-    settle_openmp()  # before torch is loaded
+    configure_openmp()  # before torch is loaded
     from exporter.export import export_package
 
     with (
@@ -253,7 +253,7 @@ def _given_for_device() -> Iterator[str]:
 
 
 def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
-    settle_openmp()  # before torch is loaded
+    configure_openmp()  # before torch is loaded
     from exporter.verification import verify_package
 
     with (
@@ -270,7 +270,7 @@ def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineC
     from engine.cuda.device import open_device
 
     open_device()  # fails before anything is loaded or read
-    settle_openmp()  # before torch is loaded
+    configure_openmp()  # before torch is loaded
     from exporter.verify_device import verify_on_device
 
     with (

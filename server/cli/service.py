@@ -131,7 +131,7 @@ def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: Settings
         )
     (package,) = models.values()
     pinned, manifest = pin(package, config.packages.require_signature)
-    engine = config.settled([manifest.target]).engine_config
+    engine = config.for_targets([manifest.target]).engine_config
     if engine.device_for(manifest.target) == "cuda":
         _check_may_be_written(package, config, engine)
         check_cuda_distribution()

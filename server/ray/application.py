@@ -37,7 +37,7 @@ def app_builder(args: Mapping[str, Any]) -> Application:
         device_of(manifest, place, config.engine)
     if any(manifest.image for manifest in manifests):
         config = config.with_room_for_images()
-    config = config.settled([manifest.target for manifest in manifests])
+    config = config.for_targets([manifest.target for manifest in manifests])
     roster = serve.deployment(
         RosterReplica, name="Roster", health_check_period_s=1, ray_actor_options={"num_cpus": 0}
     ).bind(config)

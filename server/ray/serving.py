@@ -110,7 +110,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
     if any(manifest.image for manifest in manifests):
         config = config.with_room_for_images()
     given = config
-    config = config.settled([manifest.target for manifest in manifests])
+    config = config.for_targets([manifest.target for manifest in manifests])
     tracing = make_tracing(config.tracing, config.listen.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:

@@ -40,7 +40,7 @@ class RayDeployment:
     def __init__(
         self, config: Settings, ray: RayThread, registry: Registry, roster: RosterAddress
     ) -> None:
-        """`config` is as it was given, not settled for the packages of the start."""
+        """`config` is as it was given, not yet for the targets of the packages."""
         self._config = config
         self._ray = ray
         self._registry = registry
@@ -109,7 +109,7 @@ class RayDeployment:
         config = config.with_engine(num_threads=num_threads(self._config))
         if group.replicas:
             config = config.with_engine(min_replicas=group.replicas, max_replicas=group.replicas)
-        return config.settled([one.target for one in group.packages.values()])
+        return config.for_targets([one.target for one in group.packages.values()])
 
     def _name(self, group: Group) -> str:
         """Return what the group is called by Ray Serve."""

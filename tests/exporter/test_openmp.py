@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from exporter.openmp import settle_openmp
+from exporter.openmp import configure_openmp
 
 
 def test_an_import_leaves_the_environment_as_it_is() -> None:
@@ -25,11 +25,11 @@ def test_threads_of_a_command_soon_sleep_unless_a_policy_is_set(
 ) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    settle_openmp()
+    configure_openmp()
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == ("ACTIVE", None)
 
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    settle_openmp()
+    configure_openmp()
 
     assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "3000")
 
@@ -42,6 +42,6 @@ def test_torch_has_as_many_threads_as_the_cpu_quota_has_time_for(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
     monkeypatch.setattr("engine.machine._cpu_quota", lambda: quota)
 
-    settle_openmp()
+    configure_openmp()
 
     assert os.environ.get("OMP_NUM_THREADS") == threads

@@ -104,7 +104,7 @@ async def test_gpus_that_ray_does_not_find_are_missed_before_workers_wait_for_th
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0, **found})
 
     with pytest.raises(ConfigError, match=message):
-        async with running_ray(_replicas(2, 2).settled(["cuda"])):
+        async with running_ray(_replicas(2, 2).for_targets(["cuda"])):
             pass
 
 
@@ -265,17 +265,17 @@ def test_replicas_share_the_cores() -> None:
 def test_number_of_sequences_is_left_to_workers_on_a_gpu_only() -> None:
     config = dataclasses.replace(CONFIG, engine=Engine(max_num_seqs=0))
 
-    assert config.settled(["cpu", "cuda"]).engine.max_num_seqs == 0
-    assert gateway_config(config.settled(["cpu", "cuda"])).max_calls_per_worker == 256
-    assert config.settled(["cpu"]).engine.max_num_seqs == 32
-    assert gateway_config(config.settled(["cpu"])).max_calls_per_worker == 32
+    assert config.for_targets(["cpu", "cuda"]).engine.max_num_seqs == 0
+    assert gateway_config(config.for_targets(["cpu", "cuda"])).max_calls_per_worker == 256
+    assert config.for_targets(["cpu"]).engine.max_num_seqs == 32
+    assert gateway_config(config.for_targets(["cpu"])).max_calls_per_worker == 32
 
 
 def test_a_device_that_a_package_was_not_made_for_is_refused_before_ray_starts() -> None:
     config = dataclasses.replace(CONFIG, engine=Engine(device="cuda"))
 
     with pytest.raises(ConfigError, match="export --target cuda"):
-        config.settled(["cuda", "cpu"])
+        config.for_targets(["cuda", "cpu"])
 
 
 @pytest.mark.parametrize(
@@ -293,21 +293,21 @@ def test_a_replica_has_a_gpu_where_a_model_runs_on_one(
 ) -> None:
     config = CONFIG.with_engine(num_threads=3, num_gpus_per_replica=given)
 
-    settled = config.settled(targets)
-    assert resources(settled) == {"CPU": 3, **gpus}
-    asked = _actor_options(settled, settled.listen.name)
+    found = config.for_targets(targets)
+    assert resources(found) == {"CPU": 3, **gpus}
+    asked = _actor_options(found, found.listen.name)
     assert asked == {"num_cpus": 3} | ({"num_gpus": gpus["GPU"]} if gpus else {})
 
 
 def test_a_package_for_cuda_that_runs_on_a_cpu_has_no_gpu() -> None:
     config = dataclasses.replace(CONFIG, engine=Engine(num_threads=3, device="cpu"))
 
-    assert resources(config.settled(["cuda"])) == {"CPU": 3}
+    assert resources(config.for_targets(["cuda"])) == {"CPU": 3}
 
 
 def test_a_worker_on_a_gpu_without_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"num_gpus_per_replica \(0\) leaves the workers without"):
-        CONFIG.with_engine(num_gpus_per_replica=0).settled(["cuda"])
+        CONFIG.with_engine(num_gpus_per_replica=0).for_targets(["cuda"])
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_worker_on_a_gpu_without_one_is_refused() -> None:
 def test_engines_on_one_gpu_divide_its_memory(
     gpus: float | None, targets: list[Device], share: float
 ) -> None:
-    config = CONFIG.with_engine(num_gpus_per_replica=gpus).settled(targets)
+    config = CONFIG.with_engine(num_gpus_per_replica=gpus).for_targets(targets)
 
     assert config.engine.gpu_memory_utilization == pytest.approx(share)
 
