@@ -87,7 +87,7 @@ class StatusInterceptor(WrappingInterceptor):
         deadlines = self._deadlines
 
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
-            _request_id.set("")
+            _request_id.set(getattr(context, "request_id", ""))  # which a gateway gives
             record = current_record()
             try:
                 async with InTime(context, _DEADLINE_MARGIN, deadlines):
@@ -156,7 +156,7 @@ class StreamParsingInterceptor(aio.ServerInterceptor):
         answer = cast(Callable[[Any, Context], AsyncIterator[Any]], handler.stream_stream)
 
         async def behavior(messages: AsyncIterator[bytes], context: Context) -> None:
-            _request_id.set("")
+            _request_id.set(getattr(context, "request_id", ""))  # which a gateway gives
             requests = (_parsed(parse, message, method) async for message in messages)
             try:
                 async with InTime(context, _DEADLINE_MARGIN, deadlines):

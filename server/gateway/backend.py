@@ -100,13 +100,16 @@ class Backend:
         timeout: float | None,
         client: Client | None,
         num_waiting: int,
+        request_id: str,
     ) -> WorkerCall:
         """Send a request; hand the answer to a client as it comes, or keep the one message.
 
-        The worker is told how many calls wait here for it.
+        The worker is told how many calls wait here for it, and the id of a request without one.
         """
         return self._connection.carrier.start(
-            method, request, metadata, timeout, client, num_waiting=num_waiting
+            *(method, request, metadata, timeout, client),
+            num_waiting=num_waiting,
+            request_id=request_id,
         )
 
     async def ask(

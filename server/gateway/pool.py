@@ -54,7 +54,7 @@ class Attempts:
 
     @cached_property
     def request_id(self) -> str:
-        """The call's id in errors of the gateway."""
+        """The call's id in errors of gateway and worker."""
         return request_id_of(self.share)
 
     @cached_property

@@ -184,6 +184,7 @@ class BearerCall:
 
     def __init__(self, bearer: Bearer, asked: Call) -> None:
         self.method: str = asked.method
+        self.request_id: str = asked.request_id
         self.num_waiting = asked.num_waiting if asked.HasField("num_waiting") else None
         self.response_serializer: Callable[[Any], bytes] | None = None
         self._bearer = bearer

@@ -185,6 +185,7 @@ class Carrier:
         client: Client | None,
         *,
         num_waiting: int | None = None,
+        request_id: str = "",
         is_followed: bool = False,
     ) -> WorkerCall:
         """Send a request; hand the answer to a client as it comes, or keep the one message.
@@ -204,6 +205,7 @@ class Carrier:
             metadata=pairs_of(metadata),
             seconds=0.0 if timeout is None else max(timeout, _LEAST_SECONDS),
             num_waiting=num_waiting,
+            request_id=request_id,
         )
         with self._lock:
             self._calls[call.number] = call

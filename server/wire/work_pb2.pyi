@@ -124,6 +124,7 @@ class Call(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """from 1 on"""
     method: _builtins.str
@@ -135,6 +136,8 @@ class Call(_message.Message):
     """until its deadline; 0: it has none"""
     num_waiting: _builtins.int
     """calls that wait at the gateway for each of its workers"""
+    request_id: _builtins.str
+    """for a request that has none"""
     @_builtins.property
     def metadata(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]:
         """of the client"""
@@ -149,10 +152,11 @@ class Call(_message.Message):
         seconds: _builtins.float = ...,
         metadata: _abc.Iterable[Global___Pair] | None = ...,
         num_waiting: _builtins.int | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_waiting", b"_num_waiting", "num_waiting", b"num_waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_waiting", b"_num_waiting", "metadata", b"metadata", "method", b"method", "more", b"more", "num_waiting", b"num_waiting", "number", b"number", "request", b"request", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_waiting", b"_num_waiting", "metadata", b"metadata", "method", b"method", "more", b"more", "num_waiting", b"num_waiting", "number", b"number", "request", b"request", "request_id", b"request_id", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_waiting: _TypeAlias = _typing.Literal["num_waiting"]  # noqa: Y015
     _WhichOneofArgType__num_waiting: _TypeAlias = _typing.Literal["_num_waiting", b"_num_waiting"]  # noqa: Y015

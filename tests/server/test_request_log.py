@@ -231,6 +231,19 @@ async def test_a_cancelled_call_has_a_line(
     assert (line["request_id"], line["status"]) == ("r-5", "CANCELLED")
 
 
+async def test_a_call_without_an_id_has_the_same_one_at_gateway_and_worker(
+    stubs: Stubs, engine: FakeGenerator, lines: Lines
+) -> None:
+    call = stubs.generation.GenerateStream(stream("HOLD"))
+    await until(lambda: bool(engine.requests))
+
+    call.cancel()
+
+    line = await lines.only()
+    assert line["status"] == "CANCELLED"
+    assert line["request_id"] in engine.requests[0].request_id
+
+
 async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
     gateway = Gateway(GatewayConfig(worker_wait=0.05))
     port = await gateway.start()
