@@ -107,7 +107,11 @@ class Backend:
         The worker is told how many calls wait here for it, and the id of a request without one.
         """
         return self._connection.carrier.start(
-            *(method, request, metadata, timeout, client),
+            method,
+            request,
+            metadata,
+            timeout,
+            client,
             num_waiting=num_waiting,
             request_id=request_id,
         )

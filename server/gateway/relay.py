@@ -147,7 +147,12 @@ class Relay:
         num_waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
         started = time.monotonic()
         call = backend.start(
-            *(attempts.method, request, metadata, context.time_remaining(), client, num_waiting),
+            attempts.method,
+            request,
+            metadata,
+            context.time_remaining(),
+            client,
+            num_waiting,
             attempts.request_id,
         )
         context.is_relayed = True
