@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config import RequestLimits
-from server.identity.config import DoorsConfig, doors_config
+from server.auth.config import DoorsConfig, doors_config
 from server.settings import MEBIBYTE, Settings
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from server.identity.certified import certified_name
+from server.auth.certified import certified_name
 
 CERTIFIED = "certified"  # in the state of a request: the name on the certificate of its client
 _Parser: Any = AutoHTTPProtocol  # httptools' if that is installed, else h11's

@@ -28,7 +28,7 @@ from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server import process
-from tests.stand_in_certificate import certificate
+from tests.fakes.stand_in_certificate import certificate
 
 BOS, EOS = 256, 257  # ids 0 to 255 are bytes
 VOCAB_SIZE = 258

@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 
 from tokenweir import AsyncClient
 
+from server.adapters.config import FrontConfig
+from server.adapters.reach import check_reach
 from server.cli.exit_codes import USAGE, CommandError
 from server.cli.server_options import Server
 from server.cli.service import say
-from server.front.reach import check_reach
-from server.front_config import FrontConfig
 from server.listening import check_ports_are_free
 from server.settings import Settings
 from server.signals import cancelled_by_signals

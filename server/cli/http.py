@@ -11,12 +11,12 @@ from typing import Any
 import click
 from tokenweir import AsyncClient
 
+from server.adapters.config import HttpConfig, http_config
 from server.cli.extras import needs
 from server.cli.front import Front
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 from server.cli.setting_options import given_settings, print_settings, setting_options
-from server.front_config import HttpConfig, http_config
 
 _ADMIN_SECONDS = 4.0
 
@@ -76,7 +76,7 @@ async def _serve(
     announce: Callable[[str], None],
 ) -> None:
     """Serve with the load of a server, where its admin port is known."""
-    from server.http.serving import serve
+    from server.adapters.http.serving import serve
 
     if operated is None:
         return await serve(client, config, announce)

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from server.adapters.config import kserve_config
+from server.adapters.kserve.serving import serve
 from server.cli.front import Front
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 from server.cli.setting_options import given_settings, print_settings, setting_options
-from server.front_config import kserve_config
-from server.kserve.serving import serve
 
 
 @click.command(

@@ -8,8 +8,8 @@ import secrets
 
 import click
 
+from server.auth.token_entries import problem_of
 from server.cli.options import examples
-from server.identity.token_entries import problem_of
 
 _PREFIX = "tw_"  # by which people, and programs that look for secrets, know a token
 _NUM_BYTES = 32

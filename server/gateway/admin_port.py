@@ -13,13 +13,13 @@ from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.errors import Unauthenticated
 from server.api import ADMIN, HEALTH
+from server.auth.tls import server_credentials
+from server.auth.tokens import TokenFile
 from server.call_server import CallServer, ServerCall
 from server.config import GatewayConfig
 from server.gateway.admin import AdminService
 from server.gateway.request_reader import READ_TIMEOUT
 from server.health import Health
-from server.identity.tls import server_credentials
-from server.identity.tokens import TokenFile
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS
 from server.listening import listen, server_options

@@ -17,8 +17,8 @@ from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
 from server.api import HEALTH
+from server.auth.peers import CHANNEL_OPTIONS, Peers
 from server.gateway.traffic import ModelVersion
-from server.identity.peers import CHANNEL_OPTIONS, Peers
 from server.status import DETAILS_KEY
 from server.telemetry.metrics import Snapshot, known_samples
 from server.wire.carrier import Connection

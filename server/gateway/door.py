@@ -11,13 +11,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from engine.errors import FieldViolation, MalformedMessage, PermissionDenied
 from server.api import METHODS
+from server.auth.certified import told_name
+from server.auth.config import DoorsConfig
+from server.auth.quotas import Quotas, Visit
+from server.auth.tls import server_credentials
+from server.auth.tokens import Identity, TokenFile
 from server.call_server import ServerCall
 from server.gateway.share import Share, stamped
-from server.identity.certified import told_name
-from server.identity.config import DoorsConfig
-from server.identity.quotas import Quotas, Visit
-from server.identity.tls import server_credentials
-from server.identity.tokens import Identity, TokenFile
 
 _CUT_SHORT = (None, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_ECHO = 64  # characters of a name that an error repeats, and of a tenant

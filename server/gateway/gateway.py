@@ -28,6 +28,10 @@ from engine.errors import (
     Unauthenticated,
 )
 from server.api import HEALTH, METHODS, SERVICES
+from server.auth.peers import Peers
+from server.auth.quotas import Visit
+from server.auth.tls import server_credentials
+from server.auth.tokens import Identity
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import GatewayConfig
@@ -47,10 +51,6 @@ from server.gateway.share import NOBODYS, Share, request_id_of, share_of
 from server.gateway.traffic import Traffic
 from server.gateway.versions import Deployment, Group, Versions
 from server.health import Health
-from server.identity.peers import Peers
-from server.identity.quotas import Visit
-from server.identity.tls import server_credentials
-from server.identity.tokens import Identity
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS, Deadlines, InTime, abort
 from server.listening import listen, max_connections, max_message_bytes, server_options

@@ -13,13 +13,13 @@ import grpc
 
 from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
+from server.auth.peers import Peers
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Loss, Losses
 from server.gateway.resumable import STREAM, asked_at_first
 from server.gateway.share import Share, request_id_of
 from server.gateway.traffic import ModelVersion, Traffic
-from server.identity.peers import Peers
 from server.status import CallStatus, call_status
 
 logger = logging.getLogger(__name__)

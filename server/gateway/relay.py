@@ -18,6 +18,7 @@ import grpc
 from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
+from server.auth.tokens import METADATA_KEY
 from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost, is_workers_own
 from server.gateway.book import Book
@@ -25,7 +26,6 @@ from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.resumable import ResumableStream
 from server.gateway.share import NOBODYS, Share
-from server.identity.tokens import METADATA_KEY
 from server.status import CallStatus, call_status
 from server.telemetry.metrics import Counts
 from server.telemetry.trace_context import traceparent_in

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.background import in_background
 from engine.errors import ConfigError
-from server.front_config import HttpConfig
+from server.adapters.config import HttpConfig
 from server.gateway.admin_port import admin_socket
 from server.listening import check_ports_are_free, listen_at
 from server.ray import end_with_parent
@@ -22,7 +22,7 @@ from server.ray.run_directory import run_directory
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-c", "from server.http.child import main; main()")
+_COMMAND = (sys.executable, "-c", "from server.adapters.http.child import main; main()")
 _PAUSE = 1.0  # seconds between two attempts
 _LAST_WORDS = 5.0  # seconds beyond its own grace
 

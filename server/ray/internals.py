@@ -1,6 +1,6 @@
 """Private names of Ray: all that are called or replaced here, as the Ray of VERSION has them.
 
-A name that is gone is told with Ray's version. tests/server/test_internals.py fails for another
+A name that is gone is told with Ray's version. tests/server/ray/test_internals.py fails for another
 version until somebody has looked at these names again.
 """
 

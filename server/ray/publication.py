@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from server.identity.peers import Peers
+from server.auth.peers import Peers
 from server.ray import internals
 from server.ray.address import not_joined
 from server.ray.claim import NAMESPACE

@@ -14,8 +14,8 @@ from engine.background import in_background
 from engine.config import EngineConfig
 from engine.errors import EngineFailure, PackageError, TokenweirError
 from engine.factory import load_engine
+from server.auth.peers import Peers
 from server.config import worker_config
-from server.identity.peers import Peers
 from server.packages.address import is_remote
 from server.packages.pinned import PinnedPackage
 from server.process import keep_what_is_there, switch_threads_often

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.identity.peers import NAME, Peers
+from server.auth.peers import NAME, Peers
 from server.ray.last_words import has_crashed, last_words, num_oom_kills
 from server.ray.registry import HEARTBEAT, Registry, WorkerInfo
 from server.ray.restarts import Restarts

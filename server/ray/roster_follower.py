@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from server.identity.peers import Peers
+from server.auth.peers import Peers
 from server.ray.registry import HEARTBEAT, TIME_TO_LIVE
 from server.ray.roster import RosterAddress, connect
 

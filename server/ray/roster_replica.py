@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from server.auth.config import doors_config
+from server.auth.peers import peers_of
 from server.config import gateway_config
-from server.identity.config import doors_config
-from server.identity.peers import peers_of
 from server.ray.publication import Publication, publish, published
 from server.ray.registry import Registry
 from server.ray.roster import Roster

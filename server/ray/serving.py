@@ -25,13 +25,13 @@ from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.manifest import Manifest
+from server.adapters.config import http_config
+from server.auth.config import doors_config
+from server.auth.peers import peers_of
 from server.config import gateway_config
-from server.front_config import http_config
 from server.gateway.door import check_files
 from server.gateway.gateway import Gateway
 from server.gateway.versions import Group
-from server.identity.config import doors_config
-from server.identity.peers import peers_of
 from server.listening import address_of, check_ports_are_free
 from server.packages.pinned import PinnedPackage, pin_all
 from server.process import keep_what_is_there

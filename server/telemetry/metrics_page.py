@@ -13,10 +13,10 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from engine.errors import ConfigError, Unauthenticated
+from server.auth.config import DoorsConfig
+from server.auth.tls import server_context
+from server.auth.tokens import TokenFile
 from server.hosts import is_loopback
-from server.identity.config import DoorsConfig
-from server.identity.tls import server_context
-from server.identity.tokens import TokenFile
 from server.telemetry.metrics import (
     GATEWAY_METRICS,
     METRICS,

@@ -21,11 +21,11 @@ from tokenweir.v1 import (
 from engine.background import in_background
 from engine.errors import ConfigError
 from server.api import ADMIN, FEATURES, GENERATION, HEALTH, PREDICTION, SERVICES
+from server.auth.peers import Peers
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import WorkerConfig
 from server.health import Health
-from server.identity.peers import Peers
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, max_connections, server_options

@@ -23,7 +23,7 @@ from exporter.graphs.target import CUDA
 from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
 from tests.emulated.models import MODELS
-from tests.traces import traced  # noqa: F401 - a fixture
+from tests.fakes.traces import traced  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[2]
 WHEEL = ROOT / ".emulated"  # make puts onnxruntime-gpu here, and the headers of CUDA beside it

@@ -10,10 +10,10 @@ import pytest
 from engine.package.manifest import PackageFormat, Precision
 from exporter.models import TransformerConfig
 from tests.emulated.conftest import RunScript
+from tests.fakes.stand_in_certificate import shown_on_device
 from tests.parity.conftest import SHAPE
 from tests.parity.test_one_pass_for_cuda import MODELS
 from tests.parity.uncertified import write_uncertified
-from tests.stand_in_certificate import shown_on_device
 
 pytestmark = [pytest.mark.emulated, pytest.mark.long, pytest.mark.timeout(600)]
 

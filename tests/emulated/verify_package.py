@@ -20,7 +20,7 @@ from exporter import device_certificate as device_stage
 from exporter.prover import draws, pair
 from exporter.prover.judge import ExactJudge
 from exporter.verify_device import verify_on_device
-from tests.stand_in_certificate import judged
+from tests.fakes.stand_in_certificate import judged
 
 CONFIG = EngineConfig(max_num_seqs=4, device="cuda")
 

@@ -37,9 +37,9 @@ from engine.requests.events import RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
-from tests import fake_gpu
 from tests.engine.cuda.fake_device_session import FakeDeviceSession, write_sampling_graphs
-from tests.stand_in_certificate import certificate
+from tests.fakes import fake_gpu
+from tests.fakes.stand_in_certificate import certificate
 
 VOCAB = 258  # bytes, start, end
 START, END = 256, 257

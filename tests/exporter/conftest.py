@@ -23,7 +23,7 @@ from exporter.models import ImageConfig, TransformerConfig, build_model
 from exporter.models.layers import OUTPUT_BIAS
 from exporter.prover import cases, generation_cases, item_cases
 from exporter.prover.plays import program
-from tests.traces import Trace, traced, traced_anew  # noqa: F401 - fixtures
+from tests.fakes.traces import Trace, traced, traced_anew  # noqa: F401 - fixtures
 
 VOCAB_SIZE = 31
 TEXT = {"d_model": 16, "num_heads": 2, "d_ff": 24, "vocab_size": VOCAB_SIZE, "norm_eps": 1e-2}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from exporter.examples import own_class, torch_transformer
-from tests.served import served
+from tests.fakes.served import served
 
 
 @pytest.mark.ray

@@ -30,7 +30,7 @@ from exporter.verification import verify_package
 from server.cli.app import run
 from tests.exporter.prover import test_faults_of_choices as choices
 from tests.exporter.prover.surgery import Mutation, spoiled
-from tests.stand_in_certificate import edit_manifest, judged
+from tests.fakes.stand_in_certificate import edit_manifest, judged
 
 # The distribution that is installed here: for a CPU, or for CUDA.
 (RUNTIME,) = {"onnxruntime", "onnxruntime-gpu"} & set(read_toolchain())

@@ -31,7 +31,7 @@ from exporter.verify_device import verify_on_device
 from server.cli.app import cli
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.prover.test_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
-from tests.stand_in_certificate import edit_manifest
+from tests.fakes.stand_in_certificate import edit_manifest
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

@@ -23,7 +23,6 @@ from exporter import verify_device
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.digest import find
 from exporter.verify_device import verify_on_device
-from tests import fake_gpu
 from tests.engine.cuda.fake_cuda import NAME
 from tests.exporter.prover.test_device import (  # noqa: F401 - a fixture
     SHORT,
@@ -31,6 +30,7 @@ from tests.exporter.prover.test_device import (  # noqa: F401 - a fixture
     MakePackage,
     make_package,
 )
+from tests.fakes import fake_gpu
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

@@ -41,8 +41,8 @@ from loadtest.lab.chaos.load import Case, Load
 from loadtest.lab.chaos.report import failures, summary, table
 from loadtest.lab.chaos.server import CONTROLLER, Server
 from loadtest.lab.stand_in import cell
-from tests.server.calls import until
-from tests.stand_in_certificate import export_with_stand_in
+from tests.fakes.calls import until
+from tests.fakes.stand_in_certificate import export_with_stand_in
 
 pytestmark = pytest.mark.long
 

@@ -27,7 +27,7 @@ from exporter.prover.generation_cases import Case
 from loadtest.lab.gpu import answers, carry, command, machine, models, parts, running
 from loadtest.lab.gpu.part import Part, Result, Settings
 from loadtest.lab.gpu.running import run_parts
-from tests import fake_gpu
+from tests.fakes import fake_gpu
 from tests.parity.uncertified import write_uncertified
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from loadtest.errors import LoadTestError
 from loadtest.lab.process_tree import ProcessUse
 from loadtest.lab.soak import Uses, drift_of, measure_soak, parts_of
 from loadtest.metrics import RequestRecord, Window
-from tests.server.scripted_server import scripted_server, stream_messages
+from tests.fakes.scripted_server import scripted_server, stream_messages
 
 pytestmark = pytest.mark.long
 

@@ -54,8 +54,8 @@ from loadtest.lab.regression import (
 from loadtest.lab.serve import ROOT
 from loadtest.lab.turns import Ratio, ratio_of
 from loadtest.metrics import OwnLoad, RequestRecord
-from tests.served import tiny_package
-from tests.server.scripted_server import scripted_server, stream_messages
+from tests.fakes.scripted_server import scripted_server, stream_messages
+from tests.fakes.served import tiny_package
 
 pytestmark = pytest.mark.long
 

@@ -21,8 +21,8 @@ from loadtest.reports.report import notes, print_table
 from loadtest.runner import run
 from loadtest.target.kserve_grpc import KserveGrpc
 from loadtest.work.ask import Ask, InTurn, Method, Work, texts
-from tests.server.fakes import FakeGenerator, FakePredictor, prediction_package, running_worker
-from tests.server.kserve_calls import kserve_server
+from tests.fakes.engines import FakeGenerator, FakePredictor, prediction_package, running_worker
+from tests.fakes.kserve_calls import kserve_server
 
 Tensor = protocol.ModelMetadataResponse.TensorMetadata
 Response = protocol.ModelInferResponse

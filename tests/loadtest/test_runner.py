@@ -40,7 +40,7 @@ from loadtest.work.common import Common
 from loadtest.work.lengths import parse_lengths
 from loadtest.work.mix import Mix, parse_kind
 from loadtest.work.synthetic import Synthetic
-from tests.server.scripted_server import (
+from tests.fakes.scripted_server import (
     ScriptedServer,
     fail,
     list_models,

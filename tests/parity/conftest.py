@@ -22,9 +22,9 @@ from engine.package.package import Package, load_package
 from exporter.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from exporter.models import TransformerConfig, build_model
 from exporter.models.config import FeedForwardConfig, HeadConfig, PositionConfig
-from tests import fake_gpu
-from tests.stand_in_certificate import export_with_stand_in
-from tests.traces import traced  # noqa: F401 - a fixture
+from tests.fakes import fake_gpu
+from tests.fakes.stand_in_certificate import export_with_stand_in
+from tests.fakes.traces import traced  # noqa: F401 - a fixture
 
 VOCAB_SIZE = 61
 BOS, EOS = 1, 2

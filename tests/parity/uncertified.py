@@ -10,8 +10,8 @@ from torch import nn
 from engine.package.manifest import DeviceCertificate, PackageFormat
 from exporter.checkpoint import save_checkpoint
 from exporter.models import TransformerConfig
+from tests.fakes.stand_in_certificate import export_with_stand_in
 from tests.parity.conftest import byte_tokenizer, random_model, word_tokenizer
-from tests.stand_in_certificate import export_with_stand_in
 
 
 class Uncertified(NamedTuple):

@@ -21,7 +21,7 @@ from server import call_server, event_thread
 from server.call_server import CallServer, ServerCall
 from server.event_thread import Rests
 from server.status import call_status
-from tests.server.calls import failure_of, until
+from tests.fakes.calls import failure_of, until
 
 METHOD = "/test.Service/Method"
 

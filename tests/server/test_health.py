@@ -13,7 +13,7 @@ from server.config import GatewayConfig
 from server.gateway import gateway as gateway_module
 from server.gateway.gateway import Gateway
 from server.health import Health
-from tests.server.calls import DOWN, UP, stubs_for, until
+from tests.fakes.calls import DOWN, UP, stubs_for, until
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 

@@ -18,10 +18,10 @@ from engine.errors import EngineFailure, ExpiredInDecode
 from server.last_moment import Deadlines, InTime, abort
 from server.status import call_status
 from tests.conftest import FakeClock
-from tests.server.calls import Stubs, failure, generate, stream, stubs_for, until
-from tests.server.fakes import FakeGenerator, running_worker
-from tests.server.processes import worker_process
-from tests.server.test_gateway import running_gateway
+from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for, until
+from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.processes import worker_process
+from tests.server.gateway.test_gateway import running_gateway
 
 GONE = cast(Any, aio.InternalError)("Failed grpc_call_start_batch")
 

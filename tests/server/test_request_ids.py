@@ -6,7 +6,7 @@ import pytest
 from tokenweir.v1 import prediction_service_pb2
 
 from server.gateway.share import request_id_of, share_of
-from tests.server.calls import generate, stream
+from tests.fakes.calls import generate, stream
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"

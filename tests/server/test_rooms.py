@@ -35,7 +35,7 @@ def test_a_gateway_that_asks_for_tokens_loads_nothing_heavy_either(tmp_path: Pat
     tokens.write_text(f'[[token]]\nsha256 = "{"a" * 64}"\ntenant = "acme"\n')
     code = (
         "from pathlib import Path; import server.gateway.gateway\n"
-        "from server.identity.tokens import TokenFile\n"
+        "from server.auth.tokens import TokenFile\n"
         f"TokenFile(Path({str(tokens)!r}))"
     )
 

@@ -34,8 +34,8 @@ from server.given_settings import COMMANDS, KNOWN, GivenSettings
 from server.settings import Engine, Limits, Listen, Packages, Settings, Tls
 from server.worker.in_process import InProcessWorker
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
-from tests.server.calls import Stubs, failure_of, generate, stream, stubs_for, until
-from tests.server.fakes import (
+from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.fakes.engines import (
     FakeGenerator,
     FakePredictor,
     prediction_package,

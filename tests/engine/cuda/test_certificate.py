@@ -31,7 +31,7 @@ from engine.package.package import Package, load_package, read_manifest, write_m
 from loadtest.benchmark.engine_bench import settings_for
 from server.worker import in_process
 from tests.engine.package.test_package import ONE_PASS, TEXT, write_package
-from tests.stand_in_certificate import LOSS, certificate, judged, shown_on_device
+from tests.fakes.stand_in_certificate import LOSS, certificate, judged, shown_on_device
 
 Change = Callable[[dict[str, Any]], None]
 

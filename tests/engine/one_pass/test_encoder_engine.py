@@ -43,7 +43,7 @@ from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from server.worker.entities import find_entities
 from tests.engine.watching import fail_once
-from tests.stand_in_certificate import certificate
+from tests.fakes.stand_in_certificate import certificate
 
 VOCAB = 40
 DIM = 16

@@ -19,7 +19,7 @@ from engine.errors import PackageError
 from engine.package.manifest import FORMAT_VERSION, Answers, Judged, Loss, PackageFormat, Weights
 from engine.package.package import load_package, read_manifest, seal
 from engine.session import create_session
-from tests.stand_in_certificate import LOSS, certificate, judged, quantiles
+from tests.fakes.stand_in_certificate import LOSS, certificate, judged, quantiles
 
 FILES = {
     "decoder.onnx": b"decoder graph",

@@ -30,8 +30,8 @@ from exporter.training.writing import write_greedily
 from exporter.verification import verify_package
 from tests.exporter.compare.guesses import Zeros
 from tests.exporter.conftest import VOCAB_SIZE, MakeCheckpoint, make_likely_and_ban
+from tests.fakes.stand_in_certificate import edit_manifest
 from tests.parity.conftest import export_unproven
-from tests.stand_in_certificate import edit_manifest
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

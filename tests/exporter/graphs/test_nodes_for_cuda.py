@@ -24,7 +24,7 @@ from exporter.graphs.torch_export import Graphs
 from exporter.models import TransformerConfig, build_model
 from tests.emulated.models import MODELS
 from tests.exporter.conftest import MakeCheckpoint
-from tests.traces import Trace
+from tests.fakes.traces import Trace
 
 LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 PLAIN_NORMS = ("LayerNormalization", "RMSNormalization")

@@ -26,7 +26,7 @@ from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
 from exporter.prover.loss import LossLimits
 from exporter.verification import verify_package
-from tests.stand_in_certificate import certificate
+from tests.fakes.stand_in_certificate import certificate
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

@@ -27,13 +27,13 @@ from exporter import verify_device
 from exporter.checkpoint import load_checkpoint
 from exporter.prover.digest import find
 from server.cli.app import run
-from tests import fake_gpu
 from tests.engine.cuda.fake_cuda import NAME
 from tests.exporter.conftest import try_few_cases
 from tests.exporter.huggingface.decoders import LLAMA3, OPT_350M, save_decoder
 from tests.exporter.huggingface.encoders import save_encoder, save_vision, tokenizer
 from tests.exporter.huggingface.greedy import ask_all, draw_prompts, of_hugging_face
 from tests.exporter.huggingface.translation_sources import save as save_translation
+from tests.fakes import fake_gpu
 from tests.parity.eager import Eager, greedy_search
 
 ROWS = "4"

@@ -19,7 +19,7 @@ from exporter.huggingface import import_checkpoint
 from tests.exporter.huggingface.encoders import save_encoder, save_sentence_modules
 from tests.exporter.huggingface.encoders import tokenizer as its_tokenizer
 from tests.exporter.huggingface.sources import edit_json
-from tests.stand_in_certificate import export_with_stand_in
+from tests.fakes.stand_in_certificate import export_with_stand_in
 
 LONG = "the cat sat on the mat and the dog sat on the cat"
 SHORT = "the cat"

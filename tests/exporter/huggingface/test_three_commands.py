@@ -16,7 +16,7 @@ from transformers.models.marian.tokenization_marian import MarianTokenizer
 from tests.exporter.huggingface.lines import difficult_lines
 from tests.exporter.huggingface.sources import save_llama, save_marian
 from tests.exporter.huggingface.tokenizers.test_original_tokenizers import lay_out_marian, train_spm
-from tests.served import served, typed
+from tests.fakes.served import served, typed
 
 LINES = [line for line in difficult_lines(2000, seed=1) if line.isascii()]
 TEXTS = ["the quick brown fox", "a lazy dog, and 17 more"]

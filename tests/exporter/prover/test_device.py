@@ -37,7 +37,7 @@ from exporter.prover.loss import LossLimits
 from exporter.prover.progress import no_progress
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA
-from tests.stand_in_certificate import export_with_stand_in
+from tests.fakes.stand_in_certificate import export_with_stand_in
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 

@@ -21,9 +21,9 @@ from server.wire.carrier import Connection
 from server.wire.protocol import CHUNK, METHOD, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of
 from server.wire.work_pb2 import FromWorker, Hello, State, ToWorker
 from server.wire.worker_call import WorkerCall, WorkerFailed
-from tests.server.calls import generate, until
-from tests.server.test_gateway import running_gateway
-from tests.server.wired_worker import WiredWorker
+from tests.fakes.calls import generate, until
+from tests.fakes.wired_worker import WiredWorker
+from tests.server.gateway.test_gateway import running_gateway
 
 LONG = bytes(range(256)) * 4096 + b"end"  # a MiB, and a little
 

@@ -24,7 +24,7 @@ from exporter.prover.plays.rows import play_row_counts
 from exporter.prover.plays.sources import group_sizes, play_sources
 from exporter.prover.progress import Meter, no_progress
 from tests.exporter.conftest import MakeCheckpoint
-from tests.traces import Trace
+from tests.fakes.traces import Trace
 
 WRONG_ROWS, WRONG_BY = 13, 40.0
 SOURCES = [(3, 1, 4), (1, 5, 9)]

@@ -19,7 +19,7 @@ from exporter.prover.players import ReferenceModel, load
 from exporter.prover.plays import rows
 from exporter.prover.plays.rows import play_threads, thread_counts
 from tests.exporter.conftest import MakeCheckpoint
-from tests.traces import Trace
+from tests.fakes.traces import Trace
 
 MakePair = Callable[[Judge], GeneratingPair]
 

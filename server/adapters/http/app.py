@@ -1,0 +1,324 @@
+"""The endpoints of the HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tokenweir import (
+    AsyncClient,
+    GenerateOptions,
+    ModelInfo,
+    StreamOptions,
+    TokenweirClientError,
+)
+
+from server.adapters.caller import HEALTH_SECONDS, client_as
+from server.adapters.config import HttpConfig
+from server.adapters.http.answers import Form, TextForm, envelope, usage_json
+from server.adapters.http.body import parsed
+from server.adapters.http.bound import Bound
+from server.adapters.http.chat import ChatForm, ChatRequest
+from server.adapters.http.counts import Counting, Counts
+from server.adapters.http.embeddings import EmbeddingRequest, embeddings_json
+from server.adapters.http.errors import AsSent, HttpError, http_error, refused_arguments
+from server.adapters.http.load_history import LoadHistory
+from server.adapters.http.page import Page
+from server.adapters.http.requests import CompletionRequest, GenerationRequest, OpenAiRequest
+from server.adapters.http.streams import Chunks, EventStream, Message, Streams, events
+from server.http_server import CERTIFIED
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RequestT = TypeVar("RequestT", bound=OpenAiRequest)
+Prompt = str | list[int] | list[dict[str, Any]]
+_CLIENT_GONE = 499  # nobody reads it
+_REQUEST_ID = "x-request-id"
+_MAX_ID = 128  # characters
+_MAX_STREAMS = 64  # per request
+_STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
+
+
+def application(
+    client: AsyncClient, config: HttpConfig, history: LoadHistory | None = None
+) -> Starlette:
+    """Return the ASGI application that answers by a client of our server.
+
+    `history` is what its page shows of workers and load.
+    """
+    door, counts = HttpDoor(client, config), Counts()
+    page = Page(door.caller, door.server_health, history, counts, config.admin_token)
+    get, post = ["GET"], ["POST"]
+    routes = [
+        Route("/health", door.health, methods=get),
+        Route("/v1/models", door.models, methods=get),
+        Route("/v1/models/{model:path}", door.model, methods=get),
+        Route("/v1/completions", door.completions, methods=post),
+        Route("/v1/chat/completions", door.chat, methods=post),
+        Route("/v1/embeddings", door.embeddings, methods=post),
+        *page.routes,
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Counting, counts=counts, routes=routes),
+            *_for_pages(config.allowed_origins),
+            Middleware(Bound, max_requests=config.max_requests),
+        ],
+        exception_handlers={
+            HttpError: _answer_refusal,
+            TokenweirClientError: _answer_failure,
+            HTTPException: _answer_wrong_path,
+            Exception: _answer_bug,
+        },
+    )
+
+
+class HttpDoor:
+    """Answers OpenAI's requests by calls of the server behind."""
+
+    def __init__(self, client: AsyncClient, config: HttpConfig) -> None:
+        self._client, self._config = client, config
+
+    async def health(self, request: Request) -> Response:
+        """Say whether the server behind serves: 200 or 503."""
+        status = await self.server_health()
+        return JSONResponse({"status": status}, 200 if status == "SERVING" else 503)
+
+    async def server_health(self) -> str:
+        """Return "SERVING" or "NOT_SERVING"."""
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                return await self._client.health()
+        except (TokenweirClientError, TimeoutError):
+            return "NOT_SERVING"
+
+    async def models(self, request: Request) -> Response:
+        """List the models."""
+        found = await self.caller(request).models()
+        # Clients that are told no name take the first, and most of them generate.
+        listed = sorted(found, key=lambda model: "generate" not in model.capabilities)
+        return JSONResponse({"object": "list", "data": list(map(_model_json, listed))})
+
+    async def model(self, request: Request) -> Response:
+        """Say what one model is."""
+        name = request.path_params["model"]
+        for model in await self.caller(request).models():
+            if model.model == name:
+                return JSONResponse(_model_json(model))
+        message = f"no model {name!r} is served here; /v1/models lists them"
+        raise HttpError(404, message, kind="not_found_error", code="model_not_found")
+
+    async def completions(self, request: Request) -> Response:
+        """Complete one or more prompts."""
+        asked = await self._asked(request, CompletionRequest, TextForm.prefix)
+        return await self._generate(request, asked, asked.prompt, TextForm())
+
+    async def chat(self, request: Request) -> Response:
+        """Answer in a conversation, with a model that has a chat template."""
+        asked = await self._asked(request, ChatRequest, ChatForm.prefix)
+        return await self._generate(request, asked, [asked.messages], ChatForm())
+
+    async def embeddings(self, request: Request) -> Response:
+        """Return the vectors of texts."""
+        asked = await self._asked(request, EmbeddingRequest, "embd-")
+        request_id = request.state.request_id
+        normalize = asked.normalize is not False
+        with refused_arguments(asked.as_sent):
+            call = self.caller(request).embed_many(
+                asked.model,
+                asked.input,
+                normalize=normalize,
+                truncate=asked.truncate,
+                request_id=request_id,
+            )
+            found = await _unless_gone(request, call)
+        return JSONResponse(embeddings_json(asked, found), headers={_REQUEST_ID: request_id})
+
+    async def _asked(self, request: Request, model: type[RequestT], prefix: str) -> RequestT:
+        """Return the body of a request, which has an id in every answer from now on.
+
+        That is the one that its client gives it, in a header or the body, or another one.
+        """
+        header = request.headers.get(_REQUEST_ID, "")
+        is_good = _is_id(header)
+        request.state.request_id = header if is_good else prefix + uuid.uuid4().hex
+        asked = await parsed(request, model, self._config)
+        if not is_good and asked.request_id and _is_id(asked.request_id):
+            request.state.request_id = asked.request_id
+        request.state.as_sent = asked.as_sent
+        return asked
+
+    async def _generate(
+        self, request: Request, asked: GenerationRequest, prompts: Sequence[Prompt], form: Form
+    ) -> Response:
+        client = self.caller(request)
+        request_id = request.state.request_id
+        with refused_arguments():
+            options = asked.options
+        if asked.leaves_search_open and not await _has_search(client, asked.model):
+            options["strategy"] = "sampling"  # as OpenAI's temperature of 1 does
+        options["request_id"] = request_id
+        if not asked.stream:
+            options["answer_others"] = False  # nobody would get their answers
+            with refused_arguments(asked.as_sent):
+                call = client.generate_many(asked.model, prompts, **_of_a_whole(options))
+                found = await _unless_gone(request, call)
+            results = [sequence for result in found.results for sequence in result.sequences]
+            choices = [form.choice(index, one) for index, one in enumerate(results)]
+            body = envelope(request_id, form.object, asked.model, choices)
+            body["usage"] = usage_json(found.usage)
+            return JSONResponse(body, headers={_REQUEST_ID: request_id})
+        return await self._stream(request, asked, prompts, form, client, options)
+
+    async def _stream(
+        self,
+        request: Request,
+        asked: GenerationRequest,
+        prompts: Sequence[Prompt],
+        form: Form,
+        client: AsyncClient,
+        options: StreamOptions,
+    ) -> Response:
+        """Return a stream that has begun: until then an error has a status of its own."""
+        if len(prompts) > _MAX_STREAMS:
+            message = f"{len(prompts)} streams are more than {_MAX_STREAMS}; send fewer prompts"
+            raise HttpError(400, message, param="prompt")
+
+        def start(place: int, admitted: asyncio.Event) -> AsyncGenerator[Message]:
+            found = client.stream_messages(
+                asked.model, prompts[place], _STREAM_ATTEMPTS, admitted, **options
+            )
+            return cast(AsyncGenerator[Message], found)
+
+        def as_sent(place: int) -> AsSent:
+            return lambda message: asked.as_sent(message.replace("inputs[0]", f"inputs[{place}]"))
+
+        request_id, ping_seconds = request.state.request_id, self._config.ping_seconds
+        chunks = [
+            Chunks(form, request_id, asked.model, place * (asked.n or 1))
+            for place in range(len(prompts))
+        ]
+        streams = Streams(len(prompts), start)
+        streams.begin()
+        try:
+            await _unless_gone(request, streams.wait_until_admitted(ping_seconds))
+            if streams.failure is not None:
+                place, error = streams.failure
+                request.state.as_sent = as_sent(place)
+                with refused_arguments(request.state.as_sent):
+                    raise error
+        except BaseException:
+            await streams.end()
+            raise
+        found = events(streams, chunks, as_sent, has_usage=asked.has_usage)
+        return EventStream(streams, found, request_id, ping_seconds)
+
+    def caller(self, request: Request) -> AsyncClient:
+        """Return a client that calls on behalf of the sender of the request."""
+        return client_as(self._client, request.headers, getattr(request.state, CERTIFIED, None))
+
+
+def _for_pages(origins: Sequence[str]) -> list[Middleware]:
+    """Return what lets pages of other origins ask, where some may."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[_REQUEST_ID, "Retry-After"],
+        )
+    ]
+
+
+def _is_id(given: str) -> bool:
+    return 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
+
+
+async def _has_search(client: AsyncClient, name: str) -> bool:
+    """Return whether a model has a default by which it finds several outputs."""
+    found = [model.defaults for model in await client.models() if model.model == name]
+    return any(defaults.get("strategy") in ("beam", "sampling") for defaults in found)
+
+
+def _of_a_whole(options: StreamOptions) -> GenerateOptions:
+    """Return the options without those that only a stream has."""
+    known = GenerateOptions.__annotations__
+    return cast(GenerateOptions, {name: said for name, said in options.items() if name in known})
+
+
+async def _unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:
+    """Return what a call of the server returns; end it as soon as the caller is gone."""
+    work, gone = asyncio.create_task(call), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise HttpError(_CLIENT_GONE, "the client has gone")
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _model_json(model: ModelInfo) -> dict[str, object]:
+    return {
+        "id": model.model,
+        "object": "model",
+        "created": 0,  # a package does not say
+        "owned_by": "tokenweir",
+        "capabilities": model.capabilities,
+        "max_model_len": model.limits.max_input_tokens,
+    }
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError), "the table of handlers says so"
+    return _failed(request, error)
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TokenweirClientError), "the table of handlers says so"
+    if (known := error.metadata.get("request_id")) is not None:
+        request.state.request_id = known  # the log's: of a stranger the server reads no id
+    return _failed(request, http_error(error, getattr(request.state, "as_sent", str)))
+
+
+async def _answer_wrong_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "the table of handlers says so"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _failed(request, HttpError(error.status_code, message))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    name = getattr(request.state, "request_id", "")
+    logger.error("%s fails, request_id=%s; its traceback follows", request.url.path, name)
+    message = "the server failed; its log says how"
+    return _failed(request, HttpError(500, message, kind="server_error"))
+
+
+def _failed(request: Request, error: HttpError) -> Response:
+    """Return the answer of a failure, with the id of the request if it has one."""
+    response = error.response()
+    if (request_id := getattr(request.state, "request_id", None)) is not None:
+        response.headers[_REQUEST_ID] = request_id
+    return response

@@ -1,0 +1,236 @@
+"""The answers of our server as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import suppress
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message as AsgiMessage
+from starlette.types import Send
+from tokenweir import BrokenStream, TokenweirClientError, Usage
+from tokenweir.v1 import common_pb2, generation_service_pb2
+
+from server.adapters.http.answers import Form, Json, Positions, envelope, finish_reason, usage_json
+from server.adapters.http.errors import AsSent, http_error
+
+_MOST_READ_AHEAD = 16  # messages
+Message = generation_service_pb2.GenerateStreamResponse
+Start = Callable[[int, asyncio.Event], AsyncGenerator[Message]]  # prompt's index; set once admitted
+
+
+class Streams:
+    """The streams of a request, one for each of its prompts, whose messages are read as they come.
+
+    They run from `begin` to `end`.
+    """
+
+    def __init__(self, num_prompts: int, start: Start) -> None:
+        self._admitted = [asyncio.Event() for _ in range(num_prompts)]
+        self._messages: asyncio.Queue[tuple[int, Message | None]] = asyncio.Queue(_MOST_READ_AHEAD)
+        self._streams = [start(place, event) for place, event in enumerate(self._admitted)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self.failure: tuple[int, Exception] | None = None  # index of the prompt
+
+    def begin(self) -> None:
+        """Ask for all of them."""
+        self._tasks = [asyncio.create_task(self._read(at)) for at in range(len(self._streams))]
+
+    async def end(self) -> None:
+        """End what still runs."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+
+    async def wait_until_admitted(self, seconds: float) -> None:
+        """Return when the server has begun with all of them, one has failed, or so much later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for event in self._admitted:
+                    await event.wait()
+
+    async def messages(self) -> AsyncGenerator[list[tuple[int, Message]]]:
+        """Yield all that has come, each with the place of its prompt; raise the first failure."""
+        num_open = len(self._streams)
+        while num_open:
+            came = [await self._messages.get()]
+            while not self._messages.empty():
+                came.append(self._messages.get_nowait())
+            yield [(place, message) for place, message in came if message is not None]
+            num_ended = sum(message is None for _, message in came)
+            if num_ended and self.failure is not None:
+                raise self.failure[1]
+            num_open -= num_ended
+
+    async def _read(self, place: int) -> None:
+        try:
+            async for message in self._streams[place]:
+                self._admitted[place].set()
+                await self._messages.put((place, message))
+        except Exception as error:  # noqa: BLE001  # the reader of the messages gets it
+            self.failure = self.failure or (place, error)
+            for event in self._admitted:  # nobody has to wait for the others
+                event.set()
+        self._admitted[place].set()
+        await self._messages.put((place, None))
+
+
+class EventStream(StreamingResponse):
+    """Streams that end as soon as their reader is gone.
+
+    A comment is sent whenever nothing else was for `ping_seconds`: readers and proxies do not
+    wait in silence.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        events: AsyncGenerator[bytes],
+        request_id: str,
+        ping_seconds: float,
+    ) -> None:
+        super().__init__(
+            events,
+            headers={
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+                "x-request-id": request_id,
+            },
+            media_type="text/event-stream",
+        )
+        self._streams, self._ping_seconds = streams, ping_seconds
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events, and end the streams."""
+        pinged = _Pinged(send, self._ping_seconds)
+        pinging = asyncio.create_task(pinged.ping())
+        try:
+            await super().stream_response(pinged)
+        finally:
+            pinging.cancel()
+            await self._streams.end()
+
+
+class _Pinged:
+    """Sends what it is given, and says something where that is nothing for a while."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        self._clock = asyncio.get_running_loop().time
+        self._last = self._clock()
+        self._is_open = False
+
+    async def __call__(self, message: AsgiMessage) -> None:
+        self._last = self._clock()
+        self._is_open = message.get("more_body", True)
+        await self._send(message)
+
+    async def ping(self) -> None:
+        while self._is_open:
+            if (left := self._last + self._seconds - self._clock()) > 0:
+                await asyncio.sleep(left)
+            else:
+                await self({"type": "http.response.body", "body": _PING, "more_body": True})
+
+
+_PING = b": ping\n\n"
+
+
+class Chunks:
+    """Makes OpenAI's chunks of the messages of one stream."""
+
+    def __init__(self, form: Form, request_id: str, model: str, first_index: int) -> None:
+        """`first_index` is that of its first output among those of the request."""
+        self._form, self._id, self._model = form, request_id, model
+        self._first_index = first_index
+        self._num_messages = 0
+        self._sent: Counter[int] = Counter()  # characters, by output
+        self._begun: set[int] = set()
+        self._usage: common_pb2.Usage | None = None  # once all has come
+
+    def of(self, message: Message) -> Iterator[Json]:
+        """Yield the chunks of the next message; BrokenStream if one was lost."""
+        self._num_messages += 1
+        if message.sequence_number != self._num_messages:
+            raise BrokenStream(
+                f"message {message.sequence_number} came where {self._num_messages} was due"
+            )
+        match message.WhichOneof("event"):
+            case "delta":
+                delta = message.delta
+                yield from self._more(delta.index, delta.text, delta.logprobs)
+            case "finished":
+                yield from self._end(message.finished)
+            case "summary":
+                self._usage = message.summary.usage
+
+    def usage_at_end(self) -> common_pb2.Usage:
+        """Return what it took; BrokenStream unless all has come."""
+        if self._usage is None:
+            raise BrokenStream(f"the stream ended after {self._num_messages} messages")
+        return self._usage
+
+    def of_usage(self, usages: Sequence[common_pb2.Usage]) -> Json:
+        """Return the chunk of what all streams of the request took."""
+        whole = Usage(
+            input_tokens=sum(one.input_tokens for one in usages),
+            output_tokens=sum(one.output_tokens for one in usages),
+            cached_input_tokens=sum(one.cached_input_tokens for one in usages),
+        )
+        return self._chunk() | {"usage": usage_json(whole)}
+
+    def _more(self, index: int, text: str, logprobs: Positions) -> Iterator[Json]:
+        place = self._first_index + index
+        if index not in self._begun:
+            self._begun.add(index)
+            if (first := self._form.first(place)) is not None:
+                yield self._chunk(first)
+        if text or logprobs:
+            yield self._chunk(self._form.piece(place, text, logprobs, self._sent[index]))
+        self._sent[index] += len(text)
+
+    def _end(self, finished: Message.Finished) -> Iterator[Json]:
+        sequence = finished.sequence  # all of it, where nothing was streamed
+        yield from self._more(finished.index, sequence.text, sequence.logprobs)
+        value = sequence.finish_reason or finished.finish_reason
+        place = self._first_index + finished.index
+        yield self._chunk(self._form.last(place, finish_reason(_name(value))))
+
+    def _chunk(self, *choices: Json) -> Json:
+        return envelope(self._id, self._form.chunk_object, self._model, choices)
+
+
+async def events(
+    streams: Streams, chunks: Sequence[Chunks], as_sent: Callable[[int], AsSent], *, has_usage: bool
+) -> AsyncGenerator[bytes]:
+    """Yield the events of streams that have begun; `as_sent` is by the place of a prompt.
+
+    An error ends them with an event that says so, without `[DONE]`.
+    """
+    try:
+        async for came in streams.messages():
+            found = [_event(one) for place, message in came for one in chunks[place].of(message)]
+            if found:
+                yield b"".join(found)
+        usages = [one.usage_at_end() for one in chunks]
+        if has_usage:
+            yield _event(chunks[0].of_usage(usages))
+        yield b"data: [DONE]\n\n"
+    except TokenweirClientError as error:
+        place = streams.failure[0] if streams.failure is not None else 0
+        yield _event(dict(http_error(error, as_sent(place)).body))
+
+
+def _name(reason: int) -> str:
+    """Return the name of a reason as our client does; the number of one that is newer."""
+    known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(reason)
+    return known.name.removeprefix("FINISH_REASON_").lower() if known else str(reason)
+
+
+def _event(data: Json) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,71 @@
+"""The parameters of a request as the options of our client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tokenweir import GenerateOptions
+from tokenweir.open_inference import open_inference_pb2 as protocol
+
+from engine.requests.options import OPTIONS
+from server.adapters.kserve.errors import Refused, short
+
+TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
+# Options of the call, the caller and conversations, and those that no output has.
+_NOT_TAKEN = frozenset(
+    "request_id model_version timeout answer_others tenant chat_template_kwargs logprobs "
+    "prompt_logprobs alignment".split()
+)
+GENERATION = frozenset(GenerateOptions.__annotations__) - _NOT_TAKEN
+# A text is the value itself; of all others it is the JSON.
+_TEXTS = {one.name for one in OPTIONS if one.kind in ("word", "text", "file")}
+_TEXTS |= {"target_prefix", "stop"}
+
+
+def read_parameters(request: protocol.ModelInferRequest) -> dict[str, Any]:
+    """Return the values of the parameters by name; Refused for one without a value."""
+    found = {}
+    for name, parameter in request.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise Refused(f"parameter {short(name)} has no value")
+        found[name] = getattr(parameter, kind)
+    return found
+
+
+def check_names(parameters: Mapping[str, Any], known: frozenset[str], what: str) -> None:
+    """Raise Refused for a parameter that a task does not have."""
+    unknown = sorted(short(name) for name in set(parameters) - known)
+    if unknown:
+        raise Refused(
+            f"{', '.join(unknown)}: no parameter of {what}; known are {', '.join(sorted(known))}"
+        )
+
+
+def generation_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a generation; lists and objects are given as JSON."""
+    check_names(parameters, GENERATION, "a generation")
+    found = {name: _value(name, value) for name, value in parameters.items()}
+    if (bias := found.get("logit_bias")) is not None:
+        found["logit_bias"] = _by_token(bias)
+    return found
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _TEXTS or not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"parameter {name} is {short(value)!r}; give its value as JSON") from error
+
+
+def _by_token(bias: Any) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except (AttributeError, ValueError) as error:
+        raise Refused(
+            'parameter logit_bias is to be JSON as {"5": -1.5}: a bias for every token id'
+        ) from error

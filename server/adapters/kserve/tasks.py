@@ -1,0 +1,290 @@
+"""The tasks of models: which tensors each takes and gives, and which call of our client it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tokenweir import AsyncClient, ModelInfo, Usage
+
+from server.adapters.kserve.errors import Refused, short
+from server.adapters.kserve.images import encoded_images
+from server.adapters.kserve.parameters import check_names, generation_options
+from server.adapters.kserve.tensors import Tensor
+
+Shape = tuple[int, ...]
+Named = tuple[str, str, Shape]  # name, datatype, shape; -1 is any size
+TEXT: Named = ("text", "BYTES", (-1,))
+TEXT_PAIR: Named = ("text_pair", "BYTES", (1,))
+INPUT_IDS: Named = ("input_ids", "INT64", (-1, -1))
+IMAGE: Named = ("image", "BYTES", (-1,))
+_OF_ITEMS = ("text", "input_ids", "image")
+_INTEGERS = ("INT32", "INT64")
+_MAX_ITEMS = 2048  # per request; our client divides them
+_RANKS = {"input_ids": 2, "image": 4}  # for several items
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, read."""
+
+    model: ModelInfo
+    inputs: Mapping[str, Tensor]
+    parameters: Mapping[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)  # for every call of our client
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answer to a request."""
+
+    outputs: tuple[Tensor, ...]
+    usage: Usage
+    version: str
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One capability of a model in this protocol."""
+
+    outputs: tuple[Named, ...]
+    run: Callable[[AsyncClient, Asked], Awaitable[Answered]]
+
+
+def inputs_of(model: ModelInfo) -> tuple[Named, ...]:
+    """Return what a model takes."""
+    if model.architecture == "vision-encoder":
+        return (IMAGE,)
+    is_paired = "generate" not in model.capabilities
+    return (TEXT, TEXT_PAIR, INPUT_IDS) if is_paired else (TEXT, INPUT_IDS)
+
+
+def task_for(model: ModelInfo, outputs: Sequence[str]) -> Task:
+    """Return the task that gives the outputs which are asked for, none: the model's first.
+
+    Raises Refused for an output that the model does not have.
+    """
+    tasks = tasks_of(model)
+    for task in tasks:
+        if set(outputs) <= {name for name, *_ in task.outputs}:
+            return task
+    known = "; or ".join(", ".join(name for name, *_ in task.outputs) for task in tasks)
+    raise Refused(
+        f"outputs {', '.join(map(short, outputs)) or 'of any kind'} are not what {model.model} "
+        f"gives in one call; it gives {known or 'nothing here'}"
+    )
+
+
+def tasks_of(model: ModelInfo) -> list[Task]:
+    """Return the tasks of a model."""
+    return [task for name, task in TASKS.items() if name in model.capabilities]
+
+
+async def _generate(client: AsyncClient, asked: Asked) -> Answered:
+    options = generation_options(asked.parameters) | asked.options
+    found = await client.generate_many(asked.model.model, await _items(asked), **options)
+    rows = [result.sequences for result in found.results]
+    return Answered(
+        (
+            _table("text", rows, lambda one: one.text),
+            _table("finish_reason", rows, lambda one: one.finish_reason),
+            _table("num_tokens", rows, lambda one: len(one.token_ids), "INT32"),
+            _table("sum_logprob", rows, lambda one: one.sum_logprob, "FP32"),
+        ),
+        found.usage,
+        found.provenance.model_version,
+        found.request_id,
+    )
+
+
+async def _classify(client: AsyncClient, asked: Asked) -> Answered:
+    check_names(asked.parameters, frozenset(("top", "truncate")), "a classification")
+    items, pair = await _items(asked), _pair(asked)
+    found = await client.classify_many(
+        asked.model.model, items, top=asked.parameters.get("top"), text_pair=pair, **_options(asked)
+    )
+    rows = found.results
+    return Answered(
+        (
+            _table("label", rows, lambda one: one.label),
+            _table("probability", rows, lambda one: one.probability, "FP32"),
+            _table("index", rows, lambda one: one.index, "INT32"),
+        ),
+        found.usage,
+        found.provenance.model_version,
+        found.request_id,
+    )
+
+
+async def _label(client: AsyncClient, asked: Asked) -> Answered:
+    check_names(asked.parameters, frozenset(("aggregation", "stride", "truncate")), "a labelling")
+    items, pair = await _items(asked), _pair(asked)
+    aggregation = asked.parameters.get("aggregation")
+    found = await client.label_many(
+        asked.model.model,
+        items,
+        aggregation=aggregation,
+        stride=asked.parameters.get("stride"),
+        text_pair=pair,
+        **_options(asked),
+    )
+    spans = [span for spans in found.results for span in spans]
+    places = [place for place, spans in enumerate(found.results) for _ in spans]
+    return Answered(
+        (
+            _column("item", "INT32", places),
+            _column("start_byte", "INT32", [span.start_byte for span in spans]),
+            _column("end_byte", "INT32", [span.end_byte for span in spans]),
+            _column("label", "BYTES", [span.label.label.encode() for span in spans]),
+            _column("probability", "FP32", [span.label.probability for span in spans]),
+        ),
+        found.usage,
+        found.provenance.model_version,
+        found.request_id,
+    )
+
+
+async def _embed(client: AsyncClient, asked: Asked) -> Answered:
+    check_names(asked.parameters, frozenset(("normalize", "truncate")), "an embedding")
+    items, pair = await _items(asked), _pair(asked)
+    normalize = asked.parameters.get("normalize", False)
+    found = await client.embed_many(
+        asked.model.model, items, normalize=normalize, text_pair=pair, **_options(asked)
+    )
+    return Answered(
+        (_table("embedding", found.results, lambda value: value, "FP32"),),
+        found.usage,
+        found.provenance.model_version,
+        found.request_id,
+    )
+
+
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {
+        "generate": Task(
+            (
+                ("text", "BYTES", (-1, -1)),
+                ("finish_reason", "BYTES", (-1, -1)),
+                ("num_tokens", "INT32", (-1, -1)),
+                ("sum_logprob", "FP32", (-1, -1)),
+            ),
+            _generate,
+        ),
+        "classify": Task(
+            (
+                ("label", "BYTES", (-1, -1)),
+                ("probability", "FP32", (-1, -1)),
+                ("index", "INT32", (-1, -1)),
+            ),
+            _classify,
+        ),
+        "label": Task(
+            (
+                ("item", "INT32", (-1,)),
+                ("start_byte", "INT32", (-1,)),
+                ("end_byte", "INT32", (-1,)),
+                ("label", "BYTES", (-1,)),
+                ("probability", "FP32", (-1,)),
+            ),
+            _label,
+        ),
+        "embed": Task((("embedding", "FP32", (-1, -1)),), _embed),
+    }
+)
+
+
+async def _items(asked: Asked) -> list[Any]:
+    """Return what is to be worked at: texts, runs of token ids, or images."""
+    known = [name for name, *_ in inputs_of(asked.model)]
+    unknown = sorted(short(name) for name in set(asked.inputs) - set(known))
+    theirs = f"inputs of {asked.model.model}"
+    if unknown:
+        what = "is not an input" if len(unknown) == 1 else "are no inputs"
+        raise Refused(
+            f"{', '.join(unknown)} {what} of {asked.model.model}; its inputs are {', '.join(known)}"
+        )
+    given = [asked.inputs[name] for name in _OF_ITEMS if name in asked.inputs]
+    if len(given) != 1:
+        of_items = [name for name in known if name in _OF_ITEMS]
+        raise Refused(f"{len(given)} {theirs} were given; give one of {', '.join(of_items)}")
+    (tensor,) = given
+    _check_number(tensor)
+    match tensor.name:
+        case "text":
+            return _texts(tensor)
+        case "input_ids":
+            return _rows(tensor)
+    return await asyncio.to_thread(encoded_images, tensor)
+
+
+def _check_number(tensor: Tensor) -> None:
+    """Raise Refused for too many items, before anything is made of each."""
+    number = 1
+    if tensor.datatype == "BYTES":
+        number = len(tensor.values)
+    elif len(tensor.shape) == _RANKS.get(tensor.name):
+        number = tensor.shape[0]
+    if number > _MAX_ITEMS:
+        raise Refused(f"{tensor.name} has {number:,} items, more than {_MAX_ITEMS:,}; send fewer")
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    """Return what all predictions have in common."""
+    return {"truncate": asked.parameters.get("truncate"), **asked.options}
+
+
+def _pair(asked: Asked) -> str | None:
+    tensor = asked.inputs.get("text_pair")
+    if tensor is None:
+        return None
+    texts = _texts(tensor)
+    if len(texts) != 1:
+        raise Refused(
+            f"text_pair has {len(texts)} texts, and all items of a request have the same one; send "
+            "a request for each"
+        )
+    return texts[0]
+
+
+def _texts(tensor: Tensor) -> list[str]:
+    if tensor.datatype != "BYTES":
+        raise Refused(f"{tensor.name} is {tensor.datatype}; give BYTES in UTF-8")
+    try:
+        return [value.decode() for value in tensor.values]
+    except UnicodeDecodeError as error:
+        raise Refused(f"{tensor.name}: a text is not UTF-8") from error
+
+
+def _rows(tensor: Tensor) -> list[list[int]]:
+    if tensor.datatype not in _INTEGERS or not 1 <= len(tensor.shape) <= 2:
+        raise Refused(
+            f"{tensor.name} is {tensor.datatype} of shape {list(tensor.shape)}; give INT32 or INT64"
+            " of shape (tokens) or (items, tokens)"
+        )
+    size = max(1, tensor.shape[-1])
+    return [list(tensor.values[at : at + size]) for at in range(0, len(tensor.values), size)]
+
+
+def _table(
+    name: str,
+    rows: Sequence[Sequence[Any]],
+    value: Callable[[Any], Any],
+    datatype: str = "BYTES",
+) -> Tensor:
+    """Return a tensor of shape (items, the most that one has); shorter rows end in "" or 0."""
+    width = max(map(len, rows))
+    values: list[Any] = []
+    for row in rows:
+        found = [value(one) for one in row]
+        is_text = datatype == "BYTES"
+        values += [text.encode() for text in found] if is_text else found
+        values += [b"" if is_text else 0] * (width - len(row))
+    return Tensor(name, datatype, (len(rows), width), values)
+
+
+def _column(name: str, datatype: str, values: Sequence[Any]) -> Tensor:
+    return Tensor(name, datatype, (len(values),), values)

@@ -1,0 +1,127 @@
+"""How much of a server each tenant uses, and when it may have more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+
+from engine.errors import TenantQuota
+from server.auth.tokens import Identity
+
+_LEAST_RETRY = 0.05  # seconds
+_NEW = 0.2  # the weight of the last call in what is expected of the next
+_GUESS = 64.0  # tokens of a tenant's call, before it has had one
+_GUESS_SECONDS = 1.0  # that it takes
+_SAMPLE = 64  # open requests: under a flood many more would cost too much to look at
+
+
+class Quotas:
+    """Counts the open calls and the tokens of tenants; any thread may ask."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tenants: dict[str, _Tenant] = {}
+
+    def enter(self, identity: Identity) -> Visit:
+        """Count a call until `leave`; TenantQuota, with when to come back, if it is one too many.
+
+        As many tokens as its calls took of late are taken at once.
+        """
+        if identity.max_requests is None and identity.tokens_per_minute is None:
+            return Visit(identity, 0.0, 0.0)
+        with self._lock:
+            tenant = self._tenants.setdefault(identity.tenant, _Tenant())
+            return tenant.enter(identity, self._clock())
+
+    def leave(self, visit: Visit, num_tokens: int | None) -> None:
+        """Count a call as ended, which took so many tokens; None: as many as was expected."""
+        if visit.identity.max_requests is None and visit.identity.tokens_per_minute is None:
+            return
+        with self._lock:
+            self._tenants[visit.identity.tenant].leave(visit, num_tokens, self._clock())
+
+
+class Visit:
+    """A call that was let in."""
+
+    __slots__ = ("identity", "reserved", "since")
+
+    def __init__(self, identity: Identity, reserved: float, since: float) -> None:
+        self.identity = identity
+        self.reserved = reserved  # tokens that are expected of it
+        self.since = since  # seconds, by the clock
+
+
+class _Tenant:
+    """The usage of one tenant."""
+
+    def __init__(self) -> None:
+        self._open: set[Visit] = set()
+        self._seconds: float | None = None  # that a call takes
+        self._tokens: float | None = None  # that a call takes
+        self._used = 0.0  # tokens, of which the quota of a minute forgives so many in a minute
+        self._updated = 0.0
+
+    def enter(self, identity: Identity, now: float) -> Visit:
+        self._check_requests(identity, now)
+        self._check_tokens(identity, now)
+        expected = _GUESS if self._tokens is None else self._tokens
+        self._used += expected
+        visit = Visit(identity, expected, now)
+        self._open.add(visit)
+        return visit
+
+    def leave(self, visit: Visit, num_tokens: int | None, now: float) -> None:
+        self._open.remove(visit)
+        self._seconds = _blend(self._seconds, now - visit.since)
+        if num_tokens is not None:
+            self._used = max(0.0, self._used + num_tokens - visit.reserved)
+            self._tokens = _blend(self._tokens, num_tokens)
+
+    def _check_requests(self, identity: Identity, now: float) -> None:
+        most = identity.max_requests
+        if most is None or len(self._open) < most:
+            return
+        retry_after = max(_LEAST_RETRY, self._until_one_ends(now))
+        raise TenantQuota(
+            f"tenant {identity.tenant} has {len(self._open)} requests open, the most that it may "
+            f"(max_requests); one ends in about {retry_after:.2f} s",
+            retry_after,
+            tenant=identity.tenant,
+            quota=f"max_requests: {most}",
+        )
+
+    def _until_one_ends(self, now: float) -> float:
+        """Return how long that takes, about; of many open requests a sample tells it.
+
+        One is taken to be as long as those of late were, or as it has been open, if that is longer.
+        """
+        usual = _GUESS_SECONDS if self._seconds is None else self._seconds
+        sample = list(islice(self._open, _SAMPLE))
+        lengths = (max(usual, now - visit.since, _LEAST_RETRY) for visit in sample)
+        return len(sample) / len(self._open) / sum(1 / length for length in lengths)
+
+    def _check_tokens(self, identity: Identity, now: float) -> None:
+        most = identity.tokens_per_minute
+        if most is None:
+            return
+        per_second = most / 60
+        self._used = max(0.0, self._used - (now - self._updated) * per_second)
+        self._updated = now
+        if self._used <= most:
+            return
+        retry_after = max(_LEAST_RETRY, (self._used - most) / per_second)
+        raise TenantQuota(
+            f"tenant {identity.tenant} has used the {most:,} tokens of a minute "
+            f"(tokens_per_minute); retry in {retry_after:.1f} s",
+            retry_after,
+            tenant=identity.tenant,
+            quota=f"tokens_per_minute: {most}",
+        )
+
+
+def _blend(before: float | None, now: float) -> float:
+    return now if before is None else before + _NEW * (now - before)
