@@ -16,17 +16,15 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from loadtest.errors import LoadTestError
 from loadtest.metrics import OwnLoad, distribution
+from server import grpc_core as core
 
-_NO_FLAGS = 0
 _DETAILS_KEY = "grpc-status-details-bin"
 _PATIENCE = 10.0  # seconds behind the deadline of the last call, in which all have ended
 _PAUSE = 0.001  # seconds: the thread that takes events then takes all that have come
 _AT_ONCE = 0.00005  # seconds in which an event is had that is there already
-_CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _OPTIONS = (
     ("grpc.enable_retries", 0),  # a retry hides a refusal
@@ -83,7 +81,7 @@ class LightSender:
     def __init__(self, address: str, method: str, timeout: float) -> None:
         """Ask `method`, as "/package.Service/Method"; every call has `timeout` seconds."""
         self._method, self._timeout = method.encode(), timeout
-        self._channel = cygrpc.Channel(address.encode(), _OPTIONS, None)
+        self._channel = core.Channel(address.encode(), _OPTIONS, None)
 
     def closed_loop(self, requests: Sequence[bytes], concurrency: int) -> LightLoop:
         """Send all requests, so many at once: the next one when one has ended."""
@@ -111,7 +109,7 @@ class LightSender:
 
     def close(self) -> None:
         """Close the connection."""
-        self._channel.close(_CANCELLED, "the load test has ended")
+        self._channel.close(core.CANCELLED, "the load test has ended")
 
 
 class _Loop:
@@ -169,24 +167,23 @@ class _Exchange:
         self, channel: Any, method: bytes, request: bytes, deadline: float, due: float
     ) -> None:
         sending = (
-            cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),
-            cygrpc.SendMessageOperation(request, _NO_FLAGS),
-            cygrpc.SendCloseFromClientOperation(_NO_FLAGS),
-            cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),
+            core.send_metadata(()),
+            core.send_message(request),
+            core.send_close(),
+            core.receive_status(),
         )
-        first = (
-            cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),
-            cygrpc.ReceiveMessageOperation(_NO_FLAGS),
-        )
+        first = (core.receive_metadata(), core.receive_message())
         self._record = LightCall(due, self._now())
         self._num_due = 2
         batches = ((sending, self._has_ended), (first, self._has_come))
-        self._call = channel.integrated_call(_NO_FLAGS, method, None, deadline, (), None, batches)
+        self._call = channel.integrated_call(
+            core.NO_FLAGS, method, None, deadline, (), None, batches
+        )
 
     def _has_come(self, event: Any) -> None:
         self._num_due -= 1
         if event.batch_operations[-1].message() is not None:
-            operation = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
+            operation = (core.receive_message(),)
             self._num_due += bool(self._call.operate(operation, self._has_come))
         self._settle()
 
