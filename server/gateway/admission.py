@@ -12,7 +12,7 @@ from collections.abc import Callable
 from engine.errors import CannotMeet, ExpiredInQueue, TokenweirError
 from server.gateway.drain import Drain
 from server.gateway.fair_queue import FairQueue, Waiting
-from server.gateway.share import Share
+from server.gateway.request_head import RequestHead
 
 _LEAST_RETRY = 0.1  # seconds
 _NUM_OWN_TIMES = 64  # calls of late, of which half were as fast as one is given credit for
@@ -73,38 +73,40 @@ class Admission:
         self._refusal = error
         self.set_places(None)
 
-    def turn(self, share: Share, time_left: float | None) -> Turn:
+    def turn(self, head: RequestHead, time_left: float | None) -> Turn:
         """Wait until it is a call's turn, and keep its place to the end of the block.
 
         Raises CannotMeet if it would end after its deadline, ExpiredInQueue if that passes here,
         and what `refuse_waiting` was given.
         """
-        return Turn(self, share, None if time_left is None else self._clock() + time_left)
+        return Turn(self, head, None if time_left is None else self._clock() + time_left)
 
-    async def wait(self, share: Share, deadline: float | None) -> float:
+    async def wait(self, head: RequestHead, deadline: float | None) -> float:
         """Wait until it is a call's turn; return when that was. See `turn`."""
-        await self._wait(share, deadline)
+        await self._wait(head, deadline)
         return self._clock()
 
-    def end(self, share: Share, started: float, deadline: float | None, *, is_good: bool) -> None:
+    def end(
+        self, head: RequestHead, started: float, deadline: float | None, *, is_good: bool
+    ) -> None:
         """Give the place of a call back that has had its turn."""
         now = self._clock()
         if is_good:
             self._note_own_time(now - started)
         elif deadline is not None and now > deadline - _LATE:
             self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
-        self._leave(share.tenant)
+        self._leave(head.tenant)
 
-    async def _wait(self, share: Share, deadline: float | None) -> None:
+    async def _wait(self, head: RequestHead, deadline: float | None) -> None:
         if self._refusal is not None:
             raise self._refusal
-        if self._needs_no_turn(share):
+        if self._needs_no_turn(head):
             self._num_under_way += 1
-            self._queue.begin(share.tenant)
-            self._note(share.tenant)
+            self._queue.begin(head.tenant)
+            self._note(head.tenant)
             return
-        self._judge(share, deadline)
-        waiting = Waiting(share.tenant, share.priority)
+        self._judge(head, deadline)
+        waiting = Waiting(head.tenant, head.priority)
         self._queue.add(waiting)
         self._note(waiting.tenant)
         self._hand_out()
@@ -132,36 +134,36 @@ class Admission:
         if deadline is not None and self._clock() + self._own_time > deadline:
             raise self._cannot_meet(0.0, deadline - self._clock())
 
-    def refuse_if_too_late(self, share: Share, time_left: float | None) -> None:
+    def refuse_if_too_late(self, head: RequestHead, time_left: float | None) -> None:
         """Raise CannotMeet if a call would end after its deadline: it need not ask for a turn.
 
         Any thread may ask.
         """
-        if time_left is not None and not self._needs_no_turn(share):
-            num_coming = self._coming[share.tenant, share.priority]
-            self._judge(share, self._clock() + time_left, num_coming)
+        if time_left is not None and not self._needs_no_turn(head):
+            num_coming = self._coming[head.tenant, head.priority]
+            self._judge(head, self._clock() + time_left, num_coming)
 
-    def expect(self, share: Share) -> None:
+    def expect(self, head: RequestHead) -> None:
         """Count a call as one that waits, until `has_come`; any thread may tell of it.
 
         Else all calls that come at the same moment would be let in by the same short queue, and
         most of them be refused on the event loop, where that costs several times as much.
         """
         with self._lock:
-            self._coming[share.tenant, share.priority] += 1
+            self._coming[head.tenant, head.priority] += 1
 
-    def has_come(self, share: Share) -> None:
+    def has_come(self, head: RequestHead) -> None:
         """Count a call no more that was expected: it has asked for its turn, or never will."""
-        key = share.tenant, share.priority
+        key = head.tenant, head.priority
         with self._lock:
             self._coming[key] -= 1
             if not self._coming[key]:
                 del self._coming[key]
 
-    def _judge(self, share: Share, deadline: float | None, num_coming: int = 0) -> None:
+    def _judge(self, head: RequestHead, deadline: float | None, num_coming: int = 0) -> None:
         if deadline is None:
             return
-        num_before = self._queue.num_before(share.tenant, share.priority) + num_coming
+        num_before = self._queue.num_before(head.tenant, head.priority) + num_coming
         wait = self._drain.seconds(num_before + 1)
         if wait is None:
             return
@@ -187,11 +189,11 @@ class Admission:
             del self._sorted_times[bisect_left(self._sorted_times, self._own_times.popleft())]
         self._own_time = self._sorted_times[len(self._sorted_times) // 2]
 
-    def _needs_no_turn(self, share: Share) -> bool:
+    def _needs_no_turn(self, head: RequestHead) -> bool:
         if self._places is None:
             return True
         is_free = self._num_under_way < self._places
-        return is_free and self._queue.may_overtake(share.tenant, share.priority, self._places)
+        return is_free and self._queue.may_overtake(head.tenant, head.priority, self._places)
 
     def _note(self, tenant: str) -> None:
         """Note that a tenant is there; keep those that have no calls waiting, last seen last."""
@@ -245,13 +247,13 @@ class Admission:
 class Turn:
     """A block in which a call has its turn."""
 
-    __slots__ = ("_admission", "_deadline", "_share", "_started")
+    __slots__ = ("_admission", "_deadline", "_head", "_started")
 
-    def __init__(self, admission: Admission, share: Share, deadline: float | None) -> None:
-        self._admission, self._share, self._deadline = admission, share, deadline
+    def __init__(self, admission: Admission, head: RequestHead, deadline: float | None) -> None:
+        self._admission, self._head, self._deadline = admission, head, deadline
 
     async def __aenter__(self) -> None:
-        self._started = await self._admission.wait(self._share, self._deadline)
+        self._started = await self._admission.wait(self._head, self._deadline)
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        self._admission.end(self._share, self._started, self._deadline, is_good=error is None)
+        self._admission.end(self._head, self._started, self._deadline, is_good=error is None)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from tokenweir.v1 import generation_service_pb2
 
 from server.gateway.backend import Backend
-from server.gateway.share import message_views
+from server.gateway.request_head import message_views
 
 _NEAR = 4  # calls that a worker may have more than the least busy one
 _MAX_PREFIXES = 16_384  # that are remembered

@@ -13,7 +13,7 @@ import grpc
 from engine.errors import ReplicaLost, ReplicasLost, Starting
 from server.api import METHODS
 from server.call_server import ServerCall
-from server.gateway.share import Share
+from server.gateway.request_head import RequestHead
 from server.status import CallStatus
 from server.telemetry.log_budget import LogBudget
 from server.telemetry.logs import REQUESTS, with_fields
@@ -73,24 +73,26 @@ class CallOutcomes:
         """Count how long a call has waited for its turn."""
         self.counts.observe("gateway_queue_seconds", seconds)
 
-    def failed(self, call: ServerCall, request_id: str, share: Share, status: CallStatus) -> None:
+    def failed(
+        self, call: ServerCall, request_id: str, head: RequestHead, status: CallStatus
+    ) -> None:
         """Note a call that failed at a worker, or for want of one; a worker logs its own."""
         if (reason := status.reason) in _OF_NO_WORKER:
-            self.refused(call, request_id, share, status, reason)
+            self.refused(call, request_id, head, status, reason)
 
     def refused(
-        self, call: ServerCall, request_id: str, share: Share, status: CallStatus, reason: str
+        self, call: ServerCall, request_id: str, head: RequestHead, status: CallStatus, reason: str
     ) -> None:
         """Note a call that the gateway has ended itself; there may be thousands a second."""
         self.counts.count("gateway_refusals", reason)
         failure = {"reason": reason, "error": status.message[:_MAX_CHARS]}
-        self._log(call, request_id, share, status=status.code.name, **failure)
+        self._log(call, request_id, head, status=status.code.name, **failure)
 
-    def given_up(self, call: ServerCall, request_id: str, share: Share) -> None:
+    def given_up(self, call: ServerCall, request_id: str, head: RequestHead) -> None:
         """Note a call whose client has gone before any worker had it."""
-        self._log(call, request_id, share, status=_CANCELLED)
+        self._log(call, request_id, head, status=_CANCELLED)
 
-    def _log(self, call: ServerCall, request_id: str, share: Share, **end: str) -> None:
+    def _log(self, call: ServerCall, request_id: str, head: RequestHead, **end: str) -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
         with self._lock:
@@ -104,8 +106,8 @@ class CallOutcomes:
         fields = with_fields(
             request_id=request_id,
             method=call.method.rpartition("/")[2][:_MAX_CHARS],
-            model=share.model[:_MAX_CHARS],
-            tenant=share.tenant[:_MAX_CHARS],
+            model=head.model[:_MAX_CHARS],
+            tenant=head.tenant[:_MAX_CHARS],
             **end,
         )
         logger.info("request", extra=fields)

@@ -17,7 +17,7 @@ from server.auth.quotas import Quotas, Visit
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity, TokenFile
 from server.call_server import ServerCall
-from server.gateway.share import Share, stamped
+from server.gateway.request_head import RequestHead, stamped
 
 _CUT_SHORT = (None, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_ECHO = 64  # characters of a name that an error repeats, and of a tenant
@@ -59,24 +59,24 @@ class Door:
         return None if identity is None else identity.models
 
     def identified(
-        self, identity: Identity, method: str, request: bytes, share: Share
-    ) -> tuple[bytes, Share]:
+        self, identity: Identity, method: str, request: bytes, head: RequestHead
+    ) -> tuple[bytes, RequestHead]:
         """Return a call as that of its identity, whatever its message says of that.
 
         The message may ask for a later turn than the identity has, not for an earlier one. Raises
         MalformedMessage, and PermissionDenied if the identity may not use the model.
         """
-        if not share.is_readable:  # an appended tenant might not be read as such
+        if not head.is_readable:  # an appended tenant might not be read as such
             what = f"{len(request)} bytes are not a request of {method}"
             raise MalformedMessage([FieldViolation("request", what)])
-        if identity.models is not None and share.model not in identity.models:
+        if identity.models is not None and head.model not in identity.models:
             raise PermissionDenied(
                 f"the token of tenant {identity.tenant} is not for model "
-                f"{share.model[:_MAX_ECHO]!a}; it is for {', '.join(sorted(identity.models))}"
+                f"{head.model[:_MAX_ECHO]!a}; it is for {', '.join(sorted(identity.models))}"
             )
-        priority = max(share.priority, identity.max_priority)
-        share = replace(share, tenant=identity.tenant, priority=priority)
-        return stamped(method, request, share), share
+        priority = max(head.priority, identity.max_priority)
+        head = replace(head, tenant=identity.tenant, priority=priority)
+        return stamped(method, request, head), head
 
     def enter(self, identity: Identity) -> Visit:
         """Count a call until `leave`; TenantQuota if its tenant has had enough for now."""

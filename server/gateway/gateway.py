@@ -46,8 +46,8 @@ from server.gateway.door import Door
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
+from server.gateway.request_head import NO_HEAD, RequestHead, head_of, request_id_of
 from server.gateway.request_reader import READ_TIMEOUT, RequestReader
-from server.gateway.share import NOBODYS, Share, request_id_of, share_of
 from server.gateway.traffic import Traffic
 from server.gateway.versions import Deployment, Group, Versions
 from server.health import Health
@@ -296,7 +296,7 @@ class Gateway:
                 return
             self._wall.enter()
         except (Unauthenticated, QueueFull) as error:
-            self._refuse(call, error, NOBODYS, identity)
+            self._refuse(call, error, NO_HEAD, identity)
             return
         self._reader.read(call, lambda request: self._has_come(call, request, identity))
 
@@ -310,69 +310,69 @@ class Gateway:
 
         Under overload nothing may cost less: it does not wake the event loop, and then rests.
         """
-        share = visit = None
+        head = visit = None
         try:
             if isinstance(request, TokenweirError):
                 raise request
             if call.method.startswith(_ADMIN):
                 _check_is_public(call.method)
             else:
-                share = share_of(call.method, request)
+                head = head_of(call.method, request)
                 if identity is not None:
-                    request, share = self._door.identified(identity, call.method, request, share)
+                    request, head = self._door.identified(identity, call.method, request, head)
                 if not self._draining:
-                    self._admission.refuse_if_too_late(share, call.time_remaining())
+                    self._admission.refuse_if_too_late(head, call.time_remaining())
                 if identity is not None:
                     visit = self._door.enter(identity)
         except TokenweirError as error:
             self._wall.leave()
-            self._refuse(call, error, share or NOBODYS, identity)
+            self._refuse(call, error, head or NO_HEAD, identity)
         else:
-            if share is not None:
-                self._admission.expect(share)
-            self._loop.call_soon_threadsafe(self._begin, call, request, share, visit)
+            if head is not None:
+                self._admission.expect(head)
+            self._loop.call_soon_threadsafe(self._begin, call, request, head, visit)
 
     def _refuse(
-        self, call: ServerCall, error: TokenweirError, share: Share, identity: Identity | None
+        self, call: ServerCall, error: TokenweirError, head: RequestHead, identity: Identity | None
     ) -> None:
         """In any thread: end a call that nobody answers."""
-        request_id = request_id_of(share)
+        request_id = request_id_of(head)
         status = call_status(error, request_id)
         call.refuse(status)
         if identity is not None:  # whatever its message says
-            share = replace(share, tenant=identity.tenant)
-        self._outcomes.refused(call, request_id, share, status, error.reason)
+            head = replace(head, tenant=identity.tenant)
+        self._outcomes.refused(call, request_id, head, status, error.reason)
         if not isinstance(error, _OF_THE_CALLER):
             self._rests.want()
 
     def _begin(
-        self, call: ServerCall, request: bytes, share: Share | None, visit: Visit | None
+        self, call: ServerCall, request: bytes, head: RequestHead | None, visit: Visit | None
     ) -> None:
         if visit is not None:
             call.before_end(lambda: self._door.leave(visit, call))
-        task = call.answer(self._answer(call, request, share))
+        task = call.answer(self._answer(call, request, head))
         self._calls.add(task)
         task.add_done_callback(self._has_ended)
-        if share is not None:  # behind the task's first step, in which it asks for its turn
-            self._loop.call_soon(self._admission.has_come, share)
+        if head is not None:  # behind the task's first step, in which it asks for its turn
+            self._loop.call_soon(self._admission.has_come, head)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)
         self._wall.leave()
 
-    async def _answer(self, call: ServerCall, request: bytes, share: Share | None) -> None:
-        """Answer a call; only those of administration have no share of the workers."""
+    async def _answer(self, call: ServerCall, request: bytes, head: RequestHead | None) -> None:
+        """Answer a call; those of administration have no head."""
         with self._outcomes.answering(call) as answering:
             try:
                 if self._draining:
                     raise _draining()
-                response = await self._held(call, request, share)
+                response = await self._held(call, request, head)
             except (CallFailed, TokenweirError) as error:
-                status = self._failed(call, share or NOBODYS, error)
+                status = self._failed(call, head or NO_HEAD, error)
                 answering.code = status.code.name
             except asyncio.CancelledError:
-                if not call.is_relayed and share is not None:
-                    self._outcomes.given_up(call, request_id_of(share), share)
+                if not call.is_relayed and head is not None:
+                    self._outcomes.given_up(call, request_id_of(head), head)
                 raise
             else:
                 await call.finish(response)
@@ -380,38 +380,40 @@ class Gateway:
                 return
             await abort(call, status)
 
-    async def _held(self, call: ServerCall, request: bytes, share: Share | None) -> bytes | None:
+    async def _held(
+        self, call: ServerCall, request: bytes, head: RequestHead | None
+    ) -> bytes | None:
         """Return the one message of an answer, while the bytes of its request are counted."""
         self._wall.hold(len(request))
         try:
             async with InTime(call, _DEADLINE_MARGIN, self._deadlines):
-                return await self._response(call, request, share)
+                return await self._response(call, request, head)
         finally:
             self._wall.release(len(request))
 
     def _failed(
-        self, call: ServerCall, share: Share, error: CallFailed | TokenweirError
+        self, call: ServerCall, head: RequestHead, error: CallFailed | TokenweirError
     ) -> CallStatus:
         """Note that a call fails; return how it ends for the client."""
-        request_id = request_id_of(share)
+        request_id = request_id_of(head)
         if isinstance(error, CallFailed):
-            self._outcomes.failed(call, request_id, share, error.status)
+            self._outcomes.failed(call, request_id, head, error.status)
             return error.status
         status = call_status(error, request_id)
-        self._outcomes.refused(call, request_id, share, status, error.reason)
+        self._outcomes.refused(call, request_id, head, status, error.reason)
         return status
 
     async def _response(
-        self, call: ServerCall, request: bytes, share: Share | None
+        self, call: ServerCall, request: bytes, head: RequestHead | None
     ) -> bytes | None:
-        if share is None:
+        if head is None:
             return await self._list_models(call, request)
         relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         arrived = time.monotonic()
-        with self._requests.abortable(share.request_id):
-            async with self._admission.turn(share, call.time_remaining()):
+        with self._requests.abortable(head.request_id):
+            async with self._admission.turn(head, call.time_remaining()):
                 self._outcomes.had_its_turn(time.monotonic() - arrived)
-                return await relay(call.method, request, call, share)
+                return await relay(call.method, request, call, head)
 
     async def _list_models(self, call: ServerCall, data: bytes) -> bytes | None:
         """Return the models that the caller may use; wait for a worker if need be."""

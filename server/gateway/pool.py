@@ -17,8 +17,8 @@ from server.auth.peers import Peers
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Loss, Losses
+from server.gateway.request_head import RequestHead, request_id_of
 from server.gateway.resumable import STREAM, asked_at_first
-from server.gateway.share import Share, request_id_of
 from server.gateway.traffic import ModelVersion, Traffic
 from server.status import CallStatus, call_status
 
@@ -37,7 +37,7 @@ class Attempts:
     request: bytes
     wait: float  # seconds that it waits for a worker that takes it, anew for every one it loses
     memory: Losses  # this call and those that asked the same before
-    share: Share  # the model that it is for
+    head: RequestHead  # the model that it is for
     refused: set[Backend] = field(default_factory=set)
     excluded: set[Backend] = field(default_factory=set)  # that give another answer
     last: CallStatus | None = None
@@ -55,12 +55,12 @@ class Attempts:
     @cached_property
     def request_id(self) -> str:
         """The call's id in errors of gateway and worker."""
-        return request_id_of(self.share)
+        return request_id_of(self.head)
 
     @cached_property
     def key(self) -> bytes:
         """Bytes that are the same when the call is made again."""
-        return self.share.request_id.encode() or self.request
+        return self.head.request_id.encode() or self.request
 
     @cached_property
     def _asked(self) -> bytes:
@@ -243,7 +243,7 @@ class Pool:
         If none of that version is left, those of another version that may answer; all of them if
         any one can say that the model or version is not there. Else raises NotFound.
         """
-        named = ModelVersion(attempts.share.model, attempts.share.model_version)
+        named = ModelVersion(attempts.head.model, attempts.head.model_version)
         if not named.model:
             return _without(attempts.excluded, self.serving)
         candidates = self._traffic.candidates(*named, attempts.key)

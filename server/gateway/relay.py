@@ -24,8 +24,8 @@ from server.gateway.backend import Backend, WorkerLost, is_workers_own
 from server.gateway.book import Book
 from server.gateway.losses import Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
+from server.gateway.request_head import NO_HEAD, RequestHead
 from server.gateway.resumable import ResumableStream
-from server.gateway.share import NOBODYS, Share
 from server.status import CallStatus, call_status
 from server.telemetry.metrics import Counts
 from server.telemetry.trace_context import traceparent_in
@@ -80,13 +80,13 @@ class Relay:
 
     async def wait_for_worker(self) -> None:
         """Return once any worker serves; raises as `unary`."""
-        await self._pool.choose(self._attempts("", b"", NOBODYS))
+        await self._pool.choose(self._attempts("", b"", NO_HEAD))
 
     async def unary(
-        self, method: str, request: bytes, context: ServerCall, share: Share = NOBODYS
+        self, method: str, request: bytes, context: ServerCall, head: RequestHead = NO_HEAD
     ) -> bytes:
         """Return the answer of a call that has one; CallFailed with how it ends otherwise."""
-        attempts = self._attempts(method, request, share)
+        attempts = self._attempts(method, request, head)
         while True:
             backend = await self._pool.choose(attempts)
             try:
@@ -101,15 +101,15 @@ class Relay:
             return call.response
 
     async def stream(
-        self, method: str, request: bytes, context: ServerCall, share: Share = NOBODYS
+        self, method: str, request: bytes, context: ServerCall, head: RequestHead = NO_HEAD
     ) -> None:
         """Write all messages of an answer; raises as `unary`.
 
         The client of a resumed one has its beginning from another call.
         """
-        attempts = self._attempts(method, request, share)
+        attempts = self._attempts(method, request, head)
         stream = ResumableStream(context, request)
-        if share.is_resumed:
+        if head.is_resumed:
             stream.resume()
         while True:
             backend = await self._pool.choose(attempts)
@@ -182,12 +182,12 @@ class Relay:
         started: float,
     ) -> None:
         """Enter a call into the book, unless its worker was lost."""
-        share, status = attempts.share, call.status
+        head, status = attempts.head, call.status
         if status is None and not backend.is_lost:
-            has_model = any(one.model == share.model for one in backend.models)
+            has_model = any(one.model == head.model for one in backend.models)
             told = Record(
                 request_id=attempts.request_id,
-                model=share.model if has_model else "",
+                model=head.model if has_model else "",
                 seconds=time.monotonic() - started,
             )
             code = _CANCELLED
@@ -200,13 +200,13 @@ class Relay:
             backend.address,
             told,
             code,
-            tenant=share.tenant,
+            tenant=head.tenant,
             waited=started - context.arrived,
             traceparent=traceparent_in(context.invocation_metadata()),
         )
 
-    def _attempts(self, method: str, request: bytes, share: Share) -> Attempts:
-        return Attempts(method, request, self._worker_wait, self._losses, share)
+    def _attempts(self, method: str, request: bytes, head: RequestHead) -> Attempts:
+        return Attempts(method, request, self._worker_wait, self._losses, head)
 
 
 def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | WorkerLost) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenweir.v1 import prediction_service_pb2
 
-from server.gateway.share import request_id_of, share_of
+from server.gateway.request_head import head_of, request_id_of
 from tests.fakes.calls import generate, stream
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
@@ -14,7 +14,7 @@ EMBED = "/tokenweir.v1.PredictionService/Embed"
 
 
 def _request_id_in(method: str, data: bytes) -> str:
-    return request_id_of(share_of(method, data))
+    return request_id_of(head_of(method, data))
 
 
 def test_the_id_of_the_client_is_found_in_every_message() -> None:

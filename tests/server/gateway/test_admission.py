@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import CannotMeet, Draining, ExpiredInQueue
 from server.gateway.admission import Admission
-from server.gateway.share import Share
+from server.gateway.request_head import RequestHead
 
 
 class Clock:
@@ -41,7 +41,7 @@ class Calls:
 
     async def _run(self, name: str, time_left: float | None, priority: int) -> None:
         try:
-            async with self._admission.turn(Share(name[0], priority), time_left):
+            async with self._admission.turn(RequestHead(name[0], priority), time_left):
                 self.running.append(name)
                 await self._ends[name].wait()
                 self.running.remove(name)
@@ -189,7 +189,7 @@ async def test_a_turn_that_comes_while_the_call_is_cancelled_goes_to_the_next() 
     admission = Admission()
     admission.set_places(1)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(admission.turn(Share("a"), None))
+        await stack.enter_async_context(admission.turn(RequestHead("a"), None))
         calls = Calls(admission)
         await calls.ask("b")
         await calls.ask("c")
@@ -229,20 +229,20 @@ async def test_a_call_that_would_come_too_late_is_refused_at_once() -> None:
 
 async def test_a_call_that_is_coming_counts_as_one_that_waits() -> None:
     admission, _ = await _measured(Clock())  # ten calls a second
-    share, other = Share("a"), Share("b")
+    head, other = RequestHead("a"), RequestHead("b")
 
     num_let_in = 0
     with pytest.raises(CannotMeet):
         while num_let_in < 100:
-            admission.refuse_if_too_late(share, 1.0)
-            admission.expect(share)
+            admission.refuse_if_too_late(head, 1.0)
+            admission.expect(head)
             num_let_in += 1
 
     assert num_let_in == 7  # 0.7 s, a sixth more to be sure, and 0.1 s for itself
     admission.refuse_if_too_late(other, 1.0)
     for _ in range(num_let_in):
-        admission.has_come(share)
-    admission.refuse_if_too_late(share, 1.0)
+        admission.has_come(head)
+    admission.refuse_if_too_late(head, 1.0)
 
 
 async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> None:
@@ -426,7 +426,7 @@ async def test_tenants_that_have_left_are_forgotten() -> None:
     admission.set_places(2)
 
     for number in range(1000):
-        async with admission.turn(Share(f"tenant {number}"), None):
+        async with admission.turn(RequestHead(f"tenant {number}"), None):
             clock.now += 1.0
 
     assert len(admission._satisfied) < 20
@@ -437,9 +437,9 @@ async def test_a_tenant_whose_call_is_long_is_still_there() -> None:
     admission = Admission(clock=clock)
     admission.set_places(2)
 
-    async with admission.turn(Share("long"), None):
+    async with admission.turn(RequestHead("long"), None):
         for number in range(100):
-            async with admission.turn(Share(f"tenant {number}"), None):
+            async with admission.turn(RequestHead(f"tenant {number}"), None):
                 clock.now += 1.0
 
         assert "long" in admission._satisfied

@@ -29,7 +29,7 @@ from server.config import GatewayConfig
 from server.gateway.admission import Admission
 from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
-from server.gateway.share import Share
+from server.gateway.request_head import RequestHead
 from server.listening import max_connections
 from server.status import call_status
 from server.wire.bearer import BearerCall
@@ -452,7 +452,7 @@ async def _slow_admission() -> Admission:
     admission.set_places(1)
 
     async def have_a_turn() -> None:
-        async with admission.turn(Share(), None):
+        async with admission.turn(RequestHead(), None):
             await asyncio.sleep(0)
             now[0] += 60
 
@@ -461,7 +461,7 @@ async def _slow_admission() -> Admission:
 
 
 async def _have_a_turn(admission: Admission) -> None:
-    async with admission.turn(Share(), None):
+    async with admission.turn(RequestHead(), None):
         await asyncio.Event().wait()
 
 

@@ -21,7 +21,7 @@ from server.config import GatewayConfig
 from server.gateway.book import CallRecord
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
-from server.gateway.share import Share
+from server.gateway.request_head import RequestHead
 from server.status import call_status
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LogBudget
 from server.telemetry.logs import REQUESTS, fields_of
@@ -311,9 +311,9 @@ def test_refusals_by_the_thousand_are_counted(
     call = cast(ServerCall, SimpleNamespace(method="/x/Generate", invocation_metadata=tuple))
 
     for _ in range(RECORDS_AT_ONCE + 5000):
-        outcomes.refused(call, "r", Share(), status, error.reason)
+        outcomes.refused(call, "r", RequestHead(), status, error.reason)
     clock.now += 1.01 / RECORDS_PER_SECOND
-    outcomes.refused(call, "r", Share(), status, error.reason)
+    outcomes.refused(call, "r", RequestHead(), status, error.reason)
 
     told = ["request"] * RECORDS_AT_ONCE + ["(5,000 lines like the next are left out)", "request"]
     assert caplog.messages == told

@@ -21,8 +21,8 @@ _MAX_TENANT = 256  # characters that are kept
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The tenant, priority and model of a call, and its client's name for it."""
+class RequestHead:
+    """Tenant, priority, id and model of a request."""
 
     tenant: str = ""  # the beginning of one that is too long for any worker
     priority: int = 0  # lower runs earlier
@@ -33,27 +33,27 @@ class Share:
     is_readable: bool = True  # False: its bytes are not a message
 
 
-NOBODYS = Share()  # for calls whose tenant is not known, or does not matter
+NO_HEAD = RequestHead()  # for calls whose tenant is not known, or does not matter
 
 
-def share_of(method: str, data: bytes) -> Share:
+def head_of(method: str, data: bytes) -> RequestHead:
     """Return what a call asks for; the defaults where it has no such fields or is malformed."""
     if method not in _VIEWS:
-        return Share()
+        return RequestHead()
     try:
         request = _VIEWS[method].FromString(data)
     except DecodeError:  # the worker says so
-        return Share(is_readable=False)
+        return RequestHead(is_readable=False)
     is_resumed = bool(getattr(request, "origin", ""))
     request = getattr(request, "request", request)  # a stream has it one level down
     if method.startswith(_PREDICTION):
-        return Share(
+        return RequestHead(
             request_id=request.request_id,
             model=request.model,
             model_version=request.model_version,
         )
     scheduling = request.scheduling
-    return Share(
+    return RequestHead(
         scheduling.tenant[:_MAX_TENANT],
         scheduling.priority,
         request.request_id,
@@ -63,14 +63,14 @@ def share_of(method: str, data: bytes) -> Share:
     )
 
 
-def request_id_of(share: Share) -> str:
+def request_id_of(head: RequestHead) -> str:
     """Return the client's id of a call, or one made here if it has no good one."""
-    if share.request_id and is_request_id(share.request_id):
-        return share.request_id
+    if head.request_id and is_request_id(head.request_id):
+        return head.request_id
     return made_request_id()
 
 
-def stamped(method: str, data: bytes, share: Share) -> bytes:
+def stamped(method: str, data: bytes, head: RequestHead) -> bytes:
     """Return the bytes of a readable request, whatever they said, with this tenant and priority.
 
     Later fields of a message replace earlier ones, so these are appended.
@@ -79,7 +79,7 @@ def stamped(method: str, data: bytes, share: Share) -> bytes:
         return data
     stamp = _STAMPS[method]()
     scheduling = getattr(stamp, "request", stamp).scheduling
-    scheduling.tenant, scheduling.priority = share.tenant, share.priority
+    scheduling.tenant, scheduling.priority = head.tenant, head.priority
     return data + cast(bytes, stamp.SerializeToString())
 
 
@@ -100,7 +100,7 @@ def message_views(
 
     All others are skipped, as unknown ones are: a mebibyte of them costs 3 ms, not 60.
     """
-    view = FileDescriptorProto(name="share.proto", package="tokenweir.v1", syntax=syntax)
+    view = FileDescriptorProto(name="head.proto", package="tokenweir.v1", syntax=syntax)
     files = (file.DESCRIPTOR, *file.DESCRIPTOR.dependencies)
     messages = {name: kind for one in files for name, kind in one.message_types_by_name.items()}
     for name, fields in wanted.items():
