@@ -25,27 +25,27 @@ class Quotas:
         self._lock = threading.Lock()
         self._tenants: dict[str, _Tenant] = {}
 
-    def enter(self, identity: Identity) -> Visit:
-        """Count a call until `leave`; TenantQuota, with when to come back, if it is one too many.
+    def acquire(self, identity: Identity) -> Lease:
+        """Count a call until `release`; TenantQuota, with when to come back, if it is one too many.
 
         As many tokens as its calls took of late are taken at once.
         """
         if identity.max_requests is None and identity.tokens_per_minute is None:
-            return Visit(identity, 0.0, 0.0)
+            return Lease(identity, 0.0, 0.0)
         with self._lock:
             tenant = self._tenants.setdefault(identity.tenant, _Tenant())
-            return tenant.enter(identity, self._clock())
+            return tenant.acquire(identity, self._clock())
 
-    def leave(self, visit: Visit, num_tokens: int | None) -> None:
+    def release(self, lease: Lease, num_tokens: int | None) -> None:
         """Count a call as ended, which took so many tokens; None: as many as was expected."""
-        if visit.identity.max_requests is None and visit.identity.tokens_per_minute is None:
+        if lease.identity.max_requests is None and lease.identity.tokens_per_minute is None:
             return
         with self._lock:
-            self._tenants[visit.identity.tenant].leave(visit, num_tokens, self._clock())
+            self._tenants[lease.identity.tenant].release(lease, num_tokens, self._clock())
 
 
-class Visit:
-    """A call that was let in."""
+class Lease:
+    """A call that counts against the quota of its tenant."""
 
     __slots__ = ("identity", "reserved", "since")
 
@@ -59,26 +59,26 @@ class _Tenant:
     """The usage of one tenant."""
 
     def __init__(self) -> None:
-        self._open: set[Visit] = set()
+        self._open: set[Lease] = set()
         self._seconds: float | None = None  # that a call takes
         self._tokens: float | None = None  # that a call takes
         self._used = 0.0  # tokens, of which the quota of a minute forgives so many in a minute
         self._updated = 0.0
 
-    def enter(self, identity: Identity, now: float) -> Visit:
+    def acquire(self, identity: Identity, now: float) -> Lease:
         self._check_requests(identity, now)
         self._check_tokens(identity, now)
         expected = _GUESS if self._tokens is None else self._tokens
         self._used += expected
-        visit = Visit(identity, expected, now)
-        self._open.add(visit)
-        return visit
+        lease = Lease(identity, expected, now)
+        self._open.add(lease)
+        return lease
 
-    def leave(self, visit: Visit, num_tokens: int | None, now: float) -> None:
-        self._open.remove(visit)
-        self._seconds = _blend(self._seconds, now - visit.since)
+    def release(self, lease: Lease, num_tokens: int | None, now: float) -> None:
+        self._open.remove(lease)
+        self._seconds = _blend(self._seconds, now - lease.since)
         if num_tokens is not None:
-            self._used = max(0.0, self._used + num_tokens - visit.reserved)
+            self._used = max(0.0, self._used + num_tokens - lease.reserved)
             self._tokens = _blend(self._tokens, num_tokens)
 
     def _check_requests(self, identity: Identity, now: float) -> None:
@@ -101,7 +101,7 @@ class _Tenant:
         """
         usual = _GUESS_SECONDS if self._seconds is None else self._seconds
         sample = list(islice(self._open, _SAMPLE))
-        lengths = (max(usual, now - visit.since, _LEAST_RETRY) for visit in sample)
+        lengths = (max(usual, now - lease.since, _LEAST_RETRY) for lease in sample)
         return len(sample) / len(self._open) / sum(1 / length for length in lengths)
 
     def _check_tokens(self, identity: Identity, now: float) -> None:

@@ -29,7 +29,7 @@ from engine.errors import (
 )
 from server.api import HEALTH, METHODS, SERVICES
 from server.auth.peers import Peers
-from server.auth.quotas import Visit
+from server.auth.quotas import Lease
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity
 from server.call_server import CallServer, ServerCall
@@ -40,9 +40,9 @@ from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
+from server.gateway.authenticator import Authenticator
 from server.gateway.book import Book
 from server.gateway.call_outcomes import CallOutcomes
-from server.gateway.door import Door
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
@@ -109,7 +109,7 @@ class Gateway:
             max_bytes=config.max_open_bytes,
             max_message_bytes=max_message_bytes(config.max_request_bytes),
         )
-        self._door = Door(config.doors)
+        self._authenticator = Authenticator(config.doors)
         self._admission = Admission()
         self._outcomes = CallOutcomes(tracing)
         self._book = Book(self._pool.addresses, tracing)
@@ -290,7 +290,7 @@ class Gateway:
         identity = None
         try:
             if not call.method.startswith(_HEALTH):
-                identity = self._door.identity(call)
+                identity = self._authenticator.identity(call)
             if not call.method.startswith(_PACKAGE):
                 self._loop.call_soon_threadsafe(self._answer_locally, call)
                 return
@@ -310,7 +310,7 @@ class Gateway:
 
         Under overload nothing may cost less: it does not wake the event loop, and then rests.
         """
-        head = visit = None
+        head = lease = None
         try:
             if isinstance(request, TokenweirError):
                 raise request
@@ -319,18 +319,20 @@ class Gateway:
             else:
                 head = head_of(call.method, request)
                 if identity is not None:
-                    request, head = self._door.identified(identity, call.method, request, head)
+                    request, head = self._authenticator.identified(
+                        identity, call.method, request, head
+                    )
                 if not self._draining:
                     self._admission.refuse_if_too_late(head, call.time_remaining())
                 if identity is not None:
-                    visit = self._door.enter(identity)
+                    lease = self._authenticator.acquire(identity)
         except TokenweirError as error:
             self._wall.leave()
             self._refuse(call, error, head or NO_HEAD, identity)
         else:
             if head is not None:
                 self._admission.expect(head)
-            self._loop.call_soon_threadsafe(self._begin, call, request, head, visit)
+            self._loop.call_soon_threadsafe(self._begin, call, request, head, lease)
 
     def _refuse(
         self, call: ServerCall, error: TokenweirError, head: RequestHead, identity: Identity | None
@@ -346,10 +348,10 @@ class Gateway:
             self._rests.want()
 
     def _begin(
-        self, call: ServerCall, request: bytes, head: RequestHead | None, visit: Visit | None
+        self, call: ServerCall, request: bytes, head: RequestHead | None, lease: Lease | None
     ) -> None:
-        if visit is not None:
-            call.before_end(lambda: self._door.leave(visit, call))
+        if lease is not None:
+            call.before_end(lambda: self._authenticator.release(lease, call))
         task = call.answer(self._answer(call, request, head))
         self._calls.add(task)
         task.add_done_callback(self._has_ended)
@@ -417,7 +419,7 @@ class Gateway:
 
     async def _list_models(self, call: ServerCall, data: bytes) -> bytes | None:
         """Return the models that the caller may use; wait for a worker if need be."""
-        usable = self._door.usable_models(call)
+        usable = self._authenticator.usable_models(call)
         try:
             request = pb.ListModelsRequest.FromString(data)
         except DecodeError:

@@ -16,7 +16,7 @@ from functools import partial
 import uvloop
 
 from server.config import GatewayConfig, gateway_config
-from server.gateway.door import check_files
+from server.gateway.authenticator import check_files
 from server.gateway.gateway import Gateway
 from server.listening import address_of, check_ports_are_free
 from server.process import keep_what_is_there

@@ -29,7 +29,7 @@ from server.adapters.config import http_config
 from server.auth.config import doors_config
 from server.auth.peers import peers_of
 from server.config import gateway_config
-from server.gateway.door import check_files
+from server.gateway.authenticator import check_files
 from server.gateway.gateway import Gateway
 from server.gateway.versions import Group
 from server.listening import address_of, check_ports_are_free

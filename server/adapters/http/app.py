@@ -57,16 +57,16 @@ def application(
 
     `history` is what its page shows of workers and load.
     """
-    door, counts = HttpDoor(client, config), Counts()
-    page = Page(door.caller, door.server_health, history, counts, config.admin_token)
+    endpoints, counts = Endpoints(client, config), Counts()
+    page = Page(endpoints.caller, endpoints.server_health, history, counts, config.admin_token)
     get, post = ["GET"], ["POST"]
     routes = [
-        Route("/health", door.health, methods=get),
-        Route("/v1/models", door.models, methods=get),
-        Route("/v1/models/{model:path}", door.model, methods=get),
-        Route("/v1/completions", door.completions, methods=post),
-        Route("/v1/chat/completions", door.chat, methods=post),
-        Route("/v1/embeddings", door.embeddings, methods=post),
+        Route("/health", endpoints.health, methods=get),
+        Route("/v1/models", endpoints.models, methods=get),
+        Route("/v1/models/{model:path}", endpoints.model, methods=get),
+        Route("/v1/completions", endpoints.completions, methods=post),
+        Route("/v1/chat/completions", endpoints.chat, methods=post),
+        Route("/v1/embeddings", endpoints.embeddings, methods=post),
         *page.routes,
     ]
     return Starlette(
@@ -85,7 +85,7 @@ def application(
     )
 
 
-class HttpDoor:
+class Endpoints:
     """Answers OpenAI's requests by calls of the server behind."""
 
     def __init__(self, client: AsyncClient, config: HttpConfig) -> None:

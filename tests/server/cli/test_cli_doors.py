@@ -17,7 +17,7 @@ from server.auth.config import DoorsConfig
 from server.auth.tokens import Identity, TokenFile
 from server.cli.app import run
 from server.config import gateway_config
-from server.gateway.door import check_files
+from server.gateway.authenticator import check_files
 from server.settings import Settings
 from tests.fakes.certificates import Authority
 

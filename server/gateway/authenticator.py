@@ -13,7 +13,7 @@ from engine.errors import FieldViolation, MalformedMessage, PermissionDenied
 from server.api import METHODS
 from server.auth.certified import told_name
 from server.auth.config import DoorsConfig
-from server.auth.quotas import Quotas, Visit
+from server.auth.quotas import Lease, Quotas
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity, TokenFile
 from server.call_server import ServerCall
@@ -30,7 +30,7 @@ def check_files(config: DoorsConfig) -> None:
         TokenFile(path)
 
 
-class Door:
+class Authenticator:
     """Knows the callers, if tokens or certificates are asked for; any thread may ask it."""
 
     def __init__(self, config: DoorsConfig) -> None:
@@ -78,17 +78,17 @@ class Door:
         head = replace(head, tenant=identity.tenant, priority=priority)
         return stamped(method, request, head), head
 
-    def enter(self, identity: Identity) -> Visit:
-        """Count a call until `leave`; TenantQuota if its tenant has had enough for now."""
-        return self._quotas.enter(identity)
+    def acquire(self, identity: Identity) -> Lease:
+        """Count a call until `release`; TenantQuota if its tenant has had enough for now."""
+        return self._quotas.acquire(identity)
 
-    def leave(self, visit: Visit, call: ServerCall) -> None:
+    def release(self, lease: Lease, call: ServerCall) -> None:
         """Count a call as ended, with what it took."""
-        metered = visit.identity.tokens_per_minute is not None
-        self._quotas.leave(visit, _num_tokens(call, visit) if metered else 0)
+        metered = lease.identity.tokens_per_minute is not None
+        self._quotas.release(lease, _num_tokens(call, lease) if metered else 0)
 
 
-def _num_tokens(call: ServerCall, visit: Visit) -> int | None:
+def _num_tokens(call: ServerCall, lease: Lease) -> int | None:
     """Return the tokens that an answer tells; None if nothing was told, because nobody waited.
 
     A stream that was cut short does not tell: it has as many as was expected, or as its messages
@@ -103,4 +103,4 @@ def _num_tokens(call: ServerCall, visit: Visit) -> int | None:
         return 0
     usage = getattr(answer, "summary", answer).usage
     num_tokens = usage.input_tokens + usage.output_tokens + usage.discarded_tokens
-    return int(num_tokens or max(visit.reserved, getattr(answer, "sequence_number", 0)))
+    return int(num_tokens or max(lease.reserved, getattr(answer, "sequence_number", 0)))
