@@ -22,7 +22,7 @@ from grpc import aio
 
 from engine.errors import Draining
 from server import grpc_core as core
-from server.event_thread import Rests, start_event_thread
+from server.event_thread import BackOff, start_event_thread
 from server.grpc_core import Event, Pairs
 from server.status import CallStatus, call_status
 
@@ -35,7 +35,7 @@ _STOPPING = "this server is stopping; ask again"
 _RETRY_AFTER = 0.5  # seconds
 _ASKED_FOR = 100  # calls that gRPC may tell of before the thread has taken the first
 _MOST_PENDING = 1000  # calls that have come and that gRPC has not told of
-_LAST_WORDS = 0.5  # seconds in which calls that are ended here tell their clients
+_CLOSE_TIMEOUT = 0.5  # seconds in which calls that are ended here tell their clients
 _QUIET, _MOST_QUIET = 0.1, 10  # seconds without a new call, and how often they are waited for
 _NO_DEADLINE = 1e11  # seconds since 1970; where there is none, gRPC gives the end of time
 _ARRIVAL, _STOPPED = object(), object()  # tags of what is not an answer to a call
@@ -48,11 +48,11 @@ class CallServer:
         self,
         arrived: Callable[[ServerCall], None],
         options: Iterable[tuple[str, int]],
-        rests: Rests | None = None,
+        back_off: BackOff | None = None,
     ) -> None:
-        """Calls come several at a time if there are `rests`."""
+        """With a `back_off` calls may come several at a time."""
         self._arrived = arrived
-        self._rests = rests or Rests()
+        self._back_off = back_off or BackOff()
         self._loop = asyncio.get_running_loop()
         self._queue = core.CompletionQueue()
         self._server = core.Server(tuple(options), False)
@@ -82,7 +82,7 @@ class CallServer:
         self._server.start()
         for _ in range(_ASKED_FOR):
             self._ask_for_next()
-        start_event_thread("gRPC calls", self._queue.poll, self._pass_on, self._rests)
+        start_event_thread("gRPC calls", self._queue.poll, self._pass_on, self._back_off)
 
     async def wait_until_quiet(self) -> None:
         """Return when no call has come for a moment; not later than after a second of calls.
@@ -109,7 +109,7 @@ class CallServer:
         if not await self._has_stopped(grace):
             for call in tuple(self._open):
                 call.end()
-            if not await self._has_stopped(_LAST_WORDS):
+            if not await self._has_stopped(_CLOSE_TIMEOUT):
                 self._server.cancel_all_calls()
                 await self._stopped.wait()
         self._server.destroy()

@@ -22,7 +22,9 @@ class WorkerConfig:
     max_open_bytes: int = 256 * MEBIBYTE  # all open calls together
     limits: RequestLimits = field(default_factory=RequestLimits)  # those of the engines
     health_period: float = 0.5  # seconds between two looks at the engines' health
-    client_silence: float = 20.0  # seconds; a gateway that leaves a ping unanswered so long is gone
+    client_keepalive_timeout: float = (
+        20.0  # seconds; a gateway that leaves a ping unanswered so long is gone
+    )
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,13 @@ class GatewayConfig:
     # admin port's is beside it.
     local_socket: Path | None = None
     worker_wait: float = 10.0  # seconds that a call waits for a worker that takes it
-    worker_silence: float = 4.0  # seconds; a worker that leaves a ping unanswered so long is lost
-    client_silence: float = 20.0  # seconds; the same for clients, whose calls end then
+    worker_keepalive_timeout: float = (
+        4.0  # seconds; a worker that leaves a ping unanswered so long is lost
+    )
+    client_keepalive_timeout: float = 20.0  # seconds; the same for clients, whose calls end then
     max_connection_age: float = math.inf  # seconds
     max_calls_per_worker: int = 32  # handed over at once; more wait at the gateway, in fair order
-    crowded_calls_per_worker: int = 2
+    contended_calls_per_worker: int = 2
     max_request_bytes: int = MEBIBYTE
     prefix_affinity: bool = False
     max_concurrent_calls: int = 4096
@@ -57,7 +61,7 @@ def worker_config(settings: Settings, host: str) -> WorkerConfig:
         max_open_bytes=limits.max_open_bytes,
         limits=limits,
         health_period=settings.engine.health_period,
-        client_silence=limits.client_keepalive_timeout,
+        client_keepalive_timeout=limits.client_keepalive_timeout,
     )
 
 
@@ -68,12 +72,12 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         host=listen.host,
         port=listen.port,
         worker_wait=limits.worker_wait,
-        worker_silence=limits.worker_keepalive_timeout,
-        client_silence=limits.client_keepalive_timeout,
+        worker_keepalive_timeout=limits.worker_keepalive_timeout,
+        client_keepalive_timeout=limits.client_keepalive_timeout,
         max_connection_age=listen.max_connection_age,
         # A full batch, and so many that another replica is seen to be needed.
         max_calls_per_worker=max(engine.most_num_seqs, int(engine.target_live_requests) + 1),
-        crowded_calls_per_worker=limits.contended_calls_per_worker,
+        contended_calls_per_worker=limits.contended_calls_per_worker,
         max_request_bytes=limits.max_request_bytes,
         prefix_affinity=listen.prefix_affinity,
         max_concurrent_calls=limits.max_concurrent_calls,

@@ -9,11 +9,11 @@ from time import monotonic, sleep
 from server.grpc_core import Event
 
 _PAUSE = 0.001  # seconds
-_REST = 0.01  # seconds
+_BACK_OFF = 0.01  # seconds
 
 
-class Rests:
-    """The rests of a process that refuses most of its calls.
+class BackOff:
+    """The back-off of a process that refuses most of its calls.
 
     A call that is refused at once costs most where a worker has had the processor before it, and
     the caches with it. Several at a time cost less, and do not stop the worker for every one. Any
@@ -24,50 +24,50 @@ class Rests:
         self._wanted_until = 0.0
 
     def want(self) -> None:
-        """Let the thread rest when it has nothing to do."""
-        self._wanted_until = monotonic() + _REST
+        """Ask the thread to back off when it has nothing to do."""
+        self._wanted_until = monotonic() + _BACK_OFF
 
     @property
-    def are_wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether a call was refused of late."""
         return monotonic() < self._wanted_until
 
     def take(self) -> None:
-        """Rest."""
-        sleep(_REST)
+        """Wait, once."""
+        sleep(_BACK_OFF)
 
 
 def start_event_thread(
     name: str,
     poll: Callable[[float | None], Event],
     pass_on: Callable[[Event], bool],
-    rests: Rests,
+    back_off: BackOff,
 ) -> None:
-    """Let a thread take events and pass them on, until `pass_on` returns False.
+    """Start a thread that takes events and passes them on, until `pass_on` returns False.
 
     `poll` waits for the next event until a time of the system's clock, None for as long as it
     takes; an event without a tag says that none has come.
 
     To be woken costs more than most events. So a thread that is woken again soon pauses before it
-    waits once more, and then takes all that has come meanwhile; it rests where rests are wanted.
+    waits once more, and then takes all that has come meanwhile; it backs off where that is wanted.
     Either only when nothing is there. How long an event took to come does not show that: another
-    thread may have held the interpreter, and whoever rests then falls behind more and more.
+    thread may have held the interpreter, and backing off then lets calls pile up.
     """
-    given = (poll, pass_on, rests)
+    given = (poll, pass_on, back_off)
     threading.Thread(target=_follow, args=given, name=name, daemon=True).start()
 
 
 def _follow(
     poll: Callable[[float | None], Event],
     pass_on: Callable[[Event], bool],
-    rests: Rests,
+    back_off: BackOff,
 ) -> None:
     woken, is_soon = 0.0, False
     while True:
         event = poll(0)
         if event.tag is None:
-            if rests.are_wanted:
-                rests.take()
+            if back_off.is_wanted:
+                back_off.take()
             elif is_soon:
                 sleep(_PAUSE)
             event, came = poll(None), monotonic()

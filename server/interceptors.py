@@ -26,7 +26,7 @@ from engine.errors import (
     MalformedMessage,
     TokenweirError,
 )
-from server.last_moment import Deadlines, InTime, abort
+from server.deadlines import Deadlines, InTime, abort
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 from server.telemetry.logs import with_fields

@@ -49,7 +49,7 @@ def connection_options(most: int) -> tuple[tuple[str, int], ...]:
 
 
 def server_options(
-    max_request_bytes: int, client_silence: float, most: int
+    max_request_bytes: int, client_keepalive_timeout: float, most: int
 ) -> tuple[tuple[str, int], ...]:
     """Return the gRPC options of every server here, for so many connections.
 
@@ -65,7 +65,7 @@ def server_options(
         # Gateways and clients notice by pings that a host is gone; by default that is abuse.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        *keepalive_options(client_silence, client_silence),
+        *keepalive_options(client_keepalive_timeout, client_keepalive_timeout),
     )
 
 

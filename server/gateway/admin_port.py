@@ -17,11 +17,11 @@ from server.auth.tls import server_credentials
 from server.auth.tokens import TokenFile
 from server.call_server import CallServer, ServerCall
 from server.config import GatewayConfig
+from server.deadlines import CLOSE_TIMEOUT
 from server.gateway.admin import AdminService
 from server.gateway.request_reader import READ_TIMEOUT
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
-from server.last_moment import LAST_WORDS
 from server.listening import listen, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
@@ -64,7 +64,7 @@ class AdminPort:
         """Listen; return the port. Raises ConfigError if nobody can listen there."""
         config, self._loop = self._config, asyncio.get_running_loop()
         credentials = server_credentials(config.doors)
-        options = server_options(config.max_request_bytes, config.client_silence, _MOST)
+        options = server_options(config.max_request_bytes, config.client_keepalive_timeout, _MOST)
         self._server = CallServer(self._arrived, options)
         bound = listen(self._server, config.host, port, credentials)
         if config.local_socket is not None:
@@ -74,7 +74,7 @@ class AdminPort:
 
     async def close(self) -> None:
         """Take no more calls."""
-        await self._server.stop(LAST_WORDS)
+        await self._server.stop(CLOSE_TIMEOUT)
 
     def _arrived(self, call: ServerCall) -> None:
         """In the thread of the server; health is told to everybody."""

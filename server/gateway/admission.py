@@ -28,7 +28,7 @@ _MARGIN = 0.02  # seconds before its deadline in which a call can be told that i
 
 
 class Admission:
-    """Hands out so many places at once, in fair order; a call without one waits here.
+    """Hands out so many slots at once, in fair order; a call without one waits here.
 
     Workers and the gateway itself serve in order of arrival: a call that stands behind hundreds
     there cannot overtake them. So only as many as keep the workers busy are handed over, and the
@@ -38,8 +38,8 @@ class Admission:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._places: int | None = None  # None: as many as there are calls
-        self._crowded: int | None = None  # places for tenants that have calls waiting
+        self._num_slots: int | None = None  # None: as many as there are calls
+        self._num_contended: int | None = None  # those of tenants that have calls waiting
         self._satisfied: OrderedDict[str, float] = OrderedDict()  # tenants without, when last seen
         self._num_under_way = 0
         self._queue = FairQueue()
@@ -52,15 +52,15 @@ class Admission:
         self._caution = _CAUTION
         self._refusal: TokenweirError | None = None
 
-    def set_places(self, places: int | None, crowded: int | None = None) -> None:
+    def set_slots(self, num_slots: int | None, num_contended: int | None = None) -> None:
         """Let so many calls be under way at once; None: all of them.
 
-        Only `crowded` of them are of tenants that have others waiting, while there is a tenant
-        that has none. That one sends less than its share, and a flood must not slow it down.
+        Only `num_contended` of them are of tenants that have calls waiting, while another tenant
+        has none. That one sends less than its share, and a flood must not slow it down.
         Tenants that all wait want whole batches instead.
         """
-        self._places = places
-        self._crowded = places if crowded is None else crowded
+        self._num_slots = num_slots
+        self._num_contended = num_slots if num_contended is None else num_contended
         self._hand_out()
 
     @property
@@ -71,25 +71,25 @@ class Admission:
     def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits, or will."""
         self._refusal = error
-        self.set_places(None)
+        self.set_slots(None)
 
-    def turn(self, head: RequestHead, time_left: float | None) -> Turn:
-        """Wait until it is a call's turn, and keep its place to the end of the block.
+    def slot(self, head: RequestHead, time_left: float | None) -> Slot:
+        """Wait for a call's turn, and keep its slot to the end of the block.
 
         Raises CannotMeet if it would end after its deadline, ExpiredInQueue if that passes here,
         and what `refuse_waiting` was given.
         """
-        return Turn(self, head, None if time_left is None else self._clock() + time_left)
+        return Slot(self, head, None if time_left is None else self._clock() + time_left)
 
     async def wait(self, head: RequestHead, deadline: float | None) -> float:
-        """Wait until it is a call's turn; return when that was. See `turn`."""
+        """Wait until it is a call's turn; return when that was. See `slot`."""
         await self._wait(head, deadline)
         return self._clock()
 
     def end(
         self, head: RequestHead, started: float, deadline: float | None, *, is_good: bool
     ) -> None:
-        """Give the place of a call back that has had its turn."""
+        """Give the slot of a call back that has had its turn."""
         now = self._clock()
         if is_good:
             self._note_own_time(now - started)
@@ -100,7 +100,7 @@ class Admission:
     async def _wait(self, head: RequestHead, deadline: float | None) -> None:
         if self._refusal is not None:
             raise self._refusal
-        if self._needs_no_turn(head):
+        if self._has_free_slot(head):
             self._num_under_way += 1
             self._queue.begin(head.tenant)
             self._note(head.tenant)
@@ -139,7 +139,7 @@ class Admission:
 
         Any thread may ask.
         """
-        if time_left is not None and not self._needs_no_turn(head):
+        if time_left is not None and not self._has_free_slot(head):
             num_coming = self._coming[head.tenant, head.priority]
             self._judge(head, self._clock() + time_left, num_coming)
 
@@ -189,11 +189,11 @@ class Admission:
             del self._sorted_times[bisect_left(self._sorted_times, self._own_times.popleft())]
         self._own_time = self._sorted_times[len(self._sorted_times) // 2]
 
-    def _needs_no_turn(self, head: RequestHead) -> bool:
-        if self._places is None:
+    def _has_free_slot(self, head: RequestHead) -> bool:
+        if self._num_slots is None:
             return True
-        is_free = self._num_under_way < self._places
-        return is_free and self._queue.may_overtake(head.tenant, head.priority, self._places)
+        is_free = self._num_under_way < self._num_slots
+        return is_free and self._queue.may_overtake(head.tenant, head.priority, self._num_slots)
 
     def _note(self, tenant: str) -> None:
         """Note that a tenant is there; keep those that have no calls waiting, last seen last."""
@@ -205,11 +205,11 @@ class Admission:
     @property
     def _has_room(self) -> bool:
         """Whether one of the calls that wait can go on."""
-        if self._places is None or self._crowded is None:
+        if self._num_slots is None or self._num_contended is None:
             return True
-        if self._num_under_way >= self._places:
+        if self._num_under_way >= self._num_slots:
             return False
-        return self._queue.num_crowding < self._crowded or not self._is_anyone_satisfied()
+        return self._queue.num_contending < self._num_contended or not self._is_anyone_satisfied()
 
     def _is_anyone_satisfied(self) -> bool:
         """Return whether a tenant is there that has no calls waiting."""
@@ -244,7 +244,7 @@ class Admission:
         self._hand_out()
 
 
-class Turn:
+class Slot:
     """A block in which a call has its turn."""
 
     __slots__ = ("_admission", "_deadline", "_head", "_started")

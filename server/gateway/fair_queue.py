@@ -33,7 +33,7 @@ class FairQueue:
         self._waiting: Counter[str] = Counter()  # the same
         self._classes: dict[int, _PriorityClass] = {}  # those in which somebody waits
         self._size = 0
-        self.num_crowding = 0  # calls under way of tenants that have others waiting
+        self.num_contending = 0  # calls under way of tenants that have others waiting
 
     def __len__(self) -> int:
         return self._size
@@ -49,7 +49,7 @@ class FairQueue:
             one_class.size += 1
             self._size += 1
             if not self._waiting[waiting.tenant]:
-                self.num_crowding += self._under_way[waiting.tenant]
+                self.num_contending += self._under_way[waiting.tenant]
             self._waiting[waiting.tenant] += 1
 
     def remove(self, waiting: Waiting) -> None:
@@ -62,7 +62,7 @@ class FairQueue:
             self._waiting[waiting.tenant] -= 1
             if not self._waiting[waiting.tenant]:
                 del self._waiting[waiting.tenant]
-                self.num_crowding -= self._under_way[waiting.tenant]
+                self.num_contending -= self._under_way[waiting.tenant]
             if not one_class.lines[waiting.tenant]:
                 one_class.unrank(waiting.tenant)
                 del one_class.lines[waiting.tenant]
@@ -99,15 +99,15 @@ class FairQueue:
         """Return whether a call of this tenant waits."""
         return tenant in self._waiting
 
-    def may_overtake(self, tenant: str, priority: int, places: int) -> bool:
+    def may_overtake(self, tenant: str, priority: int, num_slots: int) -> bool:
         """Return whether a call that is added now need not wait behind others for a free place.
 
-        It must be as urgent as those, and its tenant below its share of the places.
+        It must be as urgent as those, and its tenant below its share of the slots.
         """
         with self._lock:
             if not self._classes:
                 return True
-            share = max(1, places // (len(self._waiting) + 1))
+            share = max(1, num_slots // (len(self._waiting) + 1))
             is_urgent = priority <= min(self._classes)
             return is_urgent and tenant not in self._waiting and self._under_way[tenant] < share
 
@@ -129,7 +129,7 @@ class FairQueue:
     def _follow(self, tenant: str, change: int) -> None:
         if tenant not in self._waiting:
             return
-        self.num_crowding += change
+        self.num_contending += change
         for one_class in self._classes.values():
             if tenant in one_class.lines:
                 one_class.rank(tenant, self._under_way[tenant])

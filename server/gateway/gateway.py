@@ -35,7 +35,8 @@ from server.auth.tokens import Identity
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import GatewayConfig
-from server.event_thread import Rests
+from server.deadlines import CLOSE_TIMEOUT, Deadlines, InTime, abort
+from server.event_thread import BackOff
 from server.gateway.admin import AdminService
 from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
@@ -52,7 +53,6 @@ from server.gateway.traffic import Traffic
 from server.gateway.versions import Deployment, Group, Versions
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
-from server.last_moment import LAST_WORDS, Deadlines, InTime, abort
 from server.listening import listen, max_connections, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
@@ -94,11 +94,11 @@ class Gateway:
         """
         self._config = config
         self._traffic = Traffic()
-        self._rests = Rests()
+        self._back_off = BackOff()
         self._pool = Pool(
             self._publish_health,
             lost or _nothing_to_do,
-            silence=config.worker_silence,
+            silence=config.worker_keepalive_timeout,
             traffic=self._traffic,
             peers=peers,
             affinity=Affinity() if config.prefix_affinity else None,
@@ -148,10 +148,10 @@ class Gateway:
             enable_reflection((*SERVICES, HEALTH), self._local)
         most = max_connections(self._config.host)
         logger.info("up to %s connections at once, as open files allow (ulimit -n)", f"{most:,}")
-        options = server_options(max_bytes, self._config.client_silence, most)
+        options = server_options(max_bytes, self._config.client_keepalive_timeout, most)
         age = min(self._config.max_connection_age * 1000, _NEVER)
         options = (*options, ("grpc.max_connection_age_ms", round(age)))
-        self._server = CallServer(self._arrived, options, self._rests)
+        self._server = CallServer(self._arrived, options, self._back_off)
         port = listen(self._server, self._config.host, self._config.port, credentials)
         if (socket := self._config.local_socket) is not None:
             listen(self._server, f"unix:{socket}", 0)
@@ -237,7 +237,7 @@ class Gateway:
         self._late.cancel()
         if self._versions is not None:
             await self._versions.close()
-        await self._server.stop(LAST_WORDS)
+        await self._server.stop(CLOSE_TIMEOUT)
         if self._admin is not None:
             await self._admin.close()
         self._book.flush()
@@ -259,7 +259,7 @@ class Gateway:
         serving = self._pool.serving
         served = {one for backend in serving for one in backend.models}
         self._traffic.see(served)
-        self._set_places()
+        self._set_slots()
         ready = {one.model for one in served if self._traffic.is_open(one)}
         self._models |= ready
         for name in ("", *SERVICES):
@@ -267,20 +267,21 @@ class Gateway:
         for name in self._models:
             self._health.publish(name, serving=name in ready)
 
-    def _set_places(self) -> None:
-        """Hand over what is missing to a batch at each worker, this gateway's part at the least.
+    def _set_slots(self) -> None:
+        """Limit calls in flight so that each worker has one full batch.
 
-        Others leave their part as soon as they hear of this one's calls, within about a second.
+        Each gateway may use its part of every batch, and what others leave of theirs. It hears
+        of their calls within about a second.
         """
-        most, crowded = self._config.max_calls_per_worker, self._config.crowded_calls_per_worker
+        most, contended = self._config.max_calls_per_worker, self._config.contended_calls_per_worker
         serving = self._pool.serving
         taken = self._traffic.taking({one for backend in serving for one in backend.models})
         taking = [backend for backend in serving if not taken.isdisjoint(backend.models)]
-        places = sum(
+        num_slots = sum(
             max(math.ceil(most / max(1, worker.num_gateways)), most - worker.of_others)
             for worker in taking
         )
-        self._admission.set_places(places or None, len(taking) * crowded)
+        self._admission.set_slots(num_slots or None, len(taking) * contended)
 
     def _arrived(self, call: ServerCall) -> None:
         """In the thread of the server: read the request, if there is room for one more.
@@ -306,9 +307,9 @@ class Gateway:
     def _has_come(
         self, call: ServerCall, request: bytes | TokenweirError, identity: Identity | None
     ) -> None:
-        """In any thread: let a call be answered, or refuse it at once.
+        """Have a call answered, or refuse it at once; in any thread.
 
-        Under overload nothing may cost less: it does not wake the event loop, and then rests.
+        The cheapest way under overload: the event loop is not woken, and the thread backs off.
         """
         head = lease = None
         try:
@@ -345,7 +346,7 @@ class Gateway:
             head = replace(head, tenant=identity.tenant)
         self._outcomes.refused(call, request_id, head, status, error.reason)
         if not isinstance(error, _OF_THE_CALLER):
-            self._rests.want()
+            self._back_off.want()
 
     def _begin(
         self, call: ServerCall, request: bytes, head: RequestHead | None, lease: Lease | None
@@ -413,7 +414,7 @@ class Gateway:
         relay = self._relay.unary if call.method in _UNARY else self._relay.stream
         arrived = time.monotonic()
         with self._requests.abortable(head.request_id):
-            async with self._admission.turn(head, call.time_remaining()):
+            async with self._admission.slot(head, call.time_remaining()):
                 self._outcomes.had_its_turn(time.monotonic() - arrived)
                 return await relay(call.method, request, call, head)
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _COMMAND = (sys.executable, "-c", "from server.adapters.http.child import main; main()")
 _PAUSE = 1.0  # seconds between two attempts
-_LAST_WORDS = 5.0  # seconds beyond its own grace
+_KILL_DELAY = 5.0  # seconds after its own grace
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ class HttpProcess:
             return
         process.terminate()
         try:
-            async with asyncio.timeout(self._config.grace + _LAST_WORDS):
+            async with asyncio.timeout(self._config.grace + _KILL_DELAY):
                 await process.wait()
         except TimeoutError:
             process.kill()

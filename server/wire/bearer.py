@@ -15,8 +15,8 @@ from grpc import aio
 
 from engine.errors import Draining
 from server.call_server import ServerCall
+from server.deadlines import abort
 from server.grpc_core import Pairs
-from server.last_moment import abort
 from server.status import CallStatus, call_status
 from server.wire import protocol
 from server.wire.protocol import NUM_TAKEN, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of

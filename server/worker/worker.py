@@ -25,9 +25,9 @@ from server.auth.peers import Peers
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import WorkerConfig
+from server.deadlines import CLOSE_TIMEOUT
 from server.health import Health
 from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
-from server.last_moment import LAST_WORDS
 from server.listening import address_of, listen, max_connections, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
@@ -89,7 +89,9 @@ class Worker:
         config, self._loop = self._config, asyncio.get_running_loop()
         self._services = self._make_services()
         max_bytes = max(config.max_request_bytes, protocol.MAX_BYTES)
-        options = server_options(max_bytes, config.client_silence, max_connections(config.host))
+        options = server_options(
+            max_bytes, config.client_keepalive_timeout, max_connections(config.host)
+        )
         self._server = CallServer(self._arrived, options)
         credentials = None if self._peers is None else self._peers.of_server()
         port = listen(self._server, config.host, config.port, credentials)
@@ -108,11 +110,11 @@ class Worker:
         await self._wait_until_idle(grace)
         # Calls that still run are ended with DRAINING, not by closing their connections.
         await asyncio.gather(*(e.stop(0) for e in self._catalog.engines.values()))
-        await self._wait_until_idle(LAST_WORDS)
+        await self._wait_until_idle(CLOSE_TIMEOUT)
         self._health.close()
         for bearer in tuple(self._bearers):
             bearer.close()
-        await self._server.stop(LAST_WORDS)
+        await self._server.stop(CLOSE_TIMEOUT)
 
     async def _empty(self) -> None:
         """Refuse new calls, as an operator wants it; return when none runs any more."""

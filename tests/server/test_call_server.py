@@ -19,7 +19,7 @@ from grpc import aio
 from engine.errors import Draining, QueueFull
 from server import call_server, event_thread
 from server.call_server import CallServer, ServerCall
-from server.event_thread import Rests
+from server.event_thread import BackOff
 from server.status import call_status
 from tests.fakes.calls import failure_of, until
 
@@ -405,42 +405,42 @@ async def test_a_server_that_rests_passes_several_calls_on_at_a_time(
 ) -> None:
     monkeypatch.setattr(event_thread, "_REST", 60.0)  # wanted as long as this takes
     for seconds in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2):  # until all calls come during one rest
-        if (num_rests := await _num_rests_of_20_calls(seconds, monkeypatch)) < 5:
+        if (num_pauses := await _num_pauses_of_20_calls(seconds, monkeypatch)) < 5:
             break
 
-    assert num_rests < 5
+    assert num_pauses < 5
 
 
-async def _num_rests_of_20_calls(first: float, monkeypatch: pytest.MonkeyPatch) -> int:
+async def _num_pauses_of_20_calls(first: float, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how often a server rests that refuses these; they come in the `first` seconds."""
-    has_rested, rests = threading.Event(), list[float]()
+    has_paused, pauses = threading.Event(), list[float]()
 
     def sleep(seconds: float) -> None:
-        rests.append(seconds)
-        assert has_rested.wait(60)
+        pauses.append(seconds)
+        assert has_paused.wait(60)
 
     def refuse(call: ServerCall) -> None:
         call.refuse(call_status(QueueFull("no room", 0.3), "r"))
-        rested.want()
+        back_off.want()
 
     monkeypatch.setattr(event_thread, "sleep", sleep)
-    rested = Rests()
-    server = CallServer(refuse, (), rested)
+    back_off = BackOff()
+    server = CallServer(refuse, (), back_off)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         ask = channel.unary_unary(METHOD)
         await failure_of(ask(b"", timeout=60))
-        await until(lambda: len(rests) == 1)
+        await until(lambda: len(pauses) == 1)
         others = [asyncio.ensure_future(failure_of(ask(b"", timeout=60))) for _ in range(20)]
         _, pending = await asyncio.wait(others, timeout=first)
         assert len(pending) == 20
 
-        has_rested.set()
+        has_paused.set()
         await asyncio.wait(others)
-        num_rests = len(rests)
+        num_pauses = len(pauses)
     await server.stop(0)
-    return num_rests
+    return num_pauses
 
 
 def test_one_file_knows_the_core_of_grpc() -> None:

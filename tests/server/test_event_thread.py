@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from server import event_thread
-from server.event_thread import Rests, start_event_thread
+from server.event_thread import BackOff, start_event_thread
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Events:
 
     def __init__(self, times: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
-        self.rests = Rests()
+        self.back_off = BackOff()
         self.poll_takes = 0.0
         self._times = list(times)
         self._now = 0.0
@@ -31,7 +31,7 @@ class Events:
         monkeypatch.setattr(event_thread, "sleep", self._sleep)
 
     def follow(self) -> list[str]:
-        start_event_thread("events", self._poll, self._pass_on, self.rests)
+        start_event_thread("events", self._poll, self._pass_on, self.back_off)
         assert self._ended.wait(60)
         return self.log
 
@@ -84,7 +84,7 @@ def test_while_calls_are_refused_the_thread_rests_when_nothing_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events = Events([0, 0, 4, 7, 25], monkeypatch)
-    events.rests.want()
+    events.back_off.want()
 
     log = events.follow()
 
@@ -103,6 +103,6 @@ def test_who_waited_for_the_interpreter_does_not_rest_while_events_are_there(
 ) -> None:
     events = Events([0, 0, 0, 0], monkeypatch)
     events.poll_takes = 3.0
-    events.rests.want()
+    events.back_off.want()
 
     assert events.follow() == ["event at 3", "event at 6", "event at 9", "event at 12"]

@@ -33,7 +33,9 @@ class Cell:
     """A gateway and its workers."""
 
     def __init__(self, package: str, port: int) -> None:
-        config = GatewayConfig(port=port, worker_silence=_SILENCE, max_calls_per_worker=_NUM_SEQS)
+        config = GatewayConfig(
+            port=port, worker_keepalive_timeout=_SILENCE, max_calls_per_worker=_NUM_SEQS
+        )
         self.gateway = Gateway(config)
         self._package = package
         self._addresses: set[str] = set()

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.server.gateway.test_door import entry
 from tokenweir import AsyncClient, Client
 from tokenweir.v1 import admin_service_pb2 as pb
 
@@ -20,7 +21,6 @@ from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from tests.fakes.calls import DOWN, UP, Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
-from tests.server.gateway.test_door import entry
 from tests.server.gateway.test_gateway import running_gateway
 
 OPERATOR: Any = (("authorization", "Bearer tw_operator"),)
@@ -123,7 +123,7 @@ async def test_load_and_server_are_those_of_all_workers(operated: Operated) -> N
 
 
 async def test_requests_are_aborted_wherever_they_are(operated: Operated) -> None:
-    operated.gateway._admission.set_places(1)
+    operated.gateway._admission.set_slots(1)
     running = operated.public.generation.GenerateStream(stream("a HOLD", request_id="running"))
     await until(lambda: operated.num_requests() == 1)
     waiting = operated.public.generation.Generate(generate("a", request_id="waiting"))

@@ -41,7 +41,7 @@ class Calls:
 
     async def _run(self, name: str, time_left: float | None, priority: int) -> None:
         try:
-            async with self._admission.turn(RequestHead(name[0], priority), time_left):
+            async with self._admission.slot(RequestHead(name[0], priority), time_left):
                 self.running.append(name)
                 await self._ends[name].wait()
                 self.running.remove(name)
@@ -56,7 +56,7 @@ async def _settle() -> None:
 
 async def test_a_call_of_another_tenant_is_next_behind_a_flood() -> None:
     admission = Admission()
-    admission.set_places(2)
+    admission.set_slots(2)
     calls = Calls(admission)
     for i in range(300):
         await calls.ask(f"flood {i}")
@@ -72,15 +72,15 @@ async def test_a_call_of_another_tenant_is_next_behind_a_flood() -> None:
 
 async def test_more_places_are_given_at_once_and_fewer_as_calls_end() -> None:
     admission = Admission()
-    admission.set_places(1)
+    admission.set_slots(1)
     calls = Calls(admission)
     for name in "abcd":
         await calls.ask(name)
 
-    admission.set_places(3)
+    admission.set_slots(3)
     await _settle()
     assert calls.running == ["a", "b", "c"]
-    admission.set_places(1)
+    admission.set_slots(1)
     await calls.end("a")
     await calls.end("b")
     assert calls.running == ["c"]
@@ -91,7 +91,7 @@ async def test_more_places_are_given_at_once_and_fewer_as_calls_end() -> None:
 
 async def _flooded(admission: Admission) -> Calls:
     """Return calls of which all eight places are a flood's, and twelve of it wait."""
-    admission.set_places(8, crowded=2)
+    admission.set_slots(8, num_contended=2)
     calls = Calls(admission)
     for i in range(20):
         await calls.ask(f"flood {i}")
@@ -173,7 +173,7 @@ async def test_a_tenant_does_not_overtake_those_that_are_more_urgent() -> None:
 
 async def test_a_call_that_is_cancelled_leaves_its_place_or_its_turn() -> None:
     admission = Admission()
-    admission.set_places(1)
+    admission.set_slots(1)
     calls = Calls(admission)
     for name in "abc":
         await calls.ask(name)
@@ -187,9 +187,9 @@ async def test_a_call_that_is_cancelled_leaves_its_place_or_its_turn() -> None:
 
 async def test_a_turn_that_comes_while_the_call_is_cancelled_goes_to_the_next() -> None:
     admission = Admission()
-    admission.set_places(1)
+    admission.set_slots(1)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(admission.turn(RequestHead("a"), None))
+        await stack.enter_async_context(admission.slot(RequestHead("a"), None))
         calls = Calls(admission)
         await calls.ask("b")
         await calls.ask("c")
@@ -202,7 +202,7 @@ async def test_a_turn_that_comes_while_the_call_is_cancelled_goes_to_the_next() 
 async def _measured(clock: Clock, num_calls: int = 100) -> tuple[Admission, Calls]:
     """Return an admission that has seen ten calls a second, of 0.1 s each, one at a time."""
     admission = Admission(clock=clock)
-    admission.set_places(1)
+    admission.set_slots(1)
     calls = Calls(admission)
     for i in range(num_calls + 1):
         await calls.ask(f"a{i}")
@@ -395,7 +395,7 @@ async def test_a_call_whose_time_has_run_out_when_its_turn_comes_goes_no_further
 
 async def test_a_deadline_that_passes_in_the_queue_is_told() -> None:
     admission = Admission()
-    admission.set_places(1)
+    admission.set_slots(1)
     calls = Calls(admission)
     await calls.ask("a")
 
@@ -407,7 +407,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_told() -> None:
 
 async def test_at_the_end_all_that_wait_are_refused() -> None:
     admission = Admission()
-    admission.set_places(1)
+    admission.set_slots(1)
     calls = Calls(admission)
     for name in "abc":
         await calls.ask(name)
@@ -423,10 +423,10 @@ async def test_at_the_end_all_that_wait_are_refused() -> None:
 async def test_tenants_that_have_left_are_forgotten() -> None:
     clock = Clock()
     admission = Admission(clock=clock)
-    admission.set_places(2)
+    admission.set_slots(2)
 
     for number in range(1000):
-        async with admission.turn(RequestHead(f"tenant {number}"), None):
+        async with admission.slot(RequestHead(f"tenant {number}"), None):
             clock.now += 1.0
 
     assert len(admission._satisfied) < 20
@@ -435,11 +435,11 @@ async def test_tenants_that_have_left_are_forgotten() -> None:
 async def test_a_tenant_whose_call_is_long_is_still_there() -> None:
     clock = Clock()
     admission = Admission(clock=clock)
-    admission.set_places(2)
+    admission.set_slots(2)
 
-    async with admission.turn(RequestHead("long"), None):
+    async with admission.slot(RequestHead("long"), None):
         for number in range(100):
-            async with admission.turn(RequestHead(f"tenant {number}"), None):
+            async with admission.slot(RequestHead(f"tenant {number}"), None):
                 clock.now += 1.0
 
         assert "long" in admission._satisfied

@@ -22,7 +22,7 @@ from tokenweir.v1 import prediction_service_pb2 as prediction
 
 from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
-from server.event_thread import Rests
+from server.event_thread import BackOff
 from server.telemetry.logs import REQUESTS, fields_of
 from server.wire.bearer import BearerCall
 from tests.fakes.calls import UP, Stubs, failure_of, generate, stream, until
@@ -318,8 +318,8 @@ async def test_a_stream_that_is_cut_short_is_counted(quota: int, tmp_path: Path)
 async def test_who_is_refused_for_reasons_of_his_own_slows_down_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted: list[Rests] = []
-    monkeypatch.setattr(Rests, "want", wanted.append)
+    wanted: list[BackOff] = []
+    monkeypatch.setattr(BackOff, "want", wanted.append)
     async with served(tmp_path, FakeGenerator(), max_requests=1, models=["dates"]) as stubs:
         holding = stubs.generation.GenerateStream(stream("HOLD"), metadata=ACME)
         await holding.initial_metadata()

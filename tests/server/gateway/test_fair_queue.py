@@ -36,7 +36,7 @@ def test_a_tenant_behind_three_hundred_calls_of_another_is_next() -> None:
     assert _taken(queue, 2) == "ba"
 
 
-def test_places_that_become_free_go_to_the_tenant_with_the_fewest() -> None:
+def test_slots_that_become_free_go_to_the_tenant_with_the_fewest() -> None:
     queue = FairQueue()
     for tenant in "abc":
         _add(queue, tenant, 9)

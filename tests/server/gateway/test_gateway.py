@@ -239,11 +239,11 @@ async def test_many_streams_at_once_say_what_each_says_alone(cell: Cell) -> None
 
 
 async def test_a_worker_is_told_how_many_calls_wait_for_it(cell: Cell) -> None:
-    cell.gateway._admission.set_places(1)
+    cell.gateway._admission.set_slots(1)
     calls = [cell.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(6)]
     await until(lambda: num_waiting(cell.gateway) == 5)
 
-    cell.gateway._admission.set_places(2)
+    cell.gateway._admission.set_slots(2)
     await until(lambda: sum(cell.requests()) == 2)
 
     loads = sorted(worker.load() for worker in cell.workers)
@@ -395,7 +395,7 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
 async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_worker() -> None:
     engine = FakeGenerator()
     engine.capabilities += OPTIONS
-    config = GatewayConfig(max_calls_per_worker=6, crowded_calls_per_worker=2)
+    config = GatewayConfig(max_calls_per_worker=6, contended_calls_per_worker=2)
     async with (
         running_worker(engine) as (_, address),
         running_gateway(address, config=config) as (gateway, stubs),
@@ -449,10 +449,10 @@ async def _slow_admission() -> Admission:
     """Return one with a single place, which is handed over every minute."""
     now = [0.0]
     admission = Admission(clock=lambda: now[0])
-    admission.set_places(1)
+    admission.set_slots(1)
 
     async def have_a_turn() -> None:
-        async with admission.turn(RequestHead(), None):
+        async with admission.slot(RequestHead(), None):
             await asyncio.sleep(0)
             now[0] += 60
 
@@ -461,7 +461,7 @@ async def _slow_admission() -> Admission:
 
 
 async def _have_a_turn(admission: Admission) -> None:
-    async with admission.turn(RequestHead(), None):
+    async with admission.slot(RequestHead(), None):
         await asyncio.Event().wait()
 
 
@@ -862,7 +862,9 @@ async def test_a_worker_is_watched_on_after_an_error_in_what_it_told(
 async def test_a_killed_worker_loses_nothing_but_the_streams_it_had_started() -> None:
     survivor = FakeGenerator()
     survivor.release.set()
-    config = GatewayConfig(worker_wait=60, worker_silence=3600)  # its connection tells, no ping
+    config = GatewayConfig(
+        worker_wait=60, worker_keepalive_timeout=3600
+    )  # its connection tells, no ping
     async with (
         worker_process() as doomed,
         running_worker(survivor) as (_, address),

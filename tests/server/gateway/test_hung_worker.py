@@ -20,7 +20,7 @@ from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.processes import Process, worker_process
 from tests.server.gateway.test_gateway import running_gateway
 
-SILENCE = GatewayConfig(worker_wait=60, worker_silence=1)
+SILENCE = GatewayConfig(worker_wait=60, worker_keepalive_timeout=1)
 
 
 @dataclass
@@ -125,11 +125,11 @@ async def test_calls_of_a_dropped_worker_that_does_not_answer_move_or_end() -> N
 async def test_a_dropped_worker_that_answers_keeps_its_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    patient = GatewayConfig(worker_wait=60, worker_silence=60)
+    patient = GatewayConfig(worker_wait=60, worker_keepalive_timeout=60)
     answers, ask = list[bool](), Backend._answers
 
     async def note(backend: Backend) -> bool:
-        backend._silence = patient.worker_silence  # for its answer
+        backend._silence = patient.worker_keepalive_timeout  # for its answer
         answers.append(await ask(backend))
         backend._silence = 0.1  # until the next question
         return answers[-1]

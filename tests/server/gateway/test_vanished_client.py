@@ -18,7 +18,7 @@ from server.worker.worker import Worker
 from tests.fakes.calls import stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
 
-CONFIG = GatewayConfig(worker_wait=60, client_silence=0.5)
+CONFIG = GatewayConfig(worker_wait=60, client_keepalive_timeout=0.5)
 _CLIENT = """
 import sys
 from tokenweir import Client
@@ -93,12 +93,14 @@ async def test_a_client_that_has_vanished_frees_its_slot() -> None:
 
 
 async def test_a_client_that_only_waits_keeps_its_slot() -> None:
-    engine, config = FakeGenerator(), replace(CONFIG, client_silence=1.0)
+    engine, config = FakeGenerator(), replace(CONFIG, client_keepalive_timeout=1.0)
     async with wire_to(engine, config) as (_, _, address), stubs_for(address) as stubs:
         call = stubs.generation.GenerateStream(stream("HOLD"))
         await call.initial_metadata()
 
-        await asyncio.sleep(2.5 * config.client_silence)  # a ping, and no answer would be the end
+        await asyncio.sleep(
+            2.5 * config.client_keepalive_timeout
+        )  # a ping, and no answer would be the end
         engine.release.set()
 
         assert len([message async for message in call]) == 3

@@ -233,11 +233,11 @@ def test_settings_reach_gateway_and_worker() -> None:
         host="127.0.0.2",
         port=7,
         worker_wait=3.0,
-        worker_silence=2.0,
-        client_silence=60.0,
+        worker_keepalive_timeout=2.0,
+        client_keepalive_timeout=60.0,
         max_connection_age=9,
         max_calls_per_worker=17,
-        crowded_calls_per_worker=5,
+        contended_calls_per_worker=5,
         prefix_affinity=True,
         max_concurrent_calls=10_000,
         max_open_bytes=50_000_000,
@@ -249,7 +249,7 @@ def test_settings_reach_gateway_and_worker() -> None:
         max_open_bytes=50_000_000,
         limits=config.limits,
         health_period=4.0,
-        client_silence=60.0,
+        client_keepalive_timeout=60.0,
     )
 
 

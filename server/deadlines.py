@@ -13,7 +13,7 @@ from grpc import aio
 from engine.errors import ExpiredInDecode
 from server.status import CallStatus
 
-LAST_WORDS = 1.0  # seconds in which calls that were ended tell their clients
+CLOSE_TIMEOUT = 1.0  # seconds in which calls that were ended tell their clients
 _MARGIN_SHARE = 0.05  # share of the time that a call has
 _NEAR, _LOOK_PERIOD = 1.0, 0.5  # seconds to a deadline that gets a timer, between two looks for it
 

@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 
 from engine.errors import EngineFailure, ExpiredInDecode
-from server.last_moment import Deadlines, InTime, abort
+from server.deadlines import Deadlines, InTime, abort
 from server.status import call_status
 from tests.conftest import FakeClock
 from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for, until
@@ -142,7 +142,7 @@ async def test_a_call_whose_engine_does_not_end_it_expires_with_details(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The client waits for a long time yet when the call ends half a second after its start.
-    monkeypatch.setattr("server.last_moment._MARGIN_SHARE", 0.99)
+    monkeypatch.setattr("server.deadlines._MARGIN_SHARE", 0.99)
     monkeypatch.setattr("server.interceptors._DEADLINE_MARGIN", 60.0)
     monkeypatch.setattr("server.worker.generation.engine_deadline", lambda context: None)
     engine = FakeGenerator()
