@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.auth.config import DoorsConfig
-from server.settings import Http, Kserve, Settings
+from server.settings import Http, Kserve, Settings, Tls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +15,7 @@ class FrontConfig:
     host: str = "127.0.0.1"
     grace: float = 30.0  # seconds that open requests get at the end
     # Its certificate; callers are authenticated by the server behind.
-    tls: DoorsConfig = field(default_factory=DoorsConfig)
+    tls: Tls = field(default_factory=Tls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +45,5 @@ def kserve_config(settings: Settings) -> KserveConfig:
 
 
 def _place(settings: Settings) -> dict[str, Any]:
-    tls = DoorsConfig(
-        tls_cert=settings.tls.cert,
-        tls_key=settings.tls.key,
-        tls_client_ca=settings.tls.client_ca,
-    )
-    return {"host": settings.listen.host, "grace": settings.listen.grace, "tls": tls}
+    listen = settings.listen
+    return {"host": listen.host, "grace": listen.grace, "tls": settings.tls}

@@ -20,12 +20,12 @@ async def check_reach(config: FrontConfig, client: AsyncClient, *, has_token: bo
     host = config.host
     if is_loopback(host):
         return
-    if config.tls.tls_cert is None:
+    if config.tls.cert is None:
         raise ConfigError(
             f"host ({host}) is reached from other machines, so calls need to be encrypted; give "
             f"--listen-tls-cert and --listen-tls-key, {_WAYS_OUT}"
         )
-    if config.tls.tls_client_ca is not None:
+    if config.tls.client_ca is not None:
         return
     if has_token:
         raise ConfigError(

@@ -46,9 +46,8 @@ class AdminPort:
 
     def __init__(self, config: GatewayConfig, service: AdminService, health: Health) -> None:
         """Raise ConfigError if the file of tokens cannot be used."""
-        doors = config.doors
         self._config = config
-        self._tokens = None if doors.admin_tokens is None else TokenFile(doors.admin_tokens)
+        self._tokens = None if config.admin.tokens is None else TokenFile(config.admin.tokens)
         max_bytes = config.max_request_bytes
         self._services = LocalServices(
             (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor()),
@@ -57,13 +56,13 @@ class AdminPort:
         server = cast(aio.Server, self._services)  # it has what is asked of one here
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
-        if doors.reflection:
+        if config.reflection:
             enable_reflection((ADMIN, HEALTH), self._services)
 
     def start(self, port: int) -> int:
         """Listen; return the port. Raises ConfigError if nobody can listen there."""
         config, self._loop = self._config, asyncio.get_running_loop()
-        credentials = server_credentials(config.doors)
+        credentials = server_credentials(config.tls)
         options = server_options(config.max_request_bytes, config.client_keepalive_timeout, _MOST)
         self._server = CallServer(self._arrived, options)
         bound = listen(self._server, config.host, port, credentials)

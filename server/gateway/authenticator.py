@@ -12,31 +12,32 @@ from google.protobuf.message_factory import GetMessageClass
 from engine.errors import FieldViolation, MalformedMessage, PermissionDenied
 from server.api import METHODS
 from server.auth.certified import told_name
-from server.auth.config import DoorsConfig
 from server.auth.quotas import Lease, Quotas
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity, TokenFile
 from server.call_server import ServerCall
+from server.config import GatewayConfig
 from server.gateway.request_head import RequestHead, stamped
+from server.settings import Settings
 
 _CUT_SHORT = (None, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_ECHO = 64  # characters of a name that an error repeats, and of a tenant
 
 
-def check_files(config: DoorsConfig) -> None:
+def check_files(config: Settings) -> None:
     """Raise ConfigError for certificates and tokens that cannot be used, before a port is open."""
-    server_credentials(config)
-    for path in filter(None, (config.tokens, config.admin_tokens)):
+    server_credentials(config.tls)
+    for path in filter(None, (config.auth.tokens, config.admin.tokens)):
         TokenFile(path)
 
 
 class Authenticator:
     """Knows the callers, if tokens or certificates are asked for; any thread may ask it."""
 
-    def __init__(self, config: DoorsConfig) -> None:
+    def __init__(self, config: GatewayConfig) -> None:
         """Raise ConfigError if the file of tokens cannot be used."""
-        self._tokens = None if config.tokens is None else TokenFile(config.tokens)
-        self._asks_certificates = config.tls_client_ca is not None
+        self._tokens = None if config.auth.tokens is None else TokenFile(config.auth.tokens)
+        self._asks_certificates = config.tls.client_ca is not None
         self._quotas = Quotas()
 
     def identity(self, call: ServerCall) -> Identity | None:

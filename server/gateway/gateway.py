@@ -109,7 +109,7 @@ class Gateway:
             max_bytes=config.max_open_bytes,
             max_message_bytes=max_message_bytes(config.max_request_bytes),
         )
-        self._authenticator = Authenticator(config.doors)
+        self._authenticator = Authenticator(config)
         self._admission = Admission()
         self._outcomes = CallOutcomes(tracing)
         self._book = Book(self._pool.addresses, tracing)
@@ -137,14 +137,14 @@ class Gateway:
         Raises ConfigError if nobody can listen there, or the certificate cannot be used.
         """
         self._loop = asyncio.get_running_loop()
-        credentials = server_credentials(self._config.doors)
+        credentials = server_credentials(self._config.tls)
         max_bytes = self._config.max_request_bytes
         self._local = LocalServices(
             (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor()),
             READ_TIMEOUT,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._local)
-        if self._config.doors.reflection:
+        if self._config.reflection:
             enable_reflection((*SERVICES, HEALTH), self._local)
         most = max_connections(self._config.host)
         logger.info("up to %s connections at once, as open files allow (ulimit -n)", f"{most:,}")
@@ -244,7 +244,7 @@ class Gateway:
         await self._pool.close()
 
     def _open_admin_port(self) -> None:
-        if (port := self._config.doors.admin_port) is not None:
+        if (port := self._config.admin.port) is not None:
             service = AdminService(
                 self._pool,
                 self._traffic,

@@ -63,7 +63,7 @@ async def _run_until_signal(
 async def running_gateway_role(config: Settings, find: Find) -> AsyncIterator[tuple[str, Gateway]]:
     """Run a gateway before the workers of the service that `find` finds; at the end drain it."""
     gateway_settings = gateway_config(config)
-    check_files(gateway_settings.doors)
+    check_files(config)
     check_ports_are_free(
         ("--port", config.listen.host, config.listen.port),
         ("--admin-port", config.listen.host, config.admin.port or 0),
@@ -79,8 +79,7 @@ async def running_gateway_role(config: Settings, find: Find) -> AsyncIterator[tu
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:
-            where, doors = (config.metrics.host, config.metrics.port), settings.doors
-            page = MetricsPage(*where, gateway.snapshot, gateway.worker_snapshots, doors)
+            page = MetricsPage(config, gateway.snapshot, gateway.worker_snapshots)
             stack.push_async_callback(asyncio.to_thread, page.close)
 
         async def find_roster() -> RosterAddress | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from server.auth.config import doors_config
 from server.auth.peers import peers_of
 from server.config import gateway_config
 from server.ray.publication import Publication, publish, published
@@ -34,13 +33,7 @@ class RosterReplica:
         told = Publication(address, settings.max_request_bytes, settings.max_calls_per_worker)
         await asyncio.to_thread(publish, config.listen.name, told)
         if config.metrics.port is not None:
-            self._page = MetricsPage(
-                config.metrics.host,
-                config.metrics.port,
-                self._counted,
-                list,
-                doors_config(config),
-            )
+            self._page = MetricsPage(config, self._counted, list)
 
     async def check_health(self) -> None:
         """Raise if Ray Serve itself can be reached from other machines; it asks at the start."""

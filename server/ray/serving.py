@@ -26,7 +26,6 @@ from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.manifest import Manifest
 from server.adapters.config import http_config
-from server.auth.config import doors_config
 from server.auth.peers import peers_of
 from server.config import gateway_config
 from server.gateway.authenticator import check_files
@@ -136,7 +135,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
             roster.traffic, roster.explain_loss = gateway.told_traffic, gateway.explain_loss
         if config.metrics.port is not None:
-            page = _metrics_page(config, config.metrics.port, gateway, roster)
+            page = _metrics_page(config, gateway, roster)
             stack.push_async_callback(asyncio.to_thread, page.close)
         stack.push_async_callback(ray.finish, deployment.undeploy)
         if gateway is not None:
@@ -151,7 +150,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         service = Service(config.listen.host, port, gateway, registry, ray)
         await _wait_until_served(config, service, ray, roster)
         if (socket := settings.local_socket) is not None:
-            has_admin = settings.doors.admin_port is not None
+            has_admin = settings.admin.port is not None
             http = http_config(config, os.environ.get(_ADMIN_TOKEN))
             beside_it = http_beside(http, socket, has_admin=has_admin)
             service.http_url = await stack.enter_async_context(beside_it)
@@ -208,7 +207,7 @@ async def _checked_packages(
 
 def check_doors(config: Settings) -> None:
     """Raise ConfigError for files and ports that cannot be used."""
-    check_files(doors_config(config))
+    check_files(config)
     check_ports_are_free(
         ("--port", config.listen.host, config.listen.port),
         ("--admin-port", config.listen.host, config.admin.port or 0),
@@ -230,16 +229,13 @@ async def _end_workers(
                 await asyncio.sleep(0.1)
 
 
-def _metrics_page(
-    config: Settings, port: int, gateway: Gateway | None, roster: Roster
-) -> MetricsPage:
+def _metrics_page(config: Settings, gateway: Gateway | None, roster: Roster) -> MetricsPage:
     def counted_here() -> Snapshot:
         counted = [] if gateway is None else gateway.snapshot()
         return [*counted, ("worker_restarts", (), roster.restarts.count)]
 
-    host, doors = config.metrics.host, doors_config(config)
     workers = list if gateway is None else gateway.worker_snapshots
-    return MetricsPage(host, port, counted_here, workers, doors)
+    return MetricsPage(config, counted_here, workers)
 
 
 async def _serve_until_signal(config: Settings, announce: Callable[[Service], None]) -> None:

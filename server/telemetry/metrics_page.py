@@ -13,10 +13,10 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from engine.errors import ConfigError, Unauthenticated
-from server.auth.config import DoorsConfig
 from server.auth.tls import server_context
 from server.auth.tokens import TokenFile
 from server.hosts import is_loopback
+from server.settings import Settings
 from server.telemetry.metrics import (
     GATEWAY_METRICS,
     METRICS,
@@ -38,29 +38,22 @@ Sources = Callable[[], Iterable[tuple[str, Snapshot]]]  # workers by name
 class MetricsPage:
     """Answers on a port of its own, in a thread of its own."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        gateway: Source,
-        workers: Sources,
-        doors: DoorsConfig | None = None,
-    ) -> None:
+    def __init__(self, config: Settings, gateway: Source, workers: Sources) -> None:
         """Listen; `gateway` and `workers` are asked in another thread, whenever somebody reads.
 
-        Readers show an operator's token if the doors have such; pages that other machines can read
-        are encrypted if the doors have a certificate. Raises ConfigError for files that cannot be
-        used, and if nobody can listen there.
+        Readers show an operator's token if operators have such; pages that other machines can read
+        are encrypted if there is a certificate. Raises ConfigError for files that cannot be used,
+        and if nobody can listen there.
         """
-        doors = doors or DoorsConfig()
+        host, port = config.metrics.host, config.metrics.port or 0
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(gateway, workers))
         ProcessCollector(registry=registry)
         app = make_asgi_app(registry)
-        if doors.admin_tokens is not None:
-            app = _for_operators(app, TokenFile(doors.admin_tokens))
-        is_encrypted = doors.tls_cert is not None and not is_loopback(host)
-        tls = server_context(doors) if is_encrypted else None
+        if config.admin.tokens is not None:
+            app = _for_operators(app, TokenFile(config.admin.tokens))
+        is_encrypted = config.tls.cert is not None and not is_loopback(host)
+        tls = server_context(config.tls) if is_encrypted else None
         try:
             self._server = MetricsServer(host, port, app, tls)
         except OSError as error:

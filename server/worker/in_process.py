@@ -45,9 +45,8 @@ class InProcessWorker:
     def __init__(self, models: Mapping[str, Engine], config: EngineConfig) -> None:
         self._directory = tempfile.mkdtemp(prefix="tokenweir-", dir=socket_directory())
         socket = f"unix:{self._directory}/socket"
-        settings = WorkerConfig(
-            host=socket, max_request_bytes=MOST_REQUEST_BYTES, limits=config.limits
-        )
+        limits = {**vars(config.limits), "max_request_bytes": MOST_REQUEST_BYTES}
+        settings = WorkerConfig(**limits, host=socket)
         self._worker: Worker | None = Worker(models, settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(

@@ -62,7 +62,7 @@ class Worker:
         self._config = config
         self._peers = peers
         self._catalog = Catalog(models, self.replica_id)
-        self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
+        self._wall = CallWall(config.max_worker_calls, config.max_open_bytes)
         running = frozenset({GENERATION, PREDICTION})
         self._admission = AdmissionInterceptor(running, self._wall)
         self._requests = RunningRequests()
@@ -182,14 +182,14 @@ class Worker:
             version=metadata.version("tokenweir"),
             start_time=datetime.now(UTC),
             features=FEATURES,
-            limits=config.limits,
+            limits=config,
             max_request_bytes=config.max_request_bytes,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationService(self._catalog, config.limits), server
+            GenerationService(self._catalog, config), server
         )
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-            PredictionService(self._catalog, config.limits), server
+            PredictionService(self._catalog, config), server
         )
         self._admin = AdminService(
             self._catalog, facts, self._admission, self._requests, self._empty

@@ -400,10 +400,10 @@ async def test_stopping_answers_calls_that_grpc_has_not_told_of(
     assert {(one.code, one.reason) for one in ended} == {(grpc.StatusCode.UNAVAILABLE, "DRAINING")}
 
 
-async def test_a_server_that_rests_passes_several_calls_on_at_a_time(
+async def test_a_server_that_backs_off_passes_several_calls_on_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_thread, "_REST", 60.0)  # wanted as long as this takes
+    monkeypatch.setattr(event_thread, "_BACK_OFF", 60.0)  # wanted as long as this takes
     for seconds in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2):  # until all calls come during one rest
         if (num_pauses := await _num_pauses_of_20_calls(seconds, monkeypatch)) < 5:
             break

@@ -98,7 +98,7 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
     assert (engine.max_queue_size, engine.limits.max_inputs) == (9, 3)
     assert gateway_config(settings).max_request_bytes == 64 << 20
     assert gateway_config(settings).worker_wait == 1.5
-    assert worker_config(settings, "127.0.0.9").limits.max_inputs == 3
+    assert worker_config(settings, "127.0.0.9").max_inputs == 3
 
 
 # The settings of a file, and what is said of them behind its name.

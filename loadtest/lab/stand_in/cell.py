@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.settings import Metrics, Settings
 from server.telemetry.metrics_page import MetricsPage
 
 _NUM_SEQS = 16
@@ -86,7 +87,7 @@ async def serve(package: str, replicas: int, port: int, page: int) -> None:
     """Serve until the standard input ends; so do the workers then, for nobody talks to them."""
     cell = Cell(package, port)
     await cell.gateway.start()
-    MetricsPage("127.0.0.1", page, cell.gateway.snapshot, list)
+    MetricsPage(Settings(metrics=Metrics(port=page)), cell.gateway.snapshot, list)
     await asyncio.gather(*(cell.keep_worker() for _ in range(replicas)))
 
 

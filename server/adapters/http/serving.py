@@ -31,7 +31,7 @@ async def serve(
     Raises OSError for a port, ConfigError for a certificate that cannot be had.
     """
     history = None if admin is None else LoadHistory(admin)
-    tls = None if config.tls.tls_cert is None else server_context(config.tls)
+    tls = None if config.tls.cert is None else server_context(config.tls)
     listener = listener or listen_at(config.host, config.port)
     server = HttpServer(application(client, config, history), config, tls)
     serving = asyncio.create_task(server.serve_at(listener))

@@ -24,10 +24,10 @@ from tokenweir.open_inference import open_inference_pb2 as protocol
 from engine.errors import ConfigError
 from server.adapters.config import FrontConfig, HttpConfig, KserveConfig
 from server.adapters.reach import check_reach
-from server.auth.config import DoorsConfig
 from server.auth.tls import server_context
 from server.cli.app import run
 from server.cli.front import Front
+from server.settings import Tls
 from tests.fakes.certificates import Authority
 from tests.fakes.http_calls import Caller, http_server
 from tests.fakes.kserve_calls import Stub, kserve_server
@@ -39,9 +39,9 @@ def authority() -> Authority:
 
 
 @pytest.fixture
-def tls(authority: Authority, tmp_path: Path) -> DoorsConfig:
+def tls(authority: Authority, tmp_path: Path) -> Tls:
     cert, key = authority.certify().write(tmp_path)
-    return DoorsConfig(tls_cert=cert, tls_key=key)
+    return Tls(cert, key)
 
 
 def trusting(authority: Authority) -> ssl.SSLContext:
@@ -59,7 +59,7 @@ async def answers(caller: Caller, context: ssl.SSLContext) -> bool:
 
 
 async def test_http_is_encrypted_by_a_certificate_that_may_be_renewed(
-    tls: DoorsConfig, authority: Authority, tmp_path: Path
+    tls: Tls, authority: Authority, tmp_path: Path
 ):
     renewed = Authority("renewed")
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=tls)) as caller:
@@ -75,14 +75,14 @@ async def test_http_is_encrypted_by_a_certificate_that_may_be_renewed(
 
 
 async def test_a_half_renewed_certificate_is_logged_and_the_one_before_goes_on(
-    tls: DoorsConfig,
+    tls: Tls,
     authority: Authority,
     caplog: pytest.LogCaptureFixture,
 ):
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=tls)) as caller:
-        assert tls.tls_cert is not None
+        assert tls.cert is not None
         with caplog.at_level(logging.ERROR, "server.auth"):
-            tls.tls_cert.write_bytes(authority.certify().cert)
+            tls.cert.write_bytes(authority.certify().cert)
             assert await answers(caller, trusting(authority))
         assert await answers(caller, trusting(authority))
 
@@ -90,14 +90,14 @@ async def test_a_half_renewed_certificate_is_logged_and_the_one_before_goes_on(
 
 
 async def test_clients_of_http_show_a_certificate_where_one_is_asked_for(
-    tls: DoorsConfig, authority: Authority, tmp_path: Path
+    tls: Tls, authority: Authority, tmp_path: Path
 ):
     roots = tmp_path / "roots.pem"
     roots.write_bytes(authority.pem)
     shown = trusting(authority)
     (tmp_path / "client").mkdir()
     shown.load_cert_chain(*authority.certify("a client").write(tmp_path / "client"))
-    asked = DoorsConfig(tls_cert=tls.tls_cert, tls_key=tls.tls_key, tls_client_ca=roots)
+    asked = Tls(tls.cert, tls.key, roots)
 
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=asked)) as caller:
         assert await answers(caller, shown)
@@ -105,7 +105,7 @@ async def test_clients_of_http_show_a_certificate_where_one_is_asked_for(
 
 
 async def test_a_client_that_says_nothing_does_not_keep_the_server_from_ending(
-    tls: DoorsConfig, authority: Authority
+    tls: Tls, authority: Authority
 ):
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=20, tls=tls)) as caller:
         place = "127.0.0.1", int(caller.url.rpartition(":")[2])
@@ -123,7 +123,7 @@ async def test_a_client_that_says_nothing_does_not_keep_the_server_from_ending(
     connection.close()
 
 
-async def test_a_client_gets_no_ticket_to_come_back_with(tls: DoorsConfig, authority: Authority):
+async def test_a_client_gets_no_ticket_to_come_back_with(tls: Tls, authority: Authority):
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=tls)) as caller:
         place = "127.0.0.1", int(caller.url.rpartition(":")[2])
 
@@ -142,7 +142,7 @@ async def test_a_client_gets_no_ticket_to_come_back_with(tls: DoorsConfig, autho
 
 
 async def test_a_client_whose_root_was_taken_away_is_let_in_no_more(
-    tls: DoorsConfig, authority: Authority, tmp_path: Path
+    tls: Tls, authority: Authority, tmp_path: Path
 ):
     before, after = Authority("before"), Authority("after")
     contexts = []
@@ -153,7 +153,7 @@ async def test_a_client_whose_root_was_taken_away_is_let_in_no_more(
     old, new = contexts
     roots = tmp_path / "roots.pem"
     roots.write_bytes(before.pem)
-    asked = DoorsConfig(tls_cert=tls.tls_cert, tls_key=tls.tls_key, tls_client_ca=roots)
+    asked = Tls(tls.cert, tls.key, roots)
 
     async with http_server("127.0.0.1:1", HttpConfig(port=0, grace=1, tls=asked)) as caller:
         assert await answers(caller, old)
@@ -162,15 +162,15 @@ async def test_a_client_whose_root_was_taken_away_is_let_in_no_more(
         assert not await answers(caller, old)
 
 
-def test_files_that_cannot_be_used_are_named(tls: DoorsConfig):
-    assert tls.tls_key is not None
-    tls.tls_key.write_bytes(Authority().certify().key)
+def test_files_that_cannot_be_used_are_named(tls: Tls):
+    assert tls.key is not None
+    tls.key.write_bytes(Authority().certify().key)
 
     with pytest.raises(ConfigError, match="TLS cannot use .*cert.pem and .*key.pem"):
         server_context(tls)
 
 
-async def test_kserve_is_encrypted(tls: DoorsConfig, authority: Authority):
+async def test_kserve_is_encrypted(tls: Tls, authority: Authority):
     async with kserve_server("127.0.0.1:1", KserveConfig(port=0, grace=1, tls=tls)) as where:
         credentials = grpc.ssl_channel_credentials(authority.pem)
         async with grpc.aio.secure_channel(where, credentials) as channel:
@@ -192,16 +192,16 @@ class FakeServer:
         return ()
 
 
-_TLS = DoorsConfig(tls_cert=Path("c"), tls_key=Path("k"))
-_MUTUAL = DoorsConfig(tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path("r"))
+_TLS = Tls(Path("c"), Path("k"))
+_MUTUAL = Tls(Path("c"), Path("k"), Path("r"))
 
 
 @pytest.mark.parametrize(
     ("host", "tls", "asks", "has_token", "problem"),
     [
-        ("127.0.0.1", DoorsConfig(), False, True, ""),
-        ("::1", DoorsConfig(), False, True, ""),
-        ("0.0.0.0", DoorsConfig(), True, False, "calls need to be encrypted"),
+        ("127.0.0.1", Tls(), False, True, ""),
+        ("::1", Tls(), False, True, ""),
+        ("0.0.0.0", Tls(), True, False, "calls need to be encrypted"),
         ("0.0.0.0", _TLS, False, False, "asks nobody who he is"),
         ("0.0.0.0", _TLS, True, True, "would go on with --token"),
         ("0.0.0.0", _TLS, True, False, ""),
@@ -209,7 +209,7 @@ _MUTUAL = DoorsConfig(tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path(
     ],
 )
 async def test_strangers_are_let_in_only_by_tls_and_if_somebody_asks_who_they_are(
-    host: str, tls: DoorsConfig, asks: bool, has_token: bool, problem: str
+    host: str, tls: Tls, asks: bool, has_token: bool, problem: str
 ):
     server: Any = FakeServer(asks)
     checked = check_reach(HttpConfig(host=host, tls=tls), server, has_token=has_token)
@@ -302,7 +302,7 @@ def test_the_commands_take_the_file_of_the_service_and_options_win_over_it(
     monkeypatch.setenv("TOKENWEIR_ADMIN_TOKEN", "a")
     (tmp_path / "serve.toml").write_text(_FILE)
     file = ["--config", str(tmp_path / "serve.toml")]
-    tls = DoorsConfig(tls_cert=tmp_path / "c", tls_key=tmp_path / "k", tls_client_ca=tmp_path / "r")
+    tls = Tls(tmp_path / "c", tmp_path / "k", tmp_path / "r")
     bounds = {"max_body_bytes": 7, "body_seconds": 8, "head_seconds": 9, "max_head_bytes": 10}
     http = HttpConfig(
         host="::1", port=7, max_requests=5, timeout=6, grace=4, tls=tls, admin_token="a", **bounds

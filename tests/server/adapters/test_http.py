@@ -29,9 +29,9 @@ from loadtest.work.ask import Ask
 from server.adapters.config import HttpConfig
 from server.adapters.http.answers import Form, TextForm, finish_reason
 from server.adapters.http.chat import ChatForm
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.settings import Auth
 from tests.fakes.calls import until
 from tests.fakes.engines import (
     OPTIONS,
@@ -43,7 +43,7 @@ from tests.fakes.engines import (
 )
 from tests.fakes.http_calls import Caller, http_server
 from tests.fakes.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
-from tests.server.gateway.test_door import entry
+from tests.server.gateway.test_authenticator import entry
 
 
 @asynccontextmanager
@@ -534,7 +534,7 @@ async def test_who_calls_is_told_to_the_server_behind():
 async def test_a_token_is_asked_for_where_the_server_behind_asks_for_one(tmp_path: Path):
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_a", tenant="a"))
-    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tokens=tokens)))
+    gateway = Gateway(GatewayConfig(auth=Auth(tokens=tokens)))
     address = f"127.0.0.1:{await gateway.start()}"
     async with http_server(address) as caller:
         for shown in ({}, {"Authorization": "Bearer "}, {"Authorization": "Basic eA=="}):
@@ -570,7 +570,7 @@ async def test_models_are_listed_and_found_by_their_names():
 async def test_models_are_those_that_the_token_of_a_request_may_use(tmp_path: Path):
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_some", tenant="a", models=["tags"]) + entry("tw_all", tenant="b"))
-    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tokens=tokens)))
+    gateway = Gateway(GatewayConfig(auth=Auth(tokens=tokens)))
     async with running_worker(FakeGenerator(), FakePredictor()) as (_, worker):
         address = f"127.0.0.1:{await gateway.start()}"
         await gateway.sync([worker])

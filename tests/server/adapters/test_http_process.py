@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -21,13 +22,13 @@ from tokenweir import AsyncClient, Unauthenticated
 
 from engine.errors import ConfigError
 from server.adapters.config import HttpConfig, http_config
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.gateway.admin_port import admin_socket
 from server.gateway.gateway import Gateway
 from server.given_settings import GivenSettings
 from server.ray import http_process
 from server.ray.http_process import HttpProcess, http_beside, private_socket
+from server.settings import Admin, Auth, Tls
 from tests.fakes.calls import until
 from tests.fakes.certificates import Authority
 from tests.fakes.engines import OPTIONS, FakeGenerator, running_worker
@@ -35,12 +36,12 @@ from tests.fakes.engines import OPTIONS, FakeGenerator, running_worker
 
 @asynccontextmanager
 async def gateway_at(
-    path: Path, doors: DoorsConfig, generator: FakeGenerator | None = None
+    path: Path, generator: FakeGenerator | None = None, **config: Any
 ) -> AsyncIterator[Gateway]:
     generator = generator or FakeGenerator()
     generator.capabilities += OPTIONS
     async with running_worker(generator) as (_, address):
-        gateway = Gateway(GatewayConfig(local_socket=path, doors=doors))
+        gateway = Gateway(GatewayConfig(local_socket=path, **config))
         await gateway.start()
         await gateway.sync([address])
         await until(lambda: gateway.num_serving == 1)
@@ -55,11 +56,9 @@ async def test_the_local_socket_asks_for_tokens_but_for_no_certificate(tmp_path:
     tokens = tmp_path / "tokens.toml"
     digest = hashlib.sha256(b"tw_a").hexdigest()
     tokens.write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "a"\n')
-    doors = DoorsConfig(
-        tls_cert=cert, tls_key=key, tokens=tokens, admin_port=0, admin_tokens=tokens
-    )
+    operated = Admin(port=0, tokens=tokens)
     with private_socket() as path:
-        async with gateway_at(path, doors):
+        async with gateway_at(path, tls=Tls(cert, key), auth=Auth(tokens=tokens), admin=operated):
             assert path.parent.stat().st_mode & 0o077 == 0
             async with AsyncClient(f"unix:{path}", max_attempts=1) as client:
                 with pytest.raises(Unauthenticated):
@@ -74,12 +73,12 @@ async def test_who_calls_is_who_his_certificate_is_made_out_to_by_http_too(tmp_p
     authority, generator = Authority(), FakeGenerator()
     cert, key = authority.certify().write(tmp_path)
     (roots := tmp_path / "roots.pem").write_bytes(authority.pem)
-    doors = DoorsConfig(tls_cert=cert, tls_key=key, tls_client_ca=roots)
+    tls = Tls(cert, key, roots)
     asked = {"model": "dates", "prompt": "a b"}
     claims = {"tokenweir-certified-bin": base64.b64encode(b"victim").decode()}
     with private_socket() as path:
-        async with gateway_at(path, doors, generator):
-            config = HttpConfig(port=0, grace=1, tls=doors)
+        async with gateway_at(path, generator, tls=tls):
+            config = HttpConfig(port=0, grace=1, tls=tls)
             async with http_beside(config, path, has_admin=False) as url:
                 for name in ("acme", "shöp"):
                     context = ssl.create_default_context(cadata=authority.pem.decode())
@@ -103,12 +102,12 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
     tokens = tmp_path / "tokens.toml"
     digest = hashlib.sha256(b"tw_a").hexdigest()
     tokens.write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "a"\n')
-    doors = DoorsConfig(tls_cert=cert, tls_key=key, tokens=tokens, admin_port=0)
+    tls = Tls(cert, key)
     context = ssl.create_default_context(cadata=authority.pem.decode())
     asked = {"model": "dates", "prompt": "a b"}
     with private_socket() as path:
-        async with gateway_at(path, doors):
-            config = HttpConfig(port=0, grace=1, tls=doors)
+        async with gateway_at(path, tls=tls, auth=Auth(tokens=tokens), admin=Admin(port=0)):
+            config = HttpConfig(port=0, grace=1, tls=tls)
             async with http_beside(config, path, has_admin=True) as url:
                 async with aiohttp.ClientSession() as session:
 
@@ -137,7 +136,7 @@ async def test_it_has_the_bounds_of_the_file_of_its_server(tmp_path: Path):
     given = GivenSettings()
     given.read(tmp_path / "serve.toml")
     with private_socket() as path:
-        async with gateway_at(path, DoorsConfig()):
+        async with gateway_at(path):
             config = http_config(given.served(), None)
             async with http_beside(config, path, has_admin=False) as url:
                 async with aiohttp.ClientSession() as session:

@@ -19,9 +19,9 @@ from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
 from server.auth.certified import CERTIFIED_KEY, certified_name
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.settings import Tls
 from tests.fakes import engines as fakes
 from tests.fakes.calls import Stubs, generate, stream, until
 from tests.fakes.certificates import Authority
@@ -31,9 +31,9 @@ OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
 @asynccontextmanager
-async def served(doors: DoorsConfig, engine: FakeGenerator | None = None) -> AsyncIterator[str]:
-    """Serve an engine behind doors; yield the address."""
-    gateway = Gateway(GatewayConfig(worker_wait=60, doors=doors))
+async def served(tls: Tls, engine: FakeGenerator | None = None) -> AsyncIterator[str]:
+    """Serve an engine with this certificate; yield the address."""
+    gateway = Gateway(GatewayConfig(worker_wait=60, tls=tls))
     async with running_worker(engine or FakeGenerator()) as (_, worker):
         port = await gateway.start()
         try:
@@ -73,15 +73,13 @@ def authority() -> Authority:
 
 
 @pytest.fixture
-def doors(authority: Authority, tmp_path: Path) -> DoorsConfig:
+def tls(authority: Authority, tmp_path: Path) -> Tls:
     cert, key = authority.certify().write(tmp_path)
-    return DoorsConfig(tls_cert=cert, tls_key=key)
+    return Tls(cert, key)
 
 
-async def test_calls_are_encrypted_and_others_are_not_taken(
-    doors: DoorsConfig, authority: Authority
-) -> None:
-    async with served(doors) as address:
+async def test_calls_are_encrypted_and_others_are_not_taken(tls: Tls, authority: Authority) -> None:
+    async with served(tls) as address:
         async with stubs_with(address, trusting(authority)) as stubs:
             assert await stubs.still_serves()
         async with stubs_with(address, trusting(Authority("another"))) as stubs:
@@ -106,15 +104,15 @@ async def test_a_handshake_that_fails_is_what_the_client_says_first(
     trusted: str,
     asks: bool,
     problem: str,
-    doors: DoorsConfig,
+    tls: Tls,
     authority: Authority,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "ca.pem").write_bytes(authority.pem)
-    doors = replace(doors, tls_client_ca=tmp_path / "ca.pem" if asks else None)
+    tls = replace(tls, client_ca=tmp_path / "ca.pem" if asks else None)
     authorities = {"a test": authority, "another": Authority("another")}
     credentials = trusting(authorities[trusted]) if trusted else None
-    gateway = Gateway(GatewayConfig(host=host, doors=doors))
+    gateway = Gateway(GatewayConfig(host=host, tls=tls))
     address = f"{host}:{await gateway.start()}"
 
     try:
@@ -127,7 +125,7 @@ async def test_a_handshake_that_fails_is_what_the_client_says_first(
 
 async def test_a_certificate_that_has_expired_is_told(authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.certify(days=-1).write(tmp_path)
-    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tls_cert=cert, tls_key=key)))
+    gateway = Gateway(GatewayConfig(tls=Tls(cert, key)))
     address = f"127.0.0.1:{await gateway.start()}"
 
     try:
@@ -151,15 +149,15 @@ async def test_a_server_of_http_is_told_by_a_client_of_grpc() -> None:
 
 
 async def test_a_client_shows_a_certificate_where_one_is_asked_for(
-    doors: DoorsConfig, authority: Authority, tmp_path: Path
+    tls: Tls, authority: Authority, tmp_path: Path
 ) -> None:
     clients = Authority("those who may call")
     (tmp_path / "clients.pem").write_bytes(clients.pem)
-    doors = replace(doors, tls_client_ca=tmp_path / "clients.pem")
+    tls = replace(tls, client_ca=tmp_path / "clients.pem")
     known = clients.certify("client").of_client(authority)
     unknown = Authority("others").certify("client").of_client(authority)
 
-    async with served(doors, fair()) as address:
+    async with served(tls, fair()) as address:
         async with stubs_with(address, known) as stubs:
             assert await stubs.still_serves()
         for credentials in (unknown, trusting(authority)):
@@ -173,14 +171,14 @@ async def test_a_client_shows_a_certificate_where_one_is_asked_for(
 
 
 async def test_where_certificates_say_who_calls_the_message_does_not(
-    doors: DoorsConfig, authority: Authority, tmp_path: Path
+    tls: Tls, authority: Authority, tmp_path: Path
 ) -> None:
     clients = Authority("those who may call")
     (tmp_path / "clients.pem").write_bytes(clients.pem)
-    doors = replace(doors, tls_client_ca=tmp_path / "clients.pem")
+    tls = replace(tls, client_ca=tmp_path / "clients.pem")
     engine = fair()
 
-    async with served(doors, engine) as address:
+    async with served(tls, engine) as address:
         for name in ("acme", "shop"):
             known = clients.certify(name).of_client(authority)
             async with stubs_with(address, known) as stubs:
@@ -210,10 +208,10 @@ def test_a_certificate_is_made_out_to_its_common_name_or_else_its_first_other(
 
 
 async def test_a_renewed_certificate_meets_new_connections_and_streams_go_on(
-    doors: DoorsConfig, authority: Authority, tmp_path: Path
+    tls: Tls, authority: Authority, tmp_path: Path
 ) -> None:
     engine, renewed = FakeGenerator(), Authority("renewed")
-    async with served(doors, engine) as address, stubs_with(address, trusting(authority)) as old:
+    async with served(tls, engine) as address, stubs_with(address, trusting(authority)) as old:
         call = old.generation.GenerateStream(stream("a HOLD b"))
         await engine.seen.wait()
         _write_renewed(renewed, tmp_path)
@@ -228,14 +226,14 @@ async def test_a_renewed_certificate_meets_new_connections_and_streams_go_on(
 
 
 async def test_a_half_renewed_certificate_is_logged_and_the_one_before_goes_on(
-    doors: DoorsConfig, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tls: Tls, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     renewed = Authority("renewed")
     new = renewed.certify()
-    assert doors.tls_cert is not None
-    async with served(doors) as address:
+    assert tls.cert is not None
+    async with served(tls) as address:
         with caplog.at_level(logging.INFO, "server.auth"):
-            doors.tls_cert.write_bytes(new.cert)  # its key is not there yet
+            tls.cert.write_bytes(new.cert)  # its key is not there yet
             async with stubs_with(address, trusting(authority)) as stubs:
                 assert await stubs.still_serves()
             (tmp_path / "key.pem").write_bytes(new.key)
@@ -249,7 +247,7 @@ async def test_a_half_renewed_certificate_is_logged_and_the_one_before_goes_on(
 
 @pytest.mark.parametrize("wrong", ["missing", "no PEM", "another key", "a password"])
 async def test_files_that_cannot_be_used_are_named_at_the_start(
-    wrong: str, doors: DoorsConfig, tmp_path: Path
+    wrong: str, tls: Tls, tmp_path: Path
 ) -> None:
     key = tmp_path / "key.pem"
     match wrong:
@@ -263,7 +261,7 @@ async def test_files_that_cannot_be_used_are_named_at_the_start(
             key.write_bytes(Authority().certify().with_password(b"secret"))
 
     with pytest.raises(ConfigError, match="TLS cannot use .*cert.pem and .*key.pem"):
-        await asyncio.wait_for(Gateway(GatewayConfig(doors=doors)).start(), 60)
+        await asyncio.wait_for(Gateway(GatewayConfig(tls=tls)).start(), 60)
 
 
 def _write_renewed(authority: Authority, folder: Path) -> None:

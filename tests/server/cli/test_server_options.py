@@ -13,14 +13,14 @@ import click
 import pytest
 from tokenweir import AsyncClient, Client, PermissionDenied, Unauthenticated
 
-from server.auth.config import DoorsConfig
 from server.cli.app import cli, run
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.settings import Auth, Tls
 from tests.fakes.calls import until
 from tests.fakes.certificates import Authority
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
-from tests.server.gateway.test_door import entry
+from tests.server.gateway.test_authenticator import entry
 
 CALLERS = (
     *("generate", "score", "classify", "label", "embed", "models", "health"),
@@ -47,8 +47,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     ca.write_bytes(authority.pem)
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["dates"]))
-    doors = DoorsConfig(tls_cert=cert, tls_key=key, tls_client_ca=ca, tokens=tokens)
-    gateway = Gateway(GatewayConfig(worker_wait=60, doors=doors))
+    tls, auth = Tls(cert, key, ca), Auth(tokens=tokens)
+    gateway = Gateway(GatewayConfig(worker_wait=60, tls=tls, auth=auth))
     engine = FakeGenerator()
     engine.capabilities = ("generate", "stream", *OPTIONS)
     async with running_worker(engine, FakePredictor()) as (_, worker):
@@ -172,7 +172,7 @@ def test_certificates_that_cannot_be_used_are_named(
 async def test_clients_raise_what_they_are_refused_with(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["others"]))
-    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tokens=tokens)))
+    gateway = Gateway(GatewayConfig(auth=Auth(tokens=tokens)))
     address = f"127.0.0.1:{await gateway.start()}"
     try:
         async with AsyncClient(address) as stranger:

@@ -12,15 +12,15 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.server.gateway.test_door import entry
 from tokenweir import AsyncClient, Client
 from tokenweir.v1 import admin_service_pb2 as pb
 
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
+from server.settings import Admin
 from tests.fakes.calls import DOWN, UP, Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
+from tests.server.gateway.test_authenticator import entry
 from tests.server.gateway.test_gateway import running_gateway
 
 OPERATOR: Any = (("authorization", "Bearer tw_operator"),)
@@ -44,11 +44,11 @@ class Operated:
 async def operated(tmp_path: Path) -> AsyncIterator[Operated]:
     tokens = tmp_path / "operators.toml"
     tokens.write_text(entry("tw_operator", tenant="ann"))
-    doors = DoorsConfig(admin_port=0, admin_tokens=tokens)
+    admin = Admin(port=0, tokens=tokens)
     engines = (FakeGenerator(), FakeGenerator())
     async with AsyncExitStack() as stack:
         addresses = [(await stack.enter_async_context(running_worker(e)))[1] for e in engines]
-        config = GatewayConfig(worker_wait=60, doors=doors)
+        config = GatewayConfig(worker_wait=60, admin=admin)
         gateway, public = await stack.enter_async_context(
             running_gateway(*addresses, config=config)
         )

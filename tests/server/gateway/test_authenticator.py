@@ -20,9 +20,9 @@ from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2 as prediction
 
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.event_thread import BackOff
+from server.settings import Auth
 from server.telemetry.logs import REQUESTS, fields_of
 from server.wire.bearer import BearerCall
 from tests.fakes.calls import UP, Stubs, failure_of, generate, stream, until
@@ -54,7 +54,7 @@ async def served(
     tokens = folder / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant=tenant, **fields), encoding="utf-8")
     engine.capabilities = ("generate", "stream", *OPTIONS)
-    config = GatewayConfig(worker_wait=60, doors=DoorsConfig(tokens=tokens, reflection=True))
+    config = GatewayConfig(worker_wait=60, auth=Auth(tokens=tokens), reflection=True)
     async with (
         running_worker(engine, *others) as (_, address),
         running_gateway(address, config=config) as (gateway, stubs),
@@ -137,7 +137,7 @@ async def test_the_token_itself_does_not_reach_a_worker(tmp_path: Path) -> None:
         return b""
 
     (tokens := tmp_path / "tokens.toml").write_text(entry("tw_acme", tenant="acme"))
-    config = GatewayConfig(worker_wait=60, doors=DoorsConfig(tokens=tokens))
+    config = GatewayConfig(worker_wait=60, auth=Auth(tokens=tokens))
     async with scripted_worker(note) as address:
         async with running_gateway(address, config=config) as (_, stubs):
             await stubs.generation.Generate(generate("a"), metadata=(*ACME, ("x-mine", "1")))
@@ -183,12 +183,12 @@ async def test_a_token_for_some_models_is_shown_no_others(is_uniform: bool, tmp_
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["dates", "tags", "never"]))
     engines = [FakePredictor(prediction_package(name)) for names in others for name in names]
-    doors = DoorsConfig(tokens=tokens)
+    auth = Auth(tokens=tokens)
     async with AsyncExitStack() as stack:
         groups = [engines] if is_uniform else [engines[:2], engines[2:]]
         workers = [await stack.enter_async_context(running_worker(*group)) for group in groups]
         gateway, stubs = await stack.enter_async_context(
-            running_gateway(*(one for _, one in workers), config=GatewayConfig(doors=doors))
+            running_gateway(*(one for _, one in workers), config=GatewayConfig(auth=auth))
         )
         await until(lambda: gateway.num_serving == len(groups))
         pages, token = [], ""
@@ -204,7 +204,7 @@ async def test_a_token_for_some_models_is_shown_no_others(is_uniform: bool, tmp_
 async def test_a_limited_token_that_lists_models_waits_for_a_worker(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["dates"]))
-    config = GatewayConfig(worker_wait=60, doors=DoorsConfig(tokens=tokens))
+    config = GatewayConfig(worker_wait=60, auth=Auth(tokens=tokens))
     async with (
         running_worker(FakeGenerator()) as (_, address),
         running_gateway(config=config) as (gateway, stubs),

@@ -24,7 +24,6 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import generation_service_pb2_grpc
 
 from engine.errors import EngineFailure, QueueFull, ReplicaLost
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.gateway.admission import Admission
 from server.gateway.backend import Backend
@@ -602,7 +601,7 @@ async def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has() -> 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_describes_the_services_where_it_is_wanted(version: str) -> None:
-    config = GatewayConfig(doors=DoorsConfig(reflection=True))
+    config = GatewayConfig(reflection=True)
     asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
     async with running_gateway(config=config) as (_, stubs):
         (answer,) = [answer async for answer in _reflection(stubs, version)(iter(asked))]

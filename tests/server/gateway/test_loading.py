@@ -15,10 +15,10 @@ import pytest
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.errors import LoadFailed, PackageError
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.gateway.versions import Group, LoadedPackage
+from server.settings import Admin
 from server.worker.worker import Worker
 from tests.fakes.calls import Stubs, failure_of, generate, stubs_for, until
 from tests.fakes.engines import (
@@ -132,8 +132,8 @@ async def served() -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         deployment = ScriptedDeployment(stack)
         first = Group("", {name: deployment.read(f"{name}-1") for name in ("dates", "other")})
-        doors = DoorsConfig(admin_port=0)
-        config = GatewayConfig(worker_wait=60, doors=doors)
+        admin = Admin(port=0)
+        config = GatewayConfig(worker_wait=60, admin=admin)
         gateway = deployment.gateway = Gateway(config, deployment=(deployment, first))
         port = await gateway.start()
         stack.push_async_callback(gateway.close)

@@ -15,13 +15,13 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2
 
 from engine.errors import EngineFailure, QueueFull
-from server.auth.config import DoorsConfig
 from server.call_server import ServerCall
 from server.config import GatewayConfig
 from server.gateway.book import CallRecord
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
 from server.gateway.request_head import RequestHead
+from server.settings import Auth
 from server.status import call_status
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LogBudget
 from server.telemetry.logs import REQUESTS, fields_of
@@ -31,7 +31,7 @@ from tests.conftest import FakeClock
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.fakes.http_calls import http_server
-from tests.server.gateway.test_door import entry
+from tests.server.gateway.test_authenticator import entry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -273,7 +273,7 @@ async def test_an_answer_by_http_has_the_id_of_the_line_of_a_call_that_nobody_re
     lines: Lines, tmp_path: Path
 ) -> None:
     (tokens := tmp_path / "tokens.toml").write_text(entry("tw_a", tenant="a"))
-    gateway = Gateway(GatewayConfig(doors=DoorsConfig(tokens=tokens)))
+    gateway = Gateway(GatewayConfig(auth=Auth(tokens=tokens)))
     try:
         async with http_server(f"127.0.0.1:{await gateway.start()}") as caller:
             body, said = {"model": "dates", "prompt": "a"}, {"x-request-id": "mine"}

@@ -14,7 +14,6 @@ import pytest
 
 from engine.config import Device
 from engine.errors import ConfigError, EngineFailure, PackageError
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig, WorkerConfig, gateway_config, worker_config
 from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
@@ -241,15 +240,12 @@ def test_settings_reach_gateway_and_worker() -> None:
         prefix_affinity=True,
         max_concurrent_calls=10_000,
         max_open_bytes=50_000_000,
-        doors=DoorsConfig(tls_cert=Path("cert"), tls_key=Path("key")),
+        tls=Tls(Path("cert"), Path("key")),
     )
     assert worker_config(config, "127.0.0.3") == WorkerConfig(
         host="127.0.0.3",
-        max_concurrent_calls=50,
-        max_open_bytes=50_000_000,
-        limits=config.limits,
         health_period=4.0,
-        client_keepalive_timeout=60.0,
+        **vars(config.limits),
     )
 
 

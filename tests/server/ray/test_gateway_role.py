@@ -344,7 +344,7 @@ def test_the_command_takes_the_file_of_its_service_and_options_win_over_it(
     assert (listen.name, listen.grace, gateway.host, gateway.port) == ("shop", 4, "127.0.0.1", 8)
     assert (gateway.worker_wait, gateway.max_concurrent_calls) == (2.5, 77)
     assert (gateway.max_open_bytes, gateway.contended_calls_per_worker) == (1234567, 3)
-    assert (gateway.client_keepalive_timeout, gateway.doors.admin_port) == (9.0, 0)
+    assert (gateway.client_keepalive_timeout, gateway.admin.port) == (9.0, 0)
     assert gateway.prefix_affinity
     assert (config.log.requests, config.log.level) == (False, "error")
     assert (config.metrics.port, config.tracing.sample_ratio) == (9, 0.5)

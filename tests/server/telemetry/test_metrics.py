@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,10 +31,10 @@ from engine.generation.core import EngineCore
 from engine.package.package import Package
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig
 from server.gateway.book import Book
 from server.gateway.gateway import Gateway
+from server.settings import Admin, Metrics, Settings, Tls
 from server.telemetry import metrics_page, metrics_server
 from server.telemetry.metrics import (
     GATEWAY_METRICS,
@@ -44,7 +45,7 @@ from server.telemetry.metrics import (
     Snapshot,
     known_samples,
 )
-from server.telemetry.metrics_page import MetricsPage
+from server.telemetry.metrics_page import MetricsPage, Source, Sources
 from server.wire.work_pb2 import Part, Record
 from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
@@ -79,6 +80,12 @@ class Cell:
         return sum(value for (n, had), value in found if n == name and had >= set(wanted))
 
 
+def _page(
+    gateway: Source = list, workers: Sources = list, port: int = 0, **sections: Any
+) -> MetricsPage:
+    return MetricsPage(Settings(metrics=Metrics(port=port), **sections), gateway, workers)
+
+
 def _get(port: int, headers: Mapping[str, str] = MappingProxyType({})) -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=dict(headers))
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -97,7 +104,7 @@ async def served(config: GatewayConfig) -> AsyncIterator[Cell]:
         def here() -> Snapshot:
             return [*gateway.snapshot(), ("worker_restarts", (), 2)]
 
-        page = MetricsPage("127.0.0.1", 0, here, gateway.worker_snapshots)
+        page = _page(here, gateway.worker_snapshots)
         try:
             async with stubs_for(f"127.0.0.1:{port}") as stubs:
                 yield Cell(stubs, engine, page)
@@ -172,7 +179,7 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
     constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
     engine = AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
     gateway = Gateway(GatewayConfig())
-    page = MetricsPage("127.0.0.1", 0, list, gateway.worker_snapshots)
+    page = _page(workers=gateway.worker_snapshots)
     try:
         port = await gateway.start()
         async with (
@@ -311,8 +318,7 @@ def test_what_vllm_counts_too_is_called_as_there(name: str, kind: str) -> None:
 async def test_where_operators_have_tokens_only_they_read_the_page(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"tw_ops").hexdigest()
     (tmp_path / "ops.toml").write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "ops"\n')
-    doors = DoorsConfig(admin_port=0, admin_tokens=tmp_path / "ops.toml")
-    page = MetricsPage("127.0.0.1", 0, list, list, doors)
+    page = _page(admin=Admin(port=0, tokens=tmp_path / "ops.toml"))
     try:
         none, other = {}, {"Authorization": "Bearer tw_other"}
         for header, said in ((none, b"asks for a token"), (other, b"not known here")):
@@ -334,7 +340,7 @@ def test_other_machines_read_by_tls_whose_certificate_may_be_renewed(
     monkeypatch.setattr(metrics_page, "is_loopback", lambda host: False)
     before, after = Authority("before"), Authority("after")
     cert, key = before.certify().write(tmp_path)
-    page = MetricsPage("127.0.0.1", 0, list, list, DoorsConfig(tls_cert=cert, tls_key=key))
+    page = _page(tls=Tls(cert, key))
     url = f"https://localhost:{page.port}/metrics"
 
     def is_read(authority: Authority) -> bool:
@@ -362,7 +368,7 @@ def test_who_says_nothing_costs_little_and_not_for_long(
     monkeypatch.setattr(metrics_page, "is_loopback", lambda host: not is_encrypted)
     monkeypatch.setattr(metrics_server, "_SECONDS", 2.0)
     cert, key = Authority("a").certify().write(tmp_path)
-    page = MetricsPage("127.0.0.1", 0, list, list, DoorsConfig(tls_cert=cert, tls_key=key))
+    page = _page(tls=Tls(cert, key))
     silent, started = [], time.monotonic()
     try:
         for _ in range(100):
@@ -386,7 +392,7 @@ async def test_a_large_page_is_made_and_sent_beside_the_event_loop_of_streams() 
         snapshot: Snapshot = [("prompt_tokens", (f"model {n}",), n) for n in range(100)]
         return [(f"10.0.0.{n}:50051", snapshot) for n in range(150)]
 
-    page = MetricsPage("127.0.0.1", 0, list, many)
+    page = _page(workers=many)
     try:
         text = await asyncio.to_thread(_get, page.port)
     finally:
@@ -399,7 +405,7 @@ async def test_a_large_page_is_made_and_sent_beside_the_event_loop_of_streams() 
 def test_a_port_in_use_is_refused_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ConfigError, match="Address already in use.*--metrics-port"):
-            MetricsPage("127.0.0.1", taken.getsockname()[1], list, list)
+            _page(port=taken.getsockname()[1])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
-from server.auth.config import DoorsConfig
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
 from server.telemetry.logs import TextFormatter
@@ -45,7 +44,7 @@ async def stubs(request: pytest.FixtureRequest, engine: FakeGenerator) -> AsyncI
     """Ask a worker, directly and through a gateway; in the end it must still serve."""
     tagger, digits = FakePredictor(), FakePredictor(prediction_package("digits", task="classify"))
     async with running_worker(engine, tagger, digits) as (_, address):
-        gateway = Gateway(GatewayConfig(doors=DoorsConfig(reflection=True)))
+        gateway = Gateway(GatewayConfig(reflection=True))
         port = await gateway.start()
         await gateway.sync([address])
         try:

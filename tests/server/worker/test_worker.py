@@ -139,7 +139,7 @@ async def test_load_counts_the_calls_that_run_a_model() -> None:
 
 async def test_calls_beyond_the_outer_wall_are_refused_with_details_and_health_is_not() -> None:
     engine = FakeGenerator()
-    config = WorkerConfig(max_concurrent_calls=1)
+    config = WorkerConfig(max_worker_calls=1)
     async with (
         running_worker(engine, config=config) as (_, address),
         stubs_for(address) as stubs,

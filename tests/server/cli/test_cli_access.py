@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from server.auth.config import DoorsConfig
 from server.auth.tokens import Identity, TokenFile
 from server.cli.app import run
 from server.config import gateway_config
 from server.gateway.authenticator import check_files
-from server.settings import Settings
+from server.given_settings import GivenSettings
+from server.settings import Admin, Settings, Tls
 from tests.fakes.certificates import Authority
 
 
@@ -60,7 +60,7 @@ def test_a_tenant_that_cannot_be_printed_is_refused(capsys: pytest.CaptureFixtur
     assert errors.count("a name of 1 to 64 characters that can be printed") == 3, errors
 
 
-def test_serve_takes_the_settings_of_its_doors(served: list[Settings], tmp_path: Path) -> None:
+def test_serve_takes_certificates_tokens_and_ports(served: list[Settings], tmp_path: Path) -> None:
     names = ("tls-cert", "tls-key", "tls-client-ca", "tokens", "admin-tokens")
     files = {name: tmp_path / name for name in names}
     for path in files.values():
@@ -70,15 +70,11 @@ def test_serve_takes_the_settings_of_its_doors(served: list[Settings], tmp_path:
     assert run([*SERVE, *options, "--admin-port", "0", "--reflection", "--host", "0.0.0.0"]) == 0
 
     (config,) = served
-    assert gateway_config(config).doors == DoorsConfig(
-        tls_cert=files["tls-cert"],
-        tls_key=files["tls-key"],
-        tls_client_ca=files["tls-client-ca"],
-        tokens=files["tokens"],
-        admin_port=0,
-        admin_tokens=files["admin-tokens"],
-        reflection=True,
-    )
+    gateway = gateway_config(config)
+    assert gateway.tls == Tls(files["tls-cert"], files["tls-key"], files["tls-client-ca"])
+    assert gateway.auth.tokens == files["tokens"]
+    assert gateway.admin == Admin(0, files["admin-tokens"])
+    assert gateway.reflection
 
 
 def test_serve_lets_other_machines_in_only_if_it_is_told_to(
@@ -93,22 +89,25 @@ def test_serve_lets_other_machines_in_only_if_it_is_told_to(
 
 
 @pytest.mark.parametrize(
-    ("doors", "problem"),
+    ("section", "texts", "problem"),
     [
-        ({"tokens": "[[token]]\n"}, "tokens: token 1, line 1: sha256 is missing"),
-        ({"admin_tokens": "x"}, "admin_tokens is .* TOML: "),
-        ({"tls_cert": "", "tls_key": ""}, "TLS cannot use .*tls_cert and "),
+        ("auth", {"tokens": "[[token]]\n"}, "tokens: token 1, line 1: sha256 is missing"),
+        ("admin", {"tokens": "x"}, "tokens is .* TOML: "),
+        ("tls", {"cert": "", "key": ""}, "TLS cannot use .*cert and "),
     ],
 )
-def test_files_of_the_doors_are_looked_at_before_anything_is_started(
-    doors: dict[str, str], problem: str, tmp_path: Path
+def test_certificates_and_tokens_are_looked_at_before_anything_is_started(
+    section: str, texts: dict[str, str], problem: str, tmp_path: Path
 ) -> None:
-    for name, text in doors.items():
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    config = DoorsConfig(admin_port=0, **{name: tmp_path / name for name in doors})
+    document = {"admin": {"port": 0}}
+    document.setdefault(section, {}).update({name: name for name in texts})
+    given = GivenSettings()
+    given.take(document, "a file", tmp_path)
 
     with pytest.raises(ConfigError, match=problem):
-        check_files(config)
+        check_files(given.settings())
 
 
 def test_a_failed_handshake_is_one_line_and_nothing_of_grpcs_own(tmp_path: Path) -> None:
