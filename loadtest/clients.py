@@ -14,7 +14,7 @@ from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.interruption import unheard_by_children
 from loadtest.metrics import OwnLoad, RequestRecord
-from loadtest.sender import Sender, Share
+from loadtest.sender import Sender, Shard
 from loadtest.target.open_target import Connect
 from loadtest.work.ask import Work
 
@@ -33,7 +33,7 @@ class _Part:
 
 
 class Clients:
-    """Sends as a Sender does, from processes of which each has its share of the requests."""
+    """Sends as a Sender does, from processes of which each has its shard of the requests."""
 
     def __init__(self, config: LoadConfig, work: Work, connect: Connect) -> None:
         self._config = config
@@ -65,8 +65,8 @@ class Clients:
         """Start the processes; each warms up. Raises LoadTestError if one cannot."""
         number = self._config.num_processes
         for place in range(number):
-            share = Share(place, number)
-            self._processes.append(_Process(self._config, self._work, self._connect, share))
+            shard = Shard(place, number)
+            self._processes.append(_Process(self._config, self._work, self._connect, shard))
         try:
             for process in self._processes:
                 await process.receive()  # it is ready
@@ -113,11 +113,11 @@ class Clients:
 class _Process:
     """One process, as its parent sees it."""
 
-    def __init__(self, config: LoadConfig, work: Work, connect: Connect, share: Share) -> None:
+    def __init__(self, config: LoadConfig, work: Work, connect: Connect, shard: Shard) -> None:
         context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
         self.connection, far = context.Pipe()
         self._process = context.Process(
-            target=_run_client, args=(far, config, work, connect, share), daemon=True
+            target=_run_client, args=(far, config, work, connect, shard), daemon=True
         )
         with unheard_by_children():  # the parent tells when to end
             self._process.start()
@@ -154,17 +154,17 @@ class _Process:
 
 
 def _run_client(
-    connection: Connection, config: LoadConfig, work: Work, connect: Connect, share: Share
+    connection: Connection, config: LoadConfig, work: Work, connect: Connect, shard: Shard
 ) -> None:
     with suppress(BrokenPipeError, EOFError):  # the parent is gone
-        asyncio.run(_client(connection, config, work, connect, share))
+        asyncio.run(_client(connection, config, work, connect, shard))
 
 
 async def _client(
-    connection: Connection, config: LoadConfig, work: Work, connect: Connect, share: Share
+    connection: Connection, config: LoadConfig, work: Work, connect: Connect, shard: Shard
 ) -> None:
     target = connect()
-    sender = Sender(target, config, work, share)
+    sender = Sender(target, config, work, shard)
     try:
         await target.find()
         await sender.warm_up()

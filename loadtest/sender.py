@@ -27,7 +27,7 @@ _WARMED_UP = 64  # requests among which one of each kind is sent before the test
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """The part of a test that one process sends: every `of`-th request."""
 
     number: int = 0
@@ -38,12 +38,12 @@ class Sender:
     """Sends the requests; times count from the start that `send_all` is given."""
 
     def __init__(
-        self, target: Target, config: LoadConfig, work: Work, share: Share | None = None
+        self, target: Target, config: LoadConfig, work: Work, shard: Shard | None = None
     ) -> None:
         self._target = target
         self._config = config
         self._work = work
-        self._share = share or Share()
+        self._shard = shard or Shard()
         self._start = 0.0
         self._loop_delays: list[float] = []
         self._processor_seconds = self._seconds = 0.0  # spent in `send_all`
@@ -104,7 +104,7 @@ class Sender:
     async def _open_loop(self) -> None:
         times = arrival_times(self._config, self._work)
         async with asyncio.TaskGroup() as group:
-            for index in range(self._share.number, len(times), self._share.of):
+            for index in range(self._shard.number, len(times), self._shard.of):
                 await asyncio.sleep(times[index] - self._now())
                 group.create_task(self._session(index, times[index]))
 
@@ -115,7 +115,7 @@ class Sender:
             for index in indices:
                 await self._session(index, self._now())
 
-        number, of = self._share.number, self._share.of
+        number, of = self._shard.number, self._shard.of
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency // of + (number < concurrency % of)):
                 group.create_task(user())
@@ -123,7 +123,7 @@ class Sender:
     def _indices(self) -> Iterator[int]:
         """Yield the indices of a closed loop, until their number or their time is over."""
         most, duration = self._config.num_requests, self._config.duration
-        for index in itertools.count(self._share.number, self._share.of):
+        for index in itertools.count(self._shard.number, self._shard.of):
             if most is not None and index >= most:
                 return
             if duration is not None and self._now() >= duration:

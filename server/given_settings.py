@@ -37,7 +37,7 @@ KNOWN: Mapping[str, Known] = {
     if "help" in one.metadata
     for known in [Known(section, one, get_type_hints(owner)[one.name])]
 }
-_OF_FRONTS = ("listen.host", "listen.grace", "tls", "auth.insecure", "log")
+_OF_ADAPTERS = ("listen.host", "listen.grace", "tls", "auth.insecure", "log")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Command:
 
 
 # Beside --tls-cert and --tls-key, with which they call the server behind.
-_TLS_OF_FRONTS = {
+_TLS_OF_ADAPTERS = {
     f"tls.{name}": f"--listen-tls-{name.replace('_', '-')}" for name in ("cert", "key", "client_ca")
 }
 COMMANDS: Mapping[str, Command] = {
@@ -81,11 +81,11 @@ COMMANDS: Mapping[str, Command] = {
         without_option=("listen.gateway",),
     ),
     "http": Command(
-        (*_OF_FRONTS, "http"),
+        (*_OF_ADAPTERS, "http"),
         defaults={"http.port": 8000},
-        options={**_TLS_OF_FRONTS, "http.port": "--port"},
+        options={**_TLS_OF_ADAPTERS, "http.port": "--port"},
     ),
-    "kserve": Command((*_OF_FRONTS, "kserve"), options=_TLS_OF_FRONTS),
+    "kserve": Command((*_OF_ADAPTERS, "kserve"), options=_TLS_OF_ADAPTERS),
 }
 
 

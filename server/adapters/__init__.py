@@ -1,1 +1,1 @@
-"""Parts common to the servers in front of ours: they are clients of it, no more."""
+"""Parts common to the adapters of other protocols: they are clients of the server, no more."""

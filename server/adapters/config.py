@@ -1,4 +1,4 @@
-"""Arguments of the servers in front of ours, which speak other protocols."""
+"""Arguments of the adapters of other protocols."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from server.settings import Http, Kserve, Settings, Tls
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontConfig:
-    """The address of such a server, and how it ends."""
+class AdapterConfig:
+    """The address of an adapter, and how it ends."""
 
     host: str = "127.0.0.1"
     grace: float = 30.0  # seconds that open requests get at the end
@@ -19,7 +19,7 @@ class FrontConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpConfig(Http, FrontConfig):
+class HttpConfig(Http, AdapterConfig):
     """The address of the HTTP server, and its limits."""
 
     port: int = 8000
@@ -28,7 +28,7 @@ class HttpConfig(Http, FrontConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KserveConfig(Kserve, FrontConfig):
+class KserveConfig(Kserve, AdapterConfig):
     """The address of the KServe server, and its limits."""
 
 

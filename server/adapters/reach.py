@@ -1,17 +1,17 @@
-"""Whether strangers may reach a server in front of ours."""
+"""Refuses an adapter that strangers could reach."""
 
 from __future__ import annotations
 
 from tokenweir import AsyncClient, Unauthenticated
 
 from engine.errors import ConfigError
-from server.adapters.config import FrontConfig
+from server.adapters.config import AdapterConfig
 from server.hosts import is_loopback
 
 _WAYS_OUT = "listen on 127.0.0.1, or type --insecure to let everybody in who can reach it"
 
 
-async def check_reach(config: FrontConfig, client: AsyncClient, *, has_token: bool) -> None:
+async def check_reach(config: AdapterConfig, client: AsyncClient, *, has_token: bool) -> None:
     """Raise ConfigError if strangers on other machines could call the server behind.
 
     `has_token` says whether requests without a token go on with one of this server. Raises

@@ -1,4 +1,4 @@
-"""Whom a client's certificate is made out to: what a server in front has seen of it, it tells.
+"""The name on a client's certificate; an adapter forwards the one that it has seen.
 
 The gateway believes it at its socket of this machine only, which nobody but this user reaches.
 """
@@ -22,7 +22,7 @@ def certified_name(certificate: Mapping[str, Any]) -> str:
     return str(next(iter((*names, *(value for _, value in others))), ""))
 
 
-def told_name(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """Return what a server in front tells with a call; None if it tells nothing."""
+def forwarded_name(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Return the name that an adapter forwards with a call; None without one."""
     told = dict(metadata).get(CERTIFIED_KEY)
     return told.decode(errors="replace") if isinstance(told, bytes) else None

@@ -12,8 +12,8 @@ import click
 from tokenweir import AsyncClient
 
 from server.adapters.config import HttpConfig, http_config
+from server.cli.adapter import Adapter
 from server.cli.extras import needs
-from server.cli.front import Front
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 from server.cli.setting_options import given_settings, print_settings, setting_options
@@ -66,7 +66,7 @@ def http(
     config = http_config(settings, admin_token)
     operated = None if admin is None else replace(server, address=admin, token=admin_token)
     serve, said = partial(_serve, operated), "OpenAI's protocol at {}/v1"
-    Front(server, settings, config, serve, said).run()
+    Adapter(server, settings, config, serve, said).run()
 
 
 async def _serve(

@@ -9,7 +9,7 @@ import click
 
 from server.adapters.config import kserve_config
 from server.adapters.kserve.serving import serve
-from server.cli.front import Front
+from server.cli.adapter import Adapter
 from server.cli.options import examples
 from server.cli.server_options import Server, server_option
 from server.cli.setting_options import given_settings, print_settings, setting_options
@@ -37,6 +37,6 @@ def kserve(server: Server, file: Path | None, print_config: bool, **typed: Any) 
     settings = given.settings()
     if print_config:
         return print_settings(given)
-    Front(
+    Adapter(
         server, settings, kserve_config(settings), serve, "the Open Inference Protocol at {}"
     ).run()

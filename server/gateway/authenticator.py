@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from engine.errors import FieldViolation, MalformedMessage, PermissionDenied
 from server.api import METHODS
-from server.auth.certified import told_name
+from server.auth.certified import forwarded_name
 from server.auth.quotas import Lease, Quotas
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity, TokenFile
@@ -51,7 +51,7 @@ class Authenticator:
         if not self._asks_certificates:
             return None
         is_local = call.peer().startswith(b"unix:")
-        name = told_name(call.invocation_metadata()) if is_local else call.certified_name()
+        name = forwarded_name(call.invocation_metadata()) if is_local else call.certified_name()
         return None if name is None else Identity(name[:_MAX_ECHO])
 
     def usable_models(self, call: ServerCall) -> frozenset[str] | None:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from tokenweir import AsyncClient
 
-from server.adapters.config import FrontConfig
+from server.adapters.config import AdapterConfig
 from server.adapters.reach import check_reach
 from server.cli.exit_codes import USAGE, CommandError
 from server.cli.server_options import Server
@@ -21,13 +21,13 @@ from server.settings import Settings
 from server.signals import cancelled_by_signals
 from server.telemetry.logs import log_to_stderr
 
-ConfigT = TypeVar("ConfigT", bound="FrontConfig")
+ConfigT = TypeVar("ConfigT", bound="AdapterConfig")
 Serve = Callable[["AsyncClient", ConfigT, Callable[[str], None]], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Front(Generic[ConfigT]):
-    """A server to put in front of another."""
+class Adapter(Generic[ConfigT]):
+    """A server of another protocol, in front of one of ours."""
 
     server: Server  # that one
     settings: Settings
@@ -41,14 +41,14 @@ class Front(Generic[ConfigT]):
         loop.run(_run(self))
 
 
-async def _run(front: Front[Any]) -> None:
-    server, config = front.server, front.config
-    log_to_stderr(front.settings.log)
+async def _run(adapter: Adapter[Any]) -> None:
+    server, config = adapter.server, adapter.config
+    log_to_stderr(adapter.settings.log)
     check_ports_are_free(("--port", config.host, config.port))
 
     def announce(address: str) -> None:
-        said = front.announcement.format(address)
-        say(f"serving {said}, for {server}; Ctrl-C stops", front.settings.log)
+        said = adapter.announcement.format(address)
+        say(f"serving {said}, for {server}; Ctrl-C stops", adapter.settings.log)
 
     # One attempt: clients are told when to come back.
     options = {**server.client_arguments, "timeout": config.timeout, "max_attempts": 1}
@@ -56,9 +56,9 @@ async def _run(front: Front[Any]) -> None:
         async with AsyncClient(server.address, **options) as client:
             with cancelled_by_signals() as seen:
                 try:
-                    if not front.settings.auth.insecure:
+                    if not adapter.settings.auth.insecure:
                         await check_reach(config, client, has_token=server.token is not None)
-                    await front.serve(client, config, announce)
+                    await adapter.serve(client, config, announce)
                 except asyncio.CancelledError:
                     if not seen:
                         raise

@@ -1,4 +1,4 @@
-"""Servers in front of ours: their certificates, and whom they let in."""
+"""Adapters of other protocols: their certificates, and the clients that they take."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tokenweir import Unauthenticated
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from engine.errors import ConfigError
-from server.adapters.config import FrontConfig, HttpConfig, KserveConfig
+from server.adapters.config import AdapterConfig, HttpConfig, KserveConfig
 from server.adapters.reach import check_reach
 from server.auth.tls import server_context
+from server.cli.adapter import Adapter
 from server.cli.app import run
-from server.cli.front import Front
 from server.settings import Tls
 from tests.fakes.certificates import Authority
 from tests.fakes.http_calls import Caller, http_server
@@ -273,15 +273,15 @@ def test_they_run_by_uvloop_where_it_is_installed(
     is_there: bool, loop: str, monkeypatch: pytest.MonkeyPatch
 ):
     found = []
-    serve = Front.run
+    serve = Adapter.run
 
     async def note(client: object, config: object, announce: object) -> None:
         found.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
 
-    monkeypatch.setattr(Front, "run", lambda front: serve(replace(front, serve=note)))
+    monkeypatch.setattr(Adapter, "run", lambda adapter: serve(replace(adapter, serve=note)))
     monkeypatch.setattr("server.telemetry.logs.log_to_stderr", lambda config: None)
     if not is_there:
-        monkeypatch.setattr("server.cli.front.find_spec", lambda name: None)
+        monkeypatch.setattr("server.cli.adapter.find_spec", lambda name: None)
 
     assert (run(["http"]), run(["kserve"])) == (0, 0)
 
@@ -289,15 +289,15 @@ def test_they_run_by_uvloop_where_it_is_installed(
 
 
 @pytest.fixture
-def fronts(monkeypatch: pytest.MonkeyPatch) -> list[Front[Any]]:
-    """The fronts that were to be served."""
-    found: list[Front[Any]] = []
-    monkeypatch.setattr(Front, "run", lambda front: found.append(front))
+def adapters(monkeypatch: pytest.MonkeyPatch) -> list[Adapter[Any]]:
+    """The adapters that were to be served."""
+    found: list[Adapter[Any]] = []
+    monkeypatch.setattr(Adapter, "run", lambda adapter: found.append(adapter))
     return found
 
 
 def test_the_commands_take_the_file_of_the_service_and_options_win_over_it(
-    fronts: list[Front[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapters: list[Adapter[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TOKENWEIR_ADMIN_TOKEN", "a")
     (tmp_path / "serve.toml").write_text(_FILE)
@@ -317,19 +317,19 @@ def test_the_commands_take_the_file_of_the_service_and_options_win_over_it(
     assert run(["kserve", *file]) == 0
     assert run(["kserve", *file, "--timeout", "3", "--log-format", "text", "--insecure"]) == 0
 
-    assert [front.config for front in fronts] == [
+    assert [adapter.config for adapter in adapters] == [
         http,
         replace(http, port=0, max_body_bytes=3, admin_token="b"),
         kserve,
         replace(kserve, timeout=3),
     ]
-    assert [front.settings.log.format for front in fronts] == ["json", "json", "json", "text"]
-    told = [front.settings.auth.insecure for front in fronts]
+    assert [adapter.settings.log.format for adapter in adapters] == ["json", "json", "json", "text"]
+    told = [adapter.settings.auth.insecure for adapter in adapters]
     assert told == [False, False, False, True]
 
 
 def test_a_file_whose_service_has_no_gateway_is_theirs_too(
-    fronts: list[Front[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    adapters: list[Adapter[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "serve.toml"
     file.write_text("[listen]\ngateway = false\nport = 8000\n")
@@ -338,23 +338,23 @@ def test_a_file_whose_service_has_no_gateway_is_theirs_too(
         assert run(["http", "--config", str(file), *more]) == 0
 
     assert "\nport = 8000  # default" in capsys.readouterr().out
-    assert [front.config.port for front in fronts] == [8000]
+    assert [adapter.config.port for adapter in adapters] == [8000]
 
 
 @pytest.mark.parametrize(
     ("command", "config"), [("http", HttpConfig()), ("kserve", KserveConfig())]
 )
 def test_without_a_file_they_have_their_own_settings(
-    command: str, config: FrontConfig, fronts: list[Front[Any]]
+    command: str, config: AdapterConfig, adapters: list[Adapter[Any]]
 ):
     assert run([command]) == 0
 
-    assert [front.config for front in fronts] == [config]
+    assert [adapter.config for adapter in adapters] == [config]
 
 
 @pytest.mark.parametrize("command", ["http", "kserve"])
 def test_what_is_printed_is_a_file_with_the_same_settings(
-    command: str, fronts: list[Front[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, adapters: list[Adapter[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "serve.toml").write_text(_FILE)
     typed = [command, "--config", str(tmp_path / "serve.toml"), "--port", "0"]
@@ -363,7 +363,7 @@ def test_what_is_printed_is_a_file_with_the_same_settings(
     (tmp_path / "again.toml").write_text(printed := capsys.readouterr().out)
     assert run(typed) == run([command, "--config", str(tmp_path / "again.toml")]) == 0
 
-    first, again = fronts
+    first, again = adapters
     assert first.config == again.config
     assert "port = 0  # --port\n" in printed
     assert f"timeout = {first.config.timeout}  # {tmp_path / 'serve.toml'}\n" in printed
