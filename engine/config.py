@@ -69,7 +69,7 @@ class EngineConfig:
         True, "Compute equal beginnings and sources of a tenant's requests once."
     )
     num_threads: int = setting(
-        0, "Threads of each worker; 0: its share of the cores.", option="--threads", ge=0
+        0, "Threads of each worker; 0: its share of the cores.", option="--threads", ge=0, le=1024
     )
     max_step_seconds: float = setting(
         8.0,

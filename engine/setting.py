@@ -35,11 +35,15 @@ def told_bounds(metadata: Mapping[str, Any]) -> str:
 def check_bounds(settings: Any) -> None:
     """Raise ConfigError for a number of a dataclass that is out of its bounds, or none."""
     for one in fields(settings):
-        value, bounds = getattr(settings, one.name), one.metadata
-        if isinstance(value, int | float) and not (
-            value >= bounds.get("ge", value)
-            and value <= bounds.get("le", value)
-            and ("gt" not in bounds or value > bounds["gt"])
-            and (bounds.get("allow_inf_nan", True) or math.isfinite(value))
-        ):
-            raise ConfigError(f"{one.name} ({value}) must be {told_bounds(bounds)}")
+        check_value(one.name, getattr(settings, one.name), one.metadata)
+
+
+def check_value(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a number that is out of the bounds of a setting, or none."""
+    if isinstance(value, int | float) and not (
+        value >= bounds.get("ge", value)
+        and value <= bounds.get("le", value)
+        and ("gt" not in bounds or value > bounds["gt"])
+        and (bounds.get("allow_inf_nan", True) or math.isfinite(value))
+    ):
+        raise ConfigError(f"{name} ({value}) must be {told_bounds(bounds)}")

@@ -6,12 +6,13 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from os.path import expanduser
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from engine.errors import ConfigError
-from engine.setting import BOUNDS, FINITE
-from server.nearest import nearest
+from engine.setting import check_value
 from server.packages.address import is_remote
 from server.settings import Settings
 
@@ -126,9 +127,9 @@ class GivenSettings:
             for name in _names(section, table):
                 if name not in KNOWN or section not in SECTIONS:  # which "listen.port" is not
                     told = name if name.isprintable() and name not in KNOWN else repr(name)
+                    (nearest,) = get_close_matches(name, KNOWN, 1, cutoff=0.0)
                     raise ConfigError(
-                        f"{origin}: there is no setting {told}; the nearest is "
-                        f"{nearest(name, KNOWN)}"
+                        f"{origin}: there is no setting {told}; the nearest is {nearest}"
                     )
                 value = _checked(KNOWN[name], table[KNOWN[name].field.name], origin, folder)
                 self.give(name, value, origin)
@@ -222,15 +223,11 @@ def _names(section: str, table: Any) -> list[str]:
 def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
     """Return a value of a document as a setting has it; ConfigError for one that cannot be."""
     # Not above: commands without a file need no extra.
-    from pydantic import Field, TypeAdapter, ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     if "\\x00" in repr(value):
         raise ConfigError(f"{origin}: {known.name} ({value!r:.200}) has a character of code 0")
-    bounds = {
-        key: bound for key, bound in known.field.metadata.items() if key in {**BOUNDS, **FINITE}
-    }
-    bounded: Any = Annotated[known.type, Field(**bounds)]
-    kind: TypeAdapter[Any] = TypeAdapter(bounded, config={"strict": True})
+    kind: TypeAdapter[Any] = TypeAdapter(known.type, config={"strict": True})
     try:
         # Strictly: "8" is not a number, and 1 is not true. In JSON a path is a text, as in TOML.
         found = kind.validate_json(json.dumps(value, default=lambda date: [str(date)]))
@@ -241,19 +238,26 @@ def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
         raise ConfigError(
             f"{origin}: {where} ({first['input']!r:.200}) cannot be used: {first['msg']}"
         ) from error
+    try:
+        check_value(known.name, found, known.field.metadata)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from error
     return _placed(found, folder)
 
 
 def _placed(value: Any, folder: Path) -> Any:
-    """Return a value with its paths as those of a folder."""
+    """Return a value with its paths as those of a folder, and ~ as the home directory."""
     match value:
         case Path():
             # Links stay: a renewed certificate or list of tokens is often another end of the same.
-            return (folder / value).absolute()
+            return (folder / expanduser(value)).absolute()
         case dict():
-            pairs = value.items()
-            return {key: one if is_remote(one) else (folder / one).resolve() for key, one in pairs}
+            return {key: _package_at(one, folder) for key, one in value.items()}
     return value
+
+
+def _package_at(place: str, folder: Path) -> str | Path:
+    return place if is_remote(place) else (folder / expanduser(place)).resolve()
 
 
 def as_toml(value: Any) -> str:

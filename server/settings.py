@@ -25,12 +25,16 @@ T = TypeVar("T", bound="DataclassInstance")
 
 MEBIBYTE = 1 << 20
 MOST_REQUEST_BYTES = 64 * MEBIBYTE
+MAX_REPLICAS = 1024
 _BESIDE_AN_IMAGE = MEBIBYTE // 16  # bytes of a request
 _ALL = frozenset(("0.0.0.0", "::"))  # addresses of this machine
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 _PORT: Mapping[str, Any] = {"ge": 0, "le": 65535}
 _MOST_SECONDS = 1_000_000  # 11 days; gRPC counts milliseconds, with 31 bits
-_SECONDS: Mapping[str, Any] = {"gt": 0, "le": _MOST_SECONDS, **FINITE, "metavar": "SECONDS"}
+_TIME: Mapping[str, Any] = {"le": _MOST_SECONDS, **FINITE, "metavar": "SECONDS"}
+_SECONDS: Mapping[str, Any] = {"gt": 0, **_TIME}
+_SECONDS_OR_NONE: Mapping[str, Any] = {"ge": 0, **_TIME}
+_REPLICAS: Mapping[str, Any] = {"ge": 1, "le": MAX_REPLICAS}
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Listen:
         30.0,
         "Requests in flight at SIGTERM or Ctrl-C get this long to finish.",
         option="--grace",
-        **{"metavar": "SECONDS", "ge": 0, **FINITE},
+        **_SECONDS_OR_NONE,
     )
     prefix_affinity: bool = setting(
         False,
@@ -256,8 +260,12 @@ class Engine(EngineConfig):
         option="--max-num-seqs",
         ge=0,
     )
-    min_replicas: int = setting(1, "Scale between this many ...", option="--min-replicas", ge=1)
-    max_replicas: int = setting(1, "... and this many, by load.", option="--max-replicas", ge=1)
+    min_replicas: int = setting(
+        1, "Scale between this many ...", option="--min-replicas", **_REPLICAS
+    )
+    max_replicas: int = setting(
+        1, "... and this many, by load.", option="--max-replicas", **_REPLICAS
+    )
     target_live_requests: float = setting(
         16.0,
         "Live requests per worker that the scaling aims at; 1e6 adds no worker.",
@@ -266,7 +274,7 @@ class Engine(EngineConfig):
         **FINITE,
     )
     downscale_delay: float = setting(
-        30.0, "Seconds of low load before a worker is stopped.", ge=0, **FINITE
+        30.0, "Low load for so long stops a worker.", **_SECONDS_OR_NONE
     )
     num_gpus_per_replica: float | None = setting(
         None,

@@ -6,10 +6,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from engine.errors import ConfigError
-from server.nearest import nearest
 
 _WAY = "`tokenweir token` makes a token and its entry"
 _INT32 = 2**31
@@ -111,8 +111,8 @@ def _problem_in(entry: Any) -> str | None:
         return f"every entry is a [[token]]; {_WAY}"
     for key in entry:
         if key not in _RULES:
-            named = key[:80]
-            return f"there is no {named}; the nearest is {nearest(named, _RULES)}"
+            (nearest,) = get_close_matches(key[:80], _RULES, 1, cutoff=0.0)
+            return f"there is no {key[:80]}; the nearest is {nearest}"
     for key in _NEEDED:
         if key not in entry:
             return f"{key} is missing: it {_RULES[key][1]}"

@@ -27,7 +27,7 @@ from server.given_settings import GivenSettings
 from server.packages.address import is_remote
 from server.process import prepare_to_relay
 from server.ray.thread import RayLost
-from server.settings import Log, Settings
+from server.settings import MAX_REPLICAS, Log, Settings
 from server.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ _BOUNDS = ("min_replicas", "max_replicas")
     metavar="NAME=PACKAGE",
     help="Serve a package under another name than its own; may be repeated.",
 )
-@click.option("--replicas", type=click.IntRange(1), help="Worker processes.  [default: 1]")
+@click.option(
+    "--replicas", type=click.IntRange(1, MAX_REPLICAS), help="Worker processes.  [default: 1]"
+)
 @click.option(
     "--verify",
     "checkpoint",

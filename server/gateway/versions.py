@@ -22,10 +22,10 @@ from engine.errors import (
 )
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic, check_share
+from server.settings import MAX_REPLICAS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CREDENTIALS = re.compile(r"://[^/@]*@")  # in a URL
-_MAX_REPLICAS = 1024
 _JOIN_TIMEOUT = 30.0  # seconds in which workers that have started take calls
 _NUM_REMEMBERED = 100  # unloads, by the ids of their requests
 logger = logging.getLogger(__name__)
@@ -286,6 +286,6 @@ class Versions:
 
 
 def _check_replicas(replicas: int) -> None:
-    if not 0 <= replicas <= _MAX_REPLICAS:
-        what = f"{replicas} must be 1 to {_MAX_REPLICAS}, or 0 for as many as at the start"
+    if not 0 <= replicas <= MAX_REPLICAS:
+        what = f"{replicas} must be 1 to {MAX_REPLICAS}, or 0 for as many as at the start"
         raise InvalidRequest([FieldViolation("replicas", what)])

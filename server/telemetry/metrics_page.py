@@ -30,6 +30,8 @@ from server.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
+_MAX_ECHO = 64  # characters of a request that an answer repeats
+
 App = Callable[[Any, Any, Any], Awaitable[None]]  # ASGI
 Source = Callable[[], Snapshot]
 Sources = Callable[[], Iterable[tuple[str, Snapshot]]]  # workers by name
@@ -49,9 +51,8 @@ class MetricsPage:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(gateway, workers))
         ProcessCollector(registry=registry)
-        app = make_asgi_app(registry)
-        if config.admin.tokens is not None:
-            app = _for_operators(app, TokenFile(config.admin.tokens))
+        tokens = config.admin.tokens
+        app = _guarded(make_asgi_app(registry), None if tokens is None else TokenFile(tokens))
         is_encrypted = config.tls.cert is not None and not is_loopback(host)
         tls = server_context(config.tls) if is_encrypted else None
         try:
@@ -70,17 +71,33 @@ class MetricsPage:
         self._server.end()
 
 
-def _for_operators(app: App, operators: TokenFile) -> App:
+def _guarded(app: App, operators: TokenFile | None) -> App:
+    """Return an application that answers GET and HEAD of the page, to operators if there are such.
+
+    prometheus_client's own answers every method and path.
+    """
+
     async def guarded(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        async def refuse(status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
+            told = [*headers, (b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": status, "headers": told})
+            await send({"type": "http.response.body", "body": f"{text}\n".encode()})
+
+        method, path = scope["method"], scope["path"]
         shown = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
-            operators.identity(shown)
+            if operators is not None:
+                operators.identity(shown)
         except Unauthenticated as error:
-            headers = [(b"www-authenticate", b"Bearer"), (b"content-type", b"text/plain")]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": f"{error}\n".encode()})
+            await refuse(401, str(error), (b"www-authenticate", b"Bearer"))
         else:
-            await app(scope, receive, send)
+            if path not in ("/", "/metrics"):
+                await refuse(404, f"there is no {path[:_MAX_ECHO]!a} here; metrics are at /metrics")
+            elif method not in ("GET", "HEAD"):
+                what = f"{method[:_MAX_ECHO]} is not allowed; read metrics by GET"
+                await refuse(405, what, (b"allow", b"GET, HEAD"))
+            else:
+                await app(scope, receive, send)
 
     return guarded
 

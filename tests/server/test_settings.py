@@ -121,26 +121,37 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("listen.port = '80'", ": listen.port ('80') cannot be used: Input should be a valid int"),
         ("listen.host = 2020-01-01", ": listen.host (['2020-01-01']) cannot be used: "),
         ("listen.port = true", ": listen.port (True) cannot be used: Input should be a valid int"),
-        (
-            "listen.port = 65536",
-            "listen.port (65536) cannot be used: Input should be less than or ",
-        ),
-        ("http.port = -1", "http.port (-1) cannot be used: Input should be greater than or equal"),
-        ("listen.grace = -1", "listen.grace (-1) cannot be used: Input should be greater than or "),
+        ("listen.port = 65536", ": listen.port (65536) must be at least 0 and at most 65535"),
+        ("http.port = -1", ": http.port (-1) must be at least 0 and at most 65535"),
+        ("listen.grace = -1", ": listen.grace (-1.0) must be at least 0 and at most 1000000"),
+        ("listen.grace = 1e300", ": listen.grace (1e+300) must be at least 0 and at most 1000000"),
+        ("engine.num_threads = 1025", ": engine.num_threads (1025) must be at least 0 and at most"),
+        ("engine.min_replicas = 1025", ": engine.min_replicas (1025) must be at least 1 and at"),
+        ("engine.max_replicas = 1025", ": engine.max_replicas (1025) must be at least 1 and at"),
+        ("engine.downscale_delay = 1e9", ": engine.downscale_delay (1000000000.0) must be at"),
         ("engine.reuse_prefixes = 1", "engine.reuse_prefixes (1) cannot be used: Input should be"),
         ("engine.device = 'tpu'", "engine.device ('tpu') cannot be used: Input should be 'cpu' or"),
-        ("engine.downscale_delay = -1", "engine.downscale_delay (-1) cannot be used: "),
-        ("engine.health_period = 0", "engine.health_period (0) cannot be used: "),
-        ("engine.num_gpus_per_replica = 2", "engine.num_gpus_per_replica (2) cannot be used: "),
-        ("engine.target_live_requests = inf", "engine.target_live_requests (inf) cannot be used"),
+        (
+            "engine.downscale_delay = -1",
+            ": engine.downscale_delay (-1.0) must be at least 0 and",
+        ),
+        ("engine.health_period = 0", ": engine.health_period (0.0) must be above 0 and"),
+        (
+            "engine.num_gpus_per_replica = 2",
+            ": engine.num_gpus_per_replica (2.0) must be at",
+        ),
+        (
+            "engine.target_live_requests = inf",
+            ": engine.target_live_requests (inf) must be",
+        ),
         ("packages.models = { a = 1 }", ": packages.models.a (1) cannot be used: "),
-        ("limits.max_request_bytes = 67108865", "less than or equal to 67108864"),
-        ("limits.max_inputs = 0", ": limits.max_inputs (0) cannot be used: "),
-        ("limits.worker_wait = inf", ": limits.worker_wait (inf) cannot be used: "),
-        ("limits.worker_wait = 1000001", ": limits.worker_wait (1000001) cannot be used: "),
-        ("kserve.max_request_bytes = 2147483648", ": kserve.max_request_bytes (2147483648) cannot"),
-        ("limits.worker_wait = nan", ": limits.worker_wait (nan) cannot be used: "),
-        ("tracing.sample_ratio = 1.5", ": tracing.sample_ratio (1.5) cannot be used: "),
+        ("limits.max_request_bytes = 67108865", ": limits.max_request_bytes (67108865) must be at"),
+        ("limits.max_inputs = 0", ": limits.max_inputs (0) must be at least 1"),
+        ("limits.worker_wait = inf", ": limits.worker_wait (inf) must be above 0"),
+        ("limits.worker_wait = 1000001", ": limits.worker_wait (1000001.0) must be above 0"),
+        ("kserve.max_request_bytes = 2147483648", ": kserve.max_request_bytes (2147483648) must"),
+        ("limits.worker_wait = nan", ": limits.worker_wait (nan) must be above 0"),
+        ("tracing.sample_ratio = 1.5", ": tracing.sample_ratio (1.5) must be at least 0"),
         ("engine.max_num_batched_tokens = 9", ", engine.max_num_batched_tokens: max_num_batched"),
         (
             "engine.min_replicas = 3\nengine.max_replicas = 2",
@@ -195,8 +206,12 @@ def test_what_a_file_has_wrong_is_named_with_the_file(
     ("typed", "code", "message"),
     [
         ("--port 65536", 2, "'--port': 65536 is not in the range 0<=x<=65535"),
-        ("--grace -1", 2, "'--grace': -1.0 is not in the range x>=0"),
-        ("--grace inf", 2, "'--grace': inf is not a finite number"),
+        ("--grace -1", 2, "'--grace': -1.0 is not in the range 0<=x<=1000000"),
+        ("--grace inf", 2, "'--grace': inf is not in the range"),
+        ("--grace 1e300", 2, "'--grace': 1e+300 is not in the range 0<=x<=1000000"),
+        ("--threads 1025", 2, "'--threads': 1025 is not in the range 0<=x<=1024"),
+        ("--replicas 1025", 2, "'--replicas': 1025 is not in the range 1<=x<=1024"),
+        ("--max-replicas 1025", 2, "'--max-replicas': 1025 is not in the range 1<=x<=1024"),
         ("--target-live-requests inf", 2, "'--target-live-requests': inf is not a finite number"),
         ("--device tpu", 2, "'--device': 'tpu' is not one of 'cpu', 'cuda'"),
         ("--num-gpus-per-replica 2", 2, "'--num-gpus-per-replica': 2.0 is not in the range 0<=x<="),
@@ -265,6 +280,30 @@ def test_a_certificate_or_list_that_is_a_link_stays_one(tmp_path: Path) -> None:
 
     link = tmp_path / "fullchain.pem"  # its renewal leads elsewhere
     assert (settings.tls.cert, settings.tls.key, settings.auth.tokens) == (link, link, link)
+
+
+def test_a_home_directory_is_named_as_in_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    text = """
+    tls = { cert = '~/a.pem', key = '~/b.pem' }
+    packages.cache = '~'
+    packages.models = { a = '~/a', b = '~no-such-user/b', c = 'x~', d = 's3://~/d' }
+    """
+
+    settings = read(tmp_path, text).settings()
+
+    home = tmp_path / "home"
+    assert settings.tls == Tls(home / "a.pem", home / "b.pem")
+    assert settings.packages.cache == home
+    models = {
+        "a": home / "a",
+        "b": tmp_path / "~no-such-user/b",
+        "c": tmp_path / "x~",
+        "d": "s3://~/d",
+    }
+    assert settings.packages.models == models
 
 
 def test_what_is_not_utf_8_is_not_printed_as_toml(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import json
 import re
 import socket
@@ -382,6 +383,36 @@ def test_who_says_nothing_costs_little_and_not_for_long(
 
     assert ends == [b""] * 100
     assert 2 <= waited < 30
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/", 200, "process_cpu_seconds_total"),
+        ("GET", "/metrics?of=all", 200, "process_cpu_seconds_total"),
+        ("HEAD", "/metrics", 200, ""),
+        ("GET", "/metrics/1", 404, "there is no '/metrics/1' here; metrics are at /metrics\n"),
+        ("GET", "/v1/models", 404, "there is no '/v1/models' here; metrics are at /metrics\n"),
+        ("POST", "/metrics", 405, "POST is not allowed; read metrics by GET\n"),
+        ("DELETE", "/", 405, "DELETE is not allowed; read metrics by GET\n"),
+    ],
+)
+def test_only_metrics_are_answered_on_their_port(
+    method: str, path: str, status: int, said: str
+) -> None:
+    page = _page()
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    finally:
+        connection.close()
+        page.close()
+
+    assert answer.status == status
+    assert text == said if status != 200 else said in text
+    assert (answer.headers["Allow"] == "GET, HEAD") == (status == 405)
 
 
 async def test_a_large_page_is_made_and_sent_beside_the_event_loop_of_streams() -> None:
