@@ -95,9 +95,9 @@ def serve(
     if config.http.port is not None:
         check_extras("http")
     if checkpoint is not None:
-        from server.ray.serving import check_doors
+        from server.gateway.authenticator import check_access
 
-        check_doors(config)  # fails before minutes of comparing
+        check_access(config)  # fails before minutes of comparing
         _verify(config.packages.models, checkpoint, config)
     low = config.engine.min_replicas
     say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)

@@ -18,17 +18,24 @@ from server.auth.tokens import Identity, TokenFile
 from server.call_server import ServerCall
 from server.config import GatewayConfig
 from server.gateway.request_head import RequestHead, stamped
+from server.listening import check_ports_are_free
 from server.settings import Settings
 
 _CUT_SHORT = (None, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_ECHO = 64  # characters of a name that an error repeats, and of a tenant
 
 
-def check_files(config: Settings) -> None:
-    """Raise ConfigError for certificates and tokens that cannot be used, before a port is open."""
+def check_access(config: Settings) -> None:
+    """Raise ConfigError for certificates, tokens and ports that cannot be used."""
     server_credentials(config.tls)
     for path in filter(None, (config.auth.tokens, config.admin.tokens)):
         TokenFile(path)
+    check_ports_are_free(
+        ("--port", config.listen.host, config.listen.port),
+        ("--admin-port", config.listen.host, config.admin.port or 0),
+        ("--http-port", config.listen.host, config.http.port or 0),
+        ("--metrics-port", config.metrics.host, config.metrics.port or 0),
+    )
 
 
 class Authenticator:

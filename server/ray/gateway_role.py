@@ -16,9 +16,9 @@ from functools import partial
 import uvloop
 
 from server.config import GatewayConfig, gateway_config
-from server.gateway.authenticator import check_files
+from server.gateway.authenticator import check_access
 from server.gateway.gateway import Gateway
-from server.listening import address_of, check_ports_are_free
+from server.listening import address_of
 from server.process import keep_what_is_there
 from server.ray.beside import beside
 from server.ray.publication import Publication, published_at
@@ -63,12 +63,7 @@ async def _run_until_signal(
 async def running_gateway_role(config: Settings, find: Find) -> AsyncIterator[tuple[str, Gateway]]:
     """Run a gateway before the workers of the service that `find` finds; at the end drain it."""
     gateway_settings = gateway_config(config)
-    check_files(config)
-    check_ports_are_free(
-        ("--port", config.listen.host, config.listen.port),
-        ("--admin-port", config.listen.host, config.admin.port or 0),
-        ("--metrics-port", config.metrics.host, config.metrics.port or 0),
-    )
+    check_access(config)
     tracing = make_tracing(config.tracing, config.listen.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:

@@ -28,10 +28,10 @@ from engine.package.manifest import Manifest
 from server.adapters.config import http_config
 from server.auth.peers import peers_of
 from server.config import gateway_config
-from server.gateway.authenticator import check_files
+from server.gateway.authenticator import check_access
 from server.gateway.gateway import Gateway
 from server.gateway.versions import Group
-from server.listening import address_of, check_ports_are_free
+from server.listening import address_of
 from server.packages.pinned import PinnedPackage, pin_all
 from server.process import keep_what_is_there
 from server.ray.address import joins_cluster
@@ -104,7 +104,7 @@ def serve_models(config: Settings, announce: Callable[[Service], None]) -> None:
 async def serving(config: Settings) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     _check_is_reachable(config)
-    check_doors(config)
+    check_access(config)
     packages, manifests = await _checked_packages(config)
     if any(manifest.image for manifest in manifests):
         config = config.with_room_for_images()
@@ -203,17 +203,6 @@ async def _checked_packages(
     if not joins_cluster() and "cuda" in devices:
         check_cuda_distribution()  # on a cluster workers run where others have installed it
     return packages, manifests
-
-
-def check_doors(config: Settings) -> None:
-    """Raise ConfigError for files and ports that cannot be used."""
-    check_files(config)
-    check_ports_are_free(
-        ("--port", config.listen.host, config.listen.port),
-        ("--admin-port", config.listen.host, config.admin.port or 0),
-        ("--http-port", config.listen.host, config.http.port or 0),
-        ("--metrics-port", config.metrics.host, config.metrics.port or 0),
-    )
 
 
 async def _end_workers(

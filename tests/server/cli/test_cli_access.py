@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from server.auth.tokens import Identity, TokenFile
 from server.cli.app import run
 from server.config import gateway_config
-from server.gateway.authenticator import check_files
+from server.gateway.authenticator import check_access
 from server.given_settings import GivenSettings
 from server.settings import Admin, Settings, Tls
 from tests.fakes.certificates import Authority
@@ -101,13 +101,13 @@ def test_certificates_and_tokens_are_looked_at_before_anything_is_started(
 ) -> None:
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    document = {"admin": {"port": 0}}
+    document = {"listen": {"port": 0}, "admin": {"port": 0}}
     document.setdefault(section, {}).update({name: name for name in texts})
     given = GivenSettings()
     given.take(document, "a file", tmp_path)
 
     with pytest.raises(ConfigError, match=problem):
-        check_files(given.settings())
+        check_access(given.settings())
 
 
 def test_a_failed_handshake_is_one_line_and_nothing_of_grpcs_own(tmp_path: Path) -> None:
