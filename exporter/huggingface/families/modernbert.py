@@ -20,8 +20,10 @@ def _computed(original: Original) -> Options:
         pooler_bias=config.classifier_bias,
         pooler_norm=True,
     )
-    scaling = rope.scaling(config.max_position_embeddings)
-    whole = {"positions.rotary_base": rope.rope_theta, "positions.rotary_scaling": scaling}
+    whole = {
+        "positions.rotary_base": rope.rope_theta,
+        "positions.rotary_scaling": rope.scaling(config),
+    }
     return {**head, **windows, **whole}
 
 

@@ -52,7 +52,7 @@ def rotary(original: Original, rope: Rope | None = None, *, turns_parts: bool = 
         "value_dim": head_dim,
         "max_target_len": longest if is_long else first_len,
         "positions.rotary_base": rope.rope_theta,
-        "positions.rotary_scaling": rope.scaling(longest, is_long=is_long),
+        "positions.rotary_scaling": rope.scaling(config, longest if is_long else None),
         "positions.rotary_dim": None if turned == width else turned,
     }
 

@@ -8,24 +8,14 @@ from exporter.models.config.head import HeadConfig
 from exporter.models.config.image import ImageConfig
 from exporter.models.config.model import TransformerConfig
 from exporter.models.config.original_code import OriginalCode
-from exporter.models.config.positions import PositionConfig
-from exporter.models.config.rotary_scaling import (
-    AnyScaling,
-    LinearScaling,
-    LongScaling,
-    RotaryScaling,
-    YarnScaling,
-)
+from exporter.models.config.positions import PositionConfig, RotaryScaling
 from exporter.models.config.sizes import PositiveFloat, PositiveInt, Probability
 
 __all__ = [
-    "AnyScaling",
     "AttentionConfig",
     "FeedForwardConfig",
     "HeadConfig",
     "ImageConfig",
-    "LinearScaling",
-    "LongScaling",
     "OriginalCode",
     "PositionConfig",
     "PositiveFloat",
@@ -33,5 +23,4 @@ __all__ = [
     "Probability",
     "RotaryScaling",
     "TransformerConfig",
-    "YarnScaling",
 ]

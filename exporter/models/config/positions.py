@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from exporter.models.config.rotary_scaling import AnyScaling
 from exporter.models.config.sizes import Length, Options, PositiveFloat, PositiveInt
+
+
+class RotaryScaling(Options):
+    """How rotary positions turn where texts may be longer than those of the first training."""
+
+    frequencies: tuple[PositiveFloat, ...]  # the angle from one place to the next, of each wave
+    attention_factor: PositiveFloat = 1.0  # of cosines and sines: scores grow by its square
+    original_max_len: PositiveInt | None = None  # tokens of the texts of the first training
 
 
 class PositionConfig(Options):
@@ -29,7 +36,7 @@ class PositionConfig(Options):
     relative_buckets: PositiveInt = 32
     relative_max_distance: PositiveInt = 128  # one bucket from here on
     rotary_base: PositiveFloat = 10000.0
-    rotary_scaling: AnyScaling | None = None
+    rotary_scaling: RotaryScaling | None = None  # None: the base alone says it
     rotary_dim: PositiveInt | None = None  # the part of a head that turns; None: all
     # The base in layers that have a window, where nothing is stretched; None: as elsewhere
     local_rotary_base: PositiveFloat | None = None
