@@ -24,15 +24,13 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.errors import CertificateError, TokenweirError
 from engine.one_pass.batch import Graph
-from engine.one_pass.item_encoder import EncodedItem
 from engine.package.graph_io import EMBEDDING, LOGITS
-from engine.package.manifest import EncodingContract, GenerationContract, Manifest
+from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package, load_package
-from engine.sampling.logits import StepLogits
 from exporter.prover.cases import prefill_chunk
 from exporter.prover.driver import Asked, Runner, exported_graphs, generate, predict
 from exporter.prover.execution import Execution, OnCpu, OnDevice
-from exporter.prover.generation_cases import Case, make_cases
+from exporter.prover.generation_cases import make_cases
 from exporter.prover.item_cases import (
     draw_images,
     image_items,
@@ -84,41 +82,34 @@ def find_elsewhere(package: Package, execution: Execution) -> Found:
 
 
 def _generated(runner: Runner, contract: GenerationContract) -> Iterator[Array]:
-    cases = _chosen(make_cases(contract, (), 1, _NUM_STEPS))
+    every = make_cases(contract, (), 1, _NUM_STEPS)  # logits at the prompt's end only
+    places = np.linspace(0, len(every) - 1, min(_MOST_CASES, len(every))).astype(int)
+    cases = [every[place] for place in dict.fromkeys(places.tolist())]
     chunk = prefill_chunk(contract.cache.max_len)
     for num_top in _NUM_TOPS:
         asked = Asked(chunk, num_top, int(contract.alignment and num_top > 1))
         for first in range(0, len(cases), runner.num_slots):
             found = generate(runner, cases[first : first + runner.num_slots], asked)
             for seen in found:
-                yield from _arrays(seen)
-
-
-def _chosen(cases: Sequence[Case]) -> list[Case]:
-    """Return some cases, short and long, each with logits at its prompt's end only."""
-    places = np.linspace(0, len(cases) - 1, min(_MOST_CASES, len(cases))).astype(int)
-    return [cases[place] for place in dict.fromkeys(places.tolist())]
-
-
-def _arrays(seen: StepLogits) -> Iterator[Array]:
-    yield from (np.asarray(seen.logits), seen.top_ids, seen.top_logits, seen.top_logprobs)
-    if seen.alignment is not None:
-        yield seen.alignment
+                yield from (
+                    np.asarray(seen.logits),
+                    seen.top_ids,
+                    seen.top_logits,
+                    seen.top_logprobs,
+                )
+                if seen.alignment is not None:
+                    yield seen.alignment
 
 
 def _computed(graph: Graph, manifest: Manifest) -> Iterator[Array]:
-    for items in _batches(manifest):
+    if manifest.image is not None:
+        batches = [image_items(draw_images(manifest.image))]
+    else:
+        assert manifest.encoding is not None, "a model generates, encodes text, or sees images"
+        batches = [text_items(texts) for texts in random_groups(manifest.encoding)[::2]]
+    for items in batches:
         outputs = predict(graph, items)
         yield from (outputs[name] for name in (LOGITS, EMBEDDING) if name in outputs)
-
-
-def _batches(manifest: Manifest) -> Iterator[list[EncodedItem]]:
-    if manifest.image is not None:
-        yield image_items(draw_images(manifest.image))
-        return
-    assert isinstance(manifest.encoding, EncodingContract), "texts or images"
-    for texts in random_groups(manifest.encoding)[::2]:
-        yield text_items(texts)
 
 
 def _sha256(arrays: Iterator[Array]) -> str:

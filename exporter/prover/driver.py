@@ -208,7 +208,8 @@ class Replay:
 
     def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
         if last > first:
-            self._steps[i].append(_copied(part_of(step, slice(first, last))))
+            # Copied: the next step overwrites its arrays.
+            self._steps[i].append(joined([part_of(step, slice(first, last))]))
 
 
 def run_step(
@@ -307,22 +308,12 @@ def part_of(seen: StepLogits, positions: slice) -> StepLogits:
 
 
 def _run(runner: Runner, batch: ScheduledBatch, asked: Asked, num_logits: int) -> StepLogits:
-    """Run a step of which this is asked besides."""
+    """Run a step of which this is asked besides; the attention of rows not asked for is NaN."""
     every = asked.align_every
     aligned = tuple(range(0, num_logits, every)) if every else ()
     step = run_step(runner, batch._replace(num_top=asked.num_top, aligned=aligned))
-    return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
-
-
-def _copied(step: StepLogits) -> StepLogits:
-    """Return arrays that the next step does not overwrite."""
-    return joined([step])
-
-
-def _spread(alignment: Floats | None, rows: Sequence[int], num_logits: int) -> Floats | None:
-    """Return the attention behind every row of logits, NaN for those that were not asked."""
-    if alignment is None:
-        return None
-    spread = np.full((num_logits, alignment.shape[1]), np.nan, np.float32)
-    spread[list(rows)] = alignment
-    return spread
+    if step.alignment is None:
+        return step
+    spread = np.full((num_logits, step.alignment.shape[1]), np.nan, np.float32)
+    spread[list(aligned)] = step.alignment
+    return step._replace(alignment=spread)

@@ -196,7 +196,8 @@ class GeneratingPair:
         found: dict[int, Eager] = {}
         for members in alike(cases, num_parameters(self.eager.model)):
             forward = logits_of([cases[i] for i in members], [tokens[i] for i in members])
-            found |= zip(members, self._run(forward), strict=True)
+            run = self.eager.run if self.judge.needs_own else self.eager.exactly
+            found |= zip(members, run(forward), strict=True)
         return [found[i] for i in range(len(cases))]
 
     def at(self, case: Case, how: str, first: int = 0, count: int | None = None) -> At:
@@ -216,9 +217,6 @@ class GeneratingPair:
 
         number = self._numbers.setdefault(case, len(self._numbers))
         return At(np.full(size, number), np.full(size, case.length), kinds, place)
-
-    def _run(self, forward: Forward) -> list[Eager]:
-        return (self.eager.run if self.judge.needs_own else self.eager.exactly)(forward)
 
     def _leave_behind(self) -> None:
         """Let the first rows hold what an earlier sequence left there."""

@@ -24,7 +24,13 @@ def play_sources(pair: GeneratingPair, sources: Sequence[Tokens], *, few: bool) 
             found = _seen(pair, pair.batch, group, pair.num_rows - len(group))
             for i, number in enumerate(numbers):
                 how = f"encoded as number {i + 1} of {len(group)} in one step"
-                _hold(pair, found[i], alone[number], group[i], how)
+                case = _case(pair, group[i])
+                if pair.judge.step_bits(found[i], alone[number], pair.at(case, how).place):
+                    continue
+                # It may depend on the group, and does; a source comes in many and does not count.
+                tokens = (int(found[i].top_ids[0, 0]),)
+                one = Alone(case, tokens, alone[number], pair.eager_of_one(case, tokens))
+                pair.take("sources in groups", found[i], one, how, counts=False)
             yield STEP + sum(map(len, group))
 
 
@@ -48,20 +54,6 @@ def _tried(
         if length == counted and not few:
             others = range(1, most + 1)
         yield members, list(_groups(len(members), most, others))
-
-
-def _hold(
-    pair: GeneratingPair, found: StepLogits, alone: StepLogits, source: Tokens, how: str
-) -> None:
-    """Hold what one token sees of a source against what it sees of it alone.
-
-    If it may depend on the group and does, it is held against the eager model.
-    """
-    case = _case(pair, source)
-    if not pair.judge.step_bits(found, alone, pair.at(case, how).place):
-        tokens = (int(found.top_ids[0, 0]),)
-        one = Alone(case, tokens, alone, pair.eager_of_one(case, tokens))
-        pair.take("sources in groups", found, one, how, counts=False)  # a source comes in many
 
 
 def _groups(count: int, most: int, others: Iterable[int]) -> Iterator[list[int]]:
