@@ -15,8 +15,7 @@ from exporter.huggingface.conversion import (
 )
 from exporter.huggingface.family import Family, Options, Original, refused
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, image_options
-from exporter.huggingface.stacks.encoder import LAYERS
-from exporter.huggingface.stacks.encoder_heads import contradicting_labels, labels_of
+from exporter.huggingface.stacks.encoder import LAYERS, contradicting_labels, labels_of
 from exporter.models.config import ImageConfig, TransformerConfig
 
 _FIXED = {"architecture": "vision-encoder", "norm_position": "first", "positions.kind": "learned"}
