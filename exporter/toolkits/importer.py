@@ -10,7 +10,7 @@ from engine.errors import CheckpointError
 from engine.package.recognised import recognise
 from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
-from exporter.huggingface.conversion import MoreRows, NameTable
+from exporter.huggingface.conversion import NameTable, more_rows
 from exporter.huggingface.family import Family, Original
 from exporter.huggingface.understood import understood
 from exporter.huggingface.weights.stored import StoredWeights, TensorFile, refuse_nested
@@ -128,7 +128,7 @@ def _with_more_words(
     size = len(found.source_words) + cut.num_more
     changed = config.changed({"source_vocab_size": size, "share_embeddings": False})
     unknown = found.source_words.ids[found.source_words.unknown]
-    name, more = "source_embeddings.token.weight", MoreRows(unknown, cut.num_more)
+    name, more = "source_embeddings.token.weight", more_rows(unknown, cut.num_more)
 
     def weights(one: TransformerConfig) -> NameTable:
         table = found.family.weights(one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.huggingface.conversion import NameTable, SkipRows, Step, layers, modules, norms
+from exporter.huggingface.conversion import NameTable, Step, layers, modules, norms, skip_rows
 from exporter.huggingface.family import READS, Family, Options, Original
 from exporter.huggingface.stacks.encoder import (
     ENCODER,
@@ -90,7 +90,7 @@ def _roberta_weights(config: TransformerConfig) -> NameTable:
         "classifier": "classifier" if config.head.each_token else "classifier.out_proj",
         **pooler(config, "classifier.dense"),
     }
-    return {**_bert_weights("roberta.", SkipRows(config.pad_token_id)), **modules(head)}
+    return {**_bert_weights("roberta.", skip_rows(config.pad_token_id)), **modules(head)}
 
 
 ROBERTA = replace(

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.wording import listed
 from exporter.checkpoint import ModelWeight, model_weights
-from exporter.huggingface.conversion import NameTable, Rows, Shape, StoredWeight
+from exporter.huggingface.conversion import NameTable, Shape, StoredWeight, rows_of
 from exporter.huggingface.family import Family
 from exporter.huggingface.weights.stored import FLOATS, StoredWeights
 from exporter.models import TransformerConfig
@@ -170,7 +170,7 @@ def _entry(table: NameTable, weight: ModelWeight, num_rows: int | None) -> Store
         names = tuple(name.replace("{i}", layer[0]) for name in names)
     steps = known[0].steps
     if num_rows and num_rows != weight.shape[0]:
-        steps = (*steps, Rows(0, weight.shape[0], num_rows))
+        steps = (*steps, rows_of(0, weight.shape[0], num_rows))
     return StoredWeight(names, steps, known[0].optional)
 
 
