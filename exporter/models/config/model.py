@@ -10,23 +10,24 @@ from pydantic import Field, model_validator
 
 from engine.package.manifest import Architecture
 from engine.wording import listed
-from exporter.models.config.attention import AttentionConfig
-from exporter.models.config.feed_forward import FeedForwardConfig
-from exporter.models.config.head import HeadConfig, Pooler
-from exporter.models.config.image import ImageConfig
-from exporter.models.config.original_code import OriginalCode
-from exporter.models.config.positions import PositionConfig
-from exporter.models.config.sizes import (
+from exporter.models.config.groups import (
+    AttentionConfig,
+    FeedForwardConfig,
+    HeadConfig,
+    ImageConfig,
     Length,
     NumHeads,
     NumLayers,
     Options,
+    Pooler,
+    PositionConfig,
     PositiveFloat,
     Probability,
     TokenId,
     VocabSize,
     Width,
 )
+from exporter.models.config.original_code import OriginalCode
 
 _CACHE_WIDTHS = 8  # the attention kernels take multiples of it only
 _ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths
