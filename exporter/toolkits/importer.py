@@ -13,7 +13,7 @@ from exporter.checkpoint import CONFIG_NAME, check_replaceable
 from exporter.huggingface.conversion import NameTable, more_rows
 from exporter.huggingface.family import Family, Original
 from exporter.huggingface.understood import understood
-from exporter.huggingface.weights.stored import StoredWeights, TensorFile, refuse_nested
+from exporter.huggingface.weights.stored import refuse_nested, stored_weights
 from exporter.huggingface.writing import (
     Imported,
     Progress,
@@ -73,8 +73,7 @@ def import_toolkit_checkpoint(
     with naming(path):
         config, family = _with_more_words(config, found, cut)
     model = ReadModel(path, family, config, whole, cut.text, found.generation)
-    stored = StoredWeights([TensorFile(found.weights)])
-    num_parameters = write_model(model, stored, out, progress)
+    num_parameters = write_model(model, stored_weights(found.weights), out, progress)
     notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
     return Imported(
         found.name,

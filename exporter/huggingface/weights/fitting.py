@@ -37,7 +37,7 @@ class FoundWeight(NamedTuple):
         """Return our weight, in float32."""
         if self.stored is None:
             return torch.zeros(self.shape)
-        return self.how.extract(stored.read(self.stored))
+        return self.how.extract(stored[self.stored].read())
 
 
 def num_positions(config: TransformerConfig) -> dict[str, int]:
@@ -99,8 +99,8 @@ def without_wrappers(
     off = {prefix, *(found for name in stored for found in _WRAPPED.findall(name))} - {""}
     if not off or len(set(names.values())) < len(names):
         return stored, []
-    said = listed(sorted(off))
-    return stored.renamed(names), [f"{said} of wrappers is taken off the names of weights"]
+    note = f"{listed(sorted(off))} of wrappers is taken off the names of weights"
+    return {names[name]: one for name, one in stored.items()}, [note]
 
 
 def _shared_prefix(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
@@ -138,7 +138,7 @@ def rounded_as_stored(stored: StoredWeights, config: TransformerConfig) -> Trans
 
     transformers reads the table that Marian and Pegasus have in their files.
     """
-    kinds = {stored.dtype(name) for name in stored if name.endswith(_COMPUTED)}
+    kinds = {one.dtype for name, one in stored.items() if name.endswith(_COMPUTED)}
     if config.positions.kind != "sinusoidal_halves" or not kinds <= {"float16", "bfloat16"}:
         return config
     return config.changed({"positions.dtype": min(kinds, default="float32")})
@@ -148,7 +148,7 @@ def _differ(stored: StoredWeights, one: Sequence[str], other: Sequence[str]) -> 
     """Say whether both tables are there and differ."""
     if not one or not other:
         return False
-    return not torch.equal(stored.read(one[0]), stored.read(other[0]))
+    return not torch.equal(stored[one[0]].read(), stored[other[0]].read())
 
 
 def _there(names: Sequence[str], stored: StoredWeights, family: Family) -> list[str]:
@@ -201,15 +201,15 @@ class _Search:
     def _check(self, names: list[str], shape: Shape) -> None:
         """Keep what is wrong with the tensors that are to be one weight."""
         for name in names:
-            given = self._stored.shape(name)
+            given = self._stored[name].shape
             if given != shape:
                 asked = f"the configuration asks for {list(shape)}"
                 return self._note("wrong shapes", f"{name} is {list(given)}, {asked}")
-            if (kind := self._stored.dtype(name)) not in FLOATS:
+            if (kind := self._stored[name].dtype) not in FLOATS:
                 supported = f"supported: {', '.join(FLOATS)}"
                 return self._note("wrong types", f"{name} is of {kind}, {supported}")
         for other in names[1:]:
-            if not torch.equal(self._stored.read(names[0]), self._stored.read(other)):
+            if not torch.equal(self._stored[names[0]].read(), self._stored[other].read()):
                 return self._note("weights that must be equal", f"{names[0]} and {other}")
         return None
 
