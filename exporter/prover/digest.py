@@ -10,12 +10,11 @@ logits, then embeddings.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,9 @@ from engine.one_pass.batch import Graph
 from engine.package.graph_io import EMBEDDING, LOGITS
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package, load_package
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.cases import prefill_chunk
-from exporter.prover.driver import Asked, Runner, exported_graphs, generate, predict
+from exporter.prover.driver import Asked, exported_graphs, generate, predict
 from exporter.prover.execution import Execution, OnCpu, OnDevice
 from exporter.prover.generation_cases import make_cases
 from exporter.prover.item_cases import (
@@ -67,7 +67,8 @@ def find(package: Package, execution: Execution) -> Found:
 
 def find_elsewhere(package: Package, execution: Execution) -> Found:
     """Let another process do so, which gives all memory back; CertificateError if it fails."""
-    command = [sys.executable, "-P", "-m", __name__, str(package.path), *execution.as_options()]
+    options = json.dumps(execution.as_options())
+    command = [sys.executable, "-P", "-m", __name__, str(package.path), options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
@@ -81,7 +82,7 @@ def find_elsewhere(package: Package, execution: Execution) -> Found:
     return Found(found["digest"], tuple(found["buckets"]))
 
 
-def _generated(runner: Runner, contract: GenerationContract) -> Iterator[Array]:
+def _generated(runner: SlotModelRunner, contract: GenerationContract) -> Iterator[Array]:
     every = make_cases(contract, (), 1, _NUM_STEPS)  # logits at the prompt's end only
     places = np.linspace(0, len(every) - 1, min(_MOST_CASES, len(every))).astype(int)
     cases = [every[place] for place in dict.fromkeys(places.tolist())]
@@ -119,31 +120,21 @@ def _sha256(arrays: Iterator[Array]) -> str:
     return found.hexdigest()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print as JSON what a package gives here."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("package")
-    parser.add_argument("--device", type=int, help="number of the GPU; without it, the CPU")
-    parser.add_argument("--max-num-seqs", type=int, default=0)
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
-    parser.add_argument("--decode-buckets", type=int, nargs="*", default=[])
-    given = parser.parse_args(arguments)
-    package, buckets = load_package(given.package), tuple(given.decode_buckets)
+def main(path: str, options: str) -> None:
+    """Print as JSON what a package gives here, run by what `as_options` of an Execution returns."""
+    package, given = load_package(path), json.loads(options)
+    buckets = tuple(given["decode_buckets"])
     execution: Execution = OnCpu(buckets)
-    if given.device is not None:
-        config = EngineConfig(
-            max_num_seqs=given.max_num_seqs,
-            gpu_memory_utilization=given.gpu_memory_utilization,
-            decode_buckets=buckets,
-        )
+    if (device := given.pop("device", None)) is not None:
         from engine.cuda.device import open_device
 
-        execution = OnDevice(package, config, open_device(given.device))
+        config = EngineConfig(**{**given, "decode_buckets": buckets})
+        execution = OnDevice(package, config, open_device(device))
     print(json.dumps(find(package, execution)._asdict()))
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        main(*sys.argv[1:])
     except TokenweirError as error:
         sys.exit(str(error))

@@ -28,7 +28,8 @@ from engine.sampling.plain import (
 from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.sampler import Sampler
 from engine.slots.batch import RowOp, ScheduledBatch
-from exporter.prover.driver import Runner, begin, run_step
+from engine.slots.runner import SlotModelRunner
+from exporter.prover.driver import begin, run_step
 from exporter.samples import SEED
 
 NUM_DRAWS = 256  # each graph
@@ -59,7 +60,7 @@ class _Draw(NamedTuple):
     uniform: float
 
 
-def certify_draws(runner: Runner, contract: GenerationContract) -> int:
+def certify_draws(runner: SlotModelRunner, contract: GenerationContract) -> int:
     """Compare draws behind random tokens; return how many, or raise CertificateError."""
     rng = np.random.default_rng(SEED)
     num_rows = min(_MOST_ROWS, runner.num_slots)

@@ -14,12 +14,12 @@ from engine.errors import CertificateError
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.cases import NUM_TOPS, prefill_chunk
 from exporter.prover.driver import (
     Asked,
     Place,
     Replay,
-    Runner,
     change,
     empty,
     exported_graphs,
@@ -98,7 +98,7 @@ class GeneratingPair:
         """Whether the model reads sources."""
         return self.contract.cross_cache is not None
 
-    def load(self, num_threads: int, num_slots: int) -> Runner:
+    def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
         """Load the graphs for a CPU, for so many threads."""
         with exported_graphs():
             return load_for_cpu(self.contract, self._directory, num_threads, num_slots)

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from engine.sampling.logits import StepLogits
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.cases import BATCH_SIZES, counted_length, largest_batch
-from exporter.prover.driver import STEP, Asked, Place, Replay, Runner, empty
+from exporter.prover.driver import STEP, Asked, Place, Replay, empty
 from exporter.prover.generation_cases import Case
 from exporter.prover.pair import Alone, GeneratingPair
 from exporter.samples import Tokens
@@ -68,7 +69,7 @@ def _groups(count: int, most: int, others: Iterable[int]) -> Iterator[list[int]]
 
 
 def _seen(
-    pair: GeneratingPair, runner: Runner, sources: Sequence[Tokens], first: int
+    pair: GeneratingPair, runner: SlotModelRunner, sources: Sequence[Tokens], first: int
 ) -> list[StepLogits]:
     """Encode sources in one step, into rows from `first` on; return what one token sees of each."""
     cases = [_case(pair, source) for source in sources]
