@@ -9,8 +9,7 @@ from typing import Any, Literal
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import NameTable
-from exporter.huggingface.sentence_texts import SentenceTexts
-from exporter.huggingface.sentences import SentenceModules
+from exporter.huggingface.sentences import SentenceModules, SentenceTexts
 from exporter.models.config import TransformerConfig
 
 Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
