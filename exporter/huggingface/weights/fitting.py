@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -60,15 +60,24 @@ def find_weights(
 
     `num_stored` says how many positions the original has, which may be more than ours.
     """
-    search, table = _Search(stored, family), family.weights(config)
-    found = [
-        search.find(weight, _entry(table, weight, num_stored.get(weight.name)))
-        for weight in model_weights(config)
-    ]
-    search.note_unexpected(family.ignored)
-    if search.problems:
+    table, found, used = family.weights(config), list[FoundWeight](), set[str]()
+    problems: defaultdict[str, list[str]] = defaultdict(list)
+    for weight in model_weights(config):
+        entry = _entry(table, weight, num_stored.get(weight.name))
+        names = _there(entry.names, stored, family)
+        used.update(names)
+        if not names and not entry.optional:
+            problems["missing weights"].append(entry.names[0])
+        if misfit := _misfit(names, stored, entry.stored_shape(weight.shape)):
+            what, where = misfit
+            problems[what].append(where)
+        found.append(FoundWeight(weight.name, weight.shape, names[0] if names else None, entry))
+    for name in stored:
+        if name not in used and not re.fullmatch(family.ignored, name):
+            problems["unexpected weights"].append(name)
+    if problems:
         wrong = "; ".join(
-            f"{what}: {listed(dict.fromkeys(names))}" for what, names in search.problems.items()
+            f"{what}: {listed(dict.fromkeys(names))}" for what, names in problems.items()
         )
         raise CheckpointError(
             f"{directory} does not fit its {family.options_name}: {wrong}; "
@@ -174,44 +183,16 @@ def _entry(table: NameTable, weight: ModelWeight, num_rows: int | None) -> Store
     return StoredWeight(names, steps, known[0].optional)
 
 
-class _Search:
-    """Looks for weights one by one, and keeps what is wrong."""
-
-    def __init__(self, stored: StoredWeights, family: Family) -> None:
-        self._stored = stored
-        self._family = family
-        self._used: set[str] = set()
-        self.problems: dict[str, list[str]] = {}
-
-    def find(self, weight: ModelWeight, entry: StoredWeight) -> FoundWeight:
-        """Say where a weight is."""
-        names = _there(entry.names, self._stored, self._family)
-        self._used.update(names)
-        if not names and not entry.optional:
-            self._note("missing weights", entry.names[0])
-        self._check(names, entry.stored_shape(weight.shape))
-        return FoundWeight(weight.name, weight.shape, names[0] if names else None, entry)
-
-    def note_unexpected(self, ignored: str) -> None:
-        """Keep what is there and was not looked for."""
-        for name in self._stored:
-            if name not in self._used and not re.fullmatch(ignored, name):
-                self._note("unexpected weights", name)
-
-    def _check(self, names: list[str], shape: Shape) -> None:
-        """Keep what is wrong with the tensors that are to be one weight."""
-        for name in names:
-            given = self._stored[name].shape
-            if given != shape:
-                asked = f"the configuration asks for {list(shape)}"
-                return self._note("wrong shapes", f"{name} is {list(given)}, {asked}")
-            if (kind := self._stored[name].dtype) not in FLOATS:
-                supported = f"supported: {', '.join(FLOATS)}"
-                return self._note("wrong types", f"{name} is of {kind}, {supported}")
-        for other in names[1:]:
-            if not torch.equal(self._stored[names[0]].read(), self._stored[other].read()):
-                return self._note("weights that must be equal", f"{names[0]} and {other}")
-        return None
-
-    def _note(self, what: str, where: str) -> None:
-        self.problems.setdefault(what, []).append(where)
+def _misfit(names: Sequence[str], stored: StoredWeights, shape: Shape) -> tuple[str, str] | None:
+    """Say what is wrong with the tensors that are to be one weight, and with which of them."""
+    for name in names:
+        given, kind = stored[name].shape, stored[name].dtype
+        if given != shape:
+            asked = f"the configuration asks for {list(shape)}"
+            return "wrong shapes", f"{name} is {list(given)}, {asked}"
+        if kind not in FLOATS:
+            return "wrong types", f"{name} is of {kind}, supported: {', '.join(FLOATS)}"
+    for other in names[1:]:
+        if not torch.equal(stored[names[0]].read(), stored[other].read()):
+            return "weights that must be equal", f"{names[0]} and {other}"
+    return None
