@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from engine.package.manifest import Architecture
 from exporter.models.config import TransformerConfig
@@ -176,11 +177,8 @@ def _lengths(example: Example, architecture: Architecture) -> tuple[int, int]:
 
 
 def _pad(rows: Sequence[NDArray[np.generic]], filler: int) -> tuple[torch.Tensor, int]:
-    lengths = [len(row) for row in rows]
-    padded = np.full((len(rows), max(lengths)), filler, dtype=np.int64)
-    for i, row in enumerate(rows):
-        padded[i, : lengths[i]] = row
-    return torch.from_numpy(padded), sum(lengths)
+    given = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+    return pad_sequence(given, batch_first=True, padding_value=filler), sum(map(len, rows))
 
 
 def _shift_right(labels: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
