@@ -150,7 +150,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     tokenizer = _read_tokenizer(directory, config.model)
     with _NoDraws():  # type: ignore[no-untyped-call]
         model = build_model(config.model)
-    load_weights(model, _read_weights(directory), path=directory / WEIGHTS_NAME)
+    path_of_weights = directory / WEIGHTS_NAME
+    with reading_weights(path_of_weights):
+        weights = safetensors.torch.load_file(path_of_weights)
+    load_weights(model, weights, path=path_of_weights)
     model.eval()
     text = _read_text(directory, config.model)
     return Checkpoint(directory, config, model, tokenizer, _read_samples(directory), text)
@@ -414,12 +417,6 @@ def _check_header(directory: Path, config: TransformerConfig) -> None:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     check_layers(len(shapes), config, path)
     _check_fit(model_weights(config), shapes, path)
-
-
-def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    path = directory / WEIGHTS_NAME
-    with reading_weights(path):
-        return safetensors.torch.load_file(path)
 
 
 @contextmanager

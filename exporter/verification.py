@@ -127,29 +127,25 @@ def _check_is_of(package: Package, checkpoint: Checkpoint) -> None:
                 f"{package.path / name} is not that of {checkpoint.path}; "
                 "give the checkpoint that the package was exported from, or export it again"
             )
-    _check_no_others(package, checkpoint)
-    contract = contract_of(checkpoint.config.model, package.manifest.format)
+    # The engine might read a file that no export of the checkpoint has.
+    manifest, graphs = package.manifest, package.manifest.graphs
+    exported = {*copied_files(checkpoint), *graphs, *(f"{name}.data" for name in graphs)}
+    if manifest.generation and target_of(manifest.format).has_sampling_graphs:
+        exported.update(SAMPLING_GRAPHS)
+    if others := sorted(manifest.files.keys() - exported):
+        raise CertificateError(
+            f"{package.path / others[0]} is not of {checkpoint.path}, which exports to no such "
+            "file; give the checkpoint that the package was exported from, or export it again"
+        )
+    contract = contract_of(checkpoint.config.model, manifest.format)
     expected = {**vars(contract), "defaults": checkpoint.config.generation}
     for field, wanted in expected.items():
-        found = getattr(package.manifest, field)
+        found = getattr(manifest, field)
         if found != wanted:
             raise CertificateError(
                 f"{package.path / MANIFEST_NAME}: {field} is {shortened(found)}, "
                 f"the checkpoint's is {shortened(wanted)}; export it again"
             )
-
-
-def _check_no_others(package: Package, checkpoint: Checkpoint) -> None:
-    """Refuse files that no export of the checkpoint has: the engine might read one of them."""
-    manifest, graphs = package.manifest, package.manifest.graphs
-    exported = {*copied_files(checkpoint), *graphs, *(f"{name}.data" for name in graphs)}
-    if manifest.generation and target_of(manifest.format).has_sampling_graphs:
-        exported.update(SAMPLING_GRAPHS)
-    if others := sorted(package.manifest.files.keys() - exported):
-        raise CertificateError(
-            f"{package.path / others[0]} is not of {checkpoint.path}, which exports to no such "
-            "file; give the checkpoint that the package was exported from, or export it again"
-        )
 
 
 def _check_toolchain(package: Package, here: Mapping[str, str]) -> None:

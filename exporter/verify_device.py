@@ -67,7 +67,9 @@ def verify_on_device(
     package.check_unchanged()
     was_there = _is_found_again(package, found, use)
     if not was_there:
-        _write(package, found)
+        manifest = package.manifest
+        certificate = manifest.certificate.model_copy(update={"device": found})
+        write_manifest(manifest.model_copy(update={"certificate": certificate}), package.path)
     return DeviceVerification(package, checkpoint.path, found, was_there)
 
 
@@ -88,9 +90,3 @@ def _is_found_again(package: Package, found: DeviceCertificate, use: DeviceUse) 
             "export the model again and verify it here"
         )
     return True
-
-
-def _write(package: Package, found: DeviceCertificate) -> None:
-    manifest = package.manifest
-    certificate = manifest.certificate.model_copy(update={"device": found})
-    write_manifest(manifest.model_copy(update={"certificate": certificate}), package.path)

@@ -28,7 +28,10 @@ def compare_answers(
         ours, theirs = scores(seen[LOGITS]), scores(other[LOGITS])
         largest = float(np.abs(ours - theirs).max())
         if contract.label_scores == "none" or ours.shape[-1] == 1:  # a reranker
-            found |= {"max_score_diff": largest, **_order(ours[:, 0], theirs[:, 0])}
+            one, two = (np.sign(side - side.T) for side in (ours[:, :1], theirs[:, :1]))
+            pairs = np.triu(two != 0, 1)  # whose order says something
+            found |= {"max_score_diff": largest, "pairs": int(pairs.sum())}
+            found["pairs_turned"] = int((pairs & (one == -two)).sum())
         else:
             is_one = contract.label_scores == "softmax"
             labels = [one.argmax(-1) if is_one else one > 0.5 for one in (ours, theirs)]
@@ -62,13 +65,6 @@ def nearest(vectors: Values) -> NDArray[np.int64]:
     np.fill_diagonal(cosines, -np.inf)
     found: NDArray[np.int64] = cosines.argmax(axis=-1)
     return found
-
-
-def _order(ours: Values, theirs: Values) -> dict[str, int]:
-    """Return how many pairs of scores [N] there are, and how many have another order."""
-    one, other = (np.sign(scores[:, None] - scores) for scores in (ours, theirs))
-    pairs = np.triu(other != 0, 1)
-    return {"pairs": int(pairs.sum()), "pairs_turned": int((pairs & (one == -other)).sum())}
 
 
 def _of_length_1(vectors: Values) -> NDArray[np.float64]:

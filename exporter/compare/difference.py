@@ -25,8 +25,15 @@ from exporter.compare.lines import (
     with_reference,
 )
 from exporter.compare.quality import mean_exp, nats, until_end
-from exporter.compare.shared import Progress, other_files, quantiles
-from exporter.compare.sides import BATCH_SIZE, Side, open_side, size_of
+from exporter.compare.sides import (
+    BATCH_SIZE,
+    Progress,
+    Side,
+    open_side,
+    other_files,
+    quantiles,
+    size_of,
+)
 from exporter.likeness import likeness
 from exporter.prover.eager import Floats
 from exporter.samples import Tokens
@@ -144,7 +151,13 @@ class _Counts:
         for first in range(0, len(self._lines), BATCH_SIZE):
             batch = self._lines[first : first + BATCH_SIZE]
             self._compare_written(batch)
-            self._score(batch)
+            scored = [found for line in batch if (found := with_reference(line, self._contract))]
+            if scored:
+                cases, tokens = zip(*scored, strict=True)
+                self._scored += sum(map(len, tokens))
+                for i, side in enumerate(self._sides):
+                    for rows, ids in zip(side.writer.follow(cases, tokens), tokens, strict=True):
+                        self._nats[i] += float(nats(rows, ids).sum())
             yield first + len(batch)
 
     def _compare_written(self, batch: Sequence[Line]) -> None:
@@ -168,17 +181,6 @@ class _Counts:
             one, other = (found[i][begin:][: len(tokens)] for found in (logits[0], forced))
             self._equal += sum(map(eq, line.case.likeliest(one), line.case.likeliest(other)))
             self._largest.append(np.abs(one.astype(np.float64) - other).max(axis=-1))
-
-    def _score(self, batch: Sequence[Line]) -> None:
-        """Add what both models give the tokens of the text, in nats."""
-        scored = [found for line in batch if (found := with_reference(line, self._contract))]
-        if not scored:
-            return
-        cases, tokens = zip(*scored, strict=True)
-        self._scored += sum(map(len, tokens))
-        for i, side in enumerate(self._sides):
-            for rows, ids in zip(side.writer.follow(cases, tokens), tokens, strict=True):
-                self._nats[i] += float(nats(rows, ids).sum())
 
     def difference(self) -> Difference:
         """Return what was found."""

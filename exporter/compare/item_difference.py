@@ -22,8 +22,7 @@ from exporter.compare.answers import compare_answers
 from exporter.compare.items import Item, random_items, read_images, read_texts
 from exporter.compare.predictions import Compared, Prediction, as_served
 from exporter.compare.predictors import Predictor, open_predictor
-from exporter.compare.shared import Progress, other_files, quantiles
-from exporter.compare.sides import BATCH_SIZE, size_of
+from exporter.compare.sides import BATCH_SIZE, Progress, other_files, quantiles, size_of
 from exporter.graphs.contracts import Contract
 
 _ALIKE = {  # parts of contracts without which two models are not compared answer by answer
@@ -107,9 +106,16 @@ def compare_items(
     for side in sides:
         side.predict([items[0].encoded])  # the first call of all is slower, whoever makes it
     found = [_Answers(side) for side in sides]
-    for done in _ask(found, items):
-        if progress is not None:
-            progress(done, len(items))
+    done = 0
+    for _, group in groupby(sorted(items, key=_length), _length):
+        members = list(group)
+        for first in range(0, len(members), BATCH_SIZE):
+            batch = members[first : first + BATCH_SIZE]
+            for model in found:
+                model.ask(batch)
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(items))
     return _difference(found, items)
 
 
@@ -171,19 +177,6 @@ class _Answers:
             items_per_second=len(self.predictions) / self.seconds,
             accuracy=sum(right) / len(right) if right else None,
         )
-
-
-def _ask(models: Sequence[_Answers], items: Sequence[Item]) -> Iterator[int]:
-    """Ask all models of all items, those of one length together; yield how many are done."""
-    done = 0
-    for _, group in groupby(sorted(items, key=_length), _length):
-        members = list(group)
-        for first in range(0, len(members), BATCH_SIZE):
-            batch = members[first : first + BATCH_SIZE]
-            for model in models:
-                model.ask(batch)
-            done += len(batch)
-            yield done
 
 
 def _length(item: Item) -> int:

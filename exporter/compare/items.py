@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, InvalidRequest
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import EncodingContract
 from engine.text.tokenizer import Tokenizer
 from engine.wording import listed
 from exporter.compare.lines import rows_of
@@ -92,17 +91,14 @@ def random_items(contract: Contract) -> list[Item]:
         drawn = [EncodedItem(pixels, 0, 1) for pixels in draw_images(contract.image)]
     else:
         assert contract.encoding is not None, "a model of one pass reads texts or sees images"
-        drawn = list(_random_texts(contract.encoding))
+        encoding, rng = contract.encoding, np.random.default_rng(SEED)
+        drawn = []
+        for number in range(_RANDOM_TEXTS):
+            length = min(1 + number % _RANDOM_LEN, encoding.max_len)
+            ids = np.array(random_tokens(rng, encoding.vocab_size, length), np.int64)
+            types = np.zeros(length, np.int64) if encoding.num_token_types > 1 else None
+            drawn.append(EncodedItem(ids, length, length, types))
     return [Item(f"random item {number}", one) for number, one in enumerate(drawn, start=1)]
-
-
-def _random_texts(contract: EncodingContract) -> Iterator[EncodedItem]:
-    rng = np.random.default_rng(SEED)
-    for number in range(_RANDOM_TEXTS):
-        length = min(1 + number % _RANDOM_LEN, contract.max_len)
-        ids = np.array(random_tokens(rng, contract.vocab_size, length), np.int64)
-        types = np.zeros(length, np.int64) if contract.num_token_types > 1 else None
-        yield EncodedItem(ids, length, length, types)
 
 
 def _read(line: str, where: str, contract: Contract, encoder: ItemEncoder) -> Item:

@@ -17,6 +17,7 @@ from engine.wording import listed
 from exporter.checkpoint import CheckpointConfig
 from exporter.compare.original_texts import around
 from exporter.graphs.contracts import generation_contract
+from exporter.huggingface.generation import token_ids
 
 _MOST_LIKELY = 50  # tokens that `generate` samples among, unless it is told
 _SAME: Mapping[str, tuple[str, float]] = {  # our name, and the value that changes nothing
@@ -71,7 +72,7 @@ def _rows(here: GenerationDefaults, contract: GenerationContract, there: Any) ->
     yield _Row("length_penalty", penalty, here.length_penalty if is_power else "the paper's")
     stopping = _EARLY_STOPPING.get(here.beam_end)
     yield _Row("early_stopping", there.early_stopping or False, stopping)
-    ends = [end for end in _ids(there.eos_token_id) if end >= 0] or [*contract.eos_token_ids]
+    ends = [end for end in token_ids(there.eos_token_id) if end >= 0] or [*contract.eos_token_ids]
     yield _Row("eos_token_id", sorted({*ends}), sorted({*contract.eos_token_ids}))
     banned = {*map(tuple, there.bad_words_ids or ())} - {(end,) for end in ends}
     banned |= {(token,) for token in there.suppress_tokens or ()}
@@ -79,10 +80,10 @@ def _rows(here: GenerationDefaults, contract: GenerationContract, there: Any) ->
     yield _Row("bad_words_ids with suppress_tokens", sorted(banned), sorted(ours_banned))
     begin = sorted({*(there.begin_suppress_tokens or ())})
     yield _Row("begin_suppress_tokens", begin, sorted({*here.begin_banned_tokens}))
-    last = min(_ids(there.forced_eos_token_id), default=None)
+    last = min(token_ids(there.forced_eos_token_id), default=None)
     yield _Row("forced_eos_token_id", last, here.forced_end)
     start = contract.decoder_start_token_id
-    forced = [] if start is None else _ids(there.forced_bos_token_id)
+    forced = [] if start is None else token_ids(there.forced_bos_token_id)
     yield _Row("forced_bos_token_id", forced, [*here.forced_begin])
     most, least = there.max_new_tokens, there.min_new_tokens or 0
     if start is not None:  # which counts in both lengths; beside a prompt they count that too
@@ -93,10 +94,6 @@ def _rows(here: GenerationDefaults, contract: GenerationContract, there: Any) ->
         least = max(least, (there.min_length or 0) - 1)
     yield _Row("max_new_tokens or max_length", most, here.max_new_tokens)
     yield _Row("min_new_tokens or min_length", least, here.min_new_tokens or 0)
-
-
-def _ids(given: int | list[int] | None) -> list[int]:
-    return [] if given is None else given if isinstance(given, list) else [given]
 
 
 def _both(row: _Row) -> str:

@@ -22,7 +22,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NAME, read_config
-from exporter.huggingface.sentence_texts import read_sentence_texts
+from exporter.huggingface.sentences import read_sentence_texts
 from exporter.huggingface.tokenizers import Languages
 from exporter.huggingface.tokenizers.original import load_original
 from exporter.models import TransformerConfig

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -21,17 +21,23 @@ from engine.session import create_session
 from exporter.checkpoint import load_checkpoint, read_config
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.prover.driver import predict
+from exporter.prover.eager import Floats
 from exporter.prover.item_cases import run_eager
 
+Outputs = Mapping[str, Floats]
 
-class Predictor(Protocol):
+
+@dataclass(frozen=True)
+class Predictor:
     """A model that is asked what it says of texts or pictures."""
 
     path: Path
     contract: Contract
+    run: Callable[[Sequence[EncodedItem]], Outputs]  # items of one length, none of them padded
 
     def predict(self, items: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
         """Return what it says of items of one length; None stands for one that is not finite."""
+        return split(self.run(items), items)
 
 
 def generates(path: Path) -> bool:
@@ -51,45 +57,24 @@ def open_predictor(path: Path) -> Predictor:
     """
     if generates(path):
         raise ConfigError(f"{path} holds a model that generates; give two that do, or none")
-    is_package = (path / MANIFEST_NAME).is_file()
-    return ExportedPredictor(path) if is_package else EagerPredictor(path)
+    if (path / MANIFEST_NAME).is_file():
+        package = load_package(path)  # run on the CPU as the engine runs it
+        cpu = EngineConfig(device="cpu")
+        device_of(package.manifest, path, cpu)  # PackageError, if a CPU has no kernels
+        of_both = {field.name: getattr(package.manifest, field.name) for field in fields(Contract)}
+        session = create_session(package.file("model.onnx"))
+        return Predictor(path, Contract(**of_both), partial(predict, session))
+    checkpoint = load_checkpoint(path)
 
-
-class ExportedPredictor:
-    """A package, run on the CPU as the engine runs it."""
-
-    def __init__(self, path: Path) -> None:
-        package = load_package(path)
-        device_of(
-            package.manifest, package.path, EngineConfig(device="cpu")
-        )  # PackageError, if a CPU has no kernels
-        self.path = path
-        of_both = (field.name for field in fields(Contract))
-        self.contract = Contract(**{name: getattr(package.manifest, name) for name in of_both})
-        self._session = create_session(package.file("model.onnx"))
-
-    def predict(self, items: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
-        """See Predictor."""
-        return split(predict(self._session, items), items)
-
-
-class EagerPredictor:
-    """A checkpoint, run by PyTorch without a mask, for no item is padded."""
-
-    def __init__(self, path: Path) -> None:
-        checkpoint = load_checkpoint(path)
-        self.path = path
-        self.contract = contract_of(checkpoint.config.model)
-        self._model = checkpoint.model
-
-    def predict(self, items: Sequence[EncodedItem]) -> list[ItemPrediction | None]:
-        """See Predictor."""
+    def run(items: Sequence[EncodedItem]) -> Outputs:
         given = {name: torch.from_numpy(values) for name, values in stack(items).items()}
         if PIXEL_VALUES in given:
-            output = run_eager(self._model, (given[PIXEL_VALUES],))
+            output = run_eager(checkpoint.model, (given[PIXEL_VALUES],))
         elif TOKEN_TYPE_IDS in given:
-            output = run_eager(self._model, (given[INPUT_IDS], None, given[TOKEN_TYPE_IDS]))
+            output = run_eager(checkpoint.model, (given[INPUT_IDS], None, given[TOKEN_TYPE_IDS]))
         else:
-            output = run_eager(self._model, (given[INPUT_IDS],))
+            output = run_eager(checkpoint.model, (given[INPUT_IDS],))
         found = output._asdict().items()
-        return split({name: part.numpy() for name, part in found if part is not None}, items)
+        return {name: part.numpy() for name, part in found if part is not None}
+
+    return Predictor(path, contract_of(checkpoint.config.model), run)

@@ -36,7 +36,12 @@ def measure_text(
     found = TextQuality()
     if text.pieces:
         ours, theirs = (_nats_of(writer, text.pieces) for writer in (package, eager))
-        _refuse_never(theirs, [token for _, ids in text.pieces for token in ids])
+        if theirs[worst := int(theirs.argmax())] > -NEVER:
+            tokens = [token for _, ids in text.pieces for token in ids]
+            raise ConfigError(
+                f"the model never writes token {tokens[worst]}, so that a text with it has no "
+                "perplexity; leave what becomes this token out of --text"
+            )
         found = replace(
             found,
             text_tokens=len(ours),
@@ -115,8 +120,10 @@ def eager_answers(
             guessed = _write(guess, asked)
             found = eager.follow(asked, guessed)
             for i, tokens, logits in zip(members, guessed, found, strict=True):
-                agreed = _agreed(tokens, batch[i].likeliest(logits))
-                written[i] = until_end((*written[i], *agreed), ends)
+                likeliest = batch[i].likeliest(logits)
+                pairs = enumerate(zip(tokens, likeliest, strict=True))
+                agreed = next((n for n, (one, other) in pairs if one != other), len(tokens))
+                written[i] = until_end((*written[i], *likeliest[: agreed + 1]), ends)
             members = [
                 i
                 for i in members
@@ -135,25 +142,9 @@ def _nats_of(writer: Writer, pieces: Pieces) -> NDArray[np.float64]:
     return np.concatenate(found)
 
 
-def _refuse_never(found: NDArray[np.float64], tokens: Sequence[int]) -> None:
-    worst = int(found.argmax())
-    if found[worst] > -NEVER:
-        raise ConfigError(
-            f"the model never writes token {tokens[worst]}, so that a text with it has no "
-            "perplexity; leave what becomes this token out of --text"
-        )
-
-
 def _write(writer: Writer, cases: Sequence[Case]) -> list[Tokens]:
     found = zip(cases, writer.write(cases), strict=True)
     return [case.likeliest(logits[-case.num_tokens :]) for case, logits in found]
-
-
-def _agreed(guessed: Tokens, likeliest: Tokens) -> Tokens:
-    """Return the guessed tokens that are the likeliest, and the likeliest where one is not."""
-    pairs = zip(guessed, likeliest, strict=True)
-    equal = next((i for i, (one, other) in enumerate(pairs) if one != other), len(guessed))
-    return likeliest[: equal + 1]
 
 
 def _batches(cases: Sequence[Case]) -> list[Sequence[Case]]:

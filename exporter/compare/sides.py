@@ -1,20 +1,22 @@
-"""The two forms of a generating model that are compared: a package as it is served, or PyTorch."""
+"""The two forms of a model that are compared, those that generate: a package, or PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from engine.errors import ConfigError
 from engine.package.manifest import GenerationContract
 from engine.package.package import MANIFEST_NAME, load_package
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.checkpoint import load_checkpoint
+from exporter.checkpoint import TARGET_TOKENIZER_NAME, TOKENIZER_NAME, load_checkpoint
 from exporter.graphs.contracts import generation_contract
 from exporter.prover.driver import Asked, exported_graphs, generate
 from exporter.prover.eager import Floats, alike, logits_of, num_parameters
@@ -24,6 +26,9 @@ from exporter.samples import Tokens
 from exporter.training.state import STATE_NAME
 
 BATCH_SIZE = 8  # cases beside each other
+_QUANTILES = (0.5, 0.9, 0.99, 1.0)
+
+Progress = Callable[[int, int], None]  # lines that are done, of how many
 
 
 class Writer(Protocol):
@@ -113,3 +118,20 @@ def size_of(path: Path) -> int:
     """Return how many bytes the files of a model have, without the state of a training run."""
     files = (file for file in path.iterdir() if file.is_file() and file.name != STATE_NAME)
     return sum(file.stat().st_size for file in files)
+
+
+def quantiles(values: NDArray[np.float64]) -> dict[str, float]:
+    """Return the median, and what is above it, by name."""
+    return {f"{q:.0%}": float(np.quantile(values, q)) for q in _QUANTILES}
+
+
+def other_files(one: Path, other: Path) -> list[str]:
+    """Return what of the files that make tokens of texts is not the same."""
+    contents = [
+        [
+            file.read_bytes() if (file := path / name).is_file() else b""
+            for name in (TOKENIZER_NAME, TARGET_TOKENIZER_NAME)
+        ]
+        for path in (one, other)
+    ]
+    return ["their tokenizers"] if contents[0] != contents[1] else []

@@ -156,12 +156,6 @@ def _product(node: ir.Node) -> _Product | None:
     return _Product(x, weight.name, matrix, node.inputs[2] if len(node.inputs) > 2 else None)
 
 
-def _is_embedding(node: ir.Node) -> bool:
-    table, index = node.inputs[:2]
-    assert table is not None and index is not None
-    return table.const_value is not None and index.name == INPUT_IDS
-
-
 class _Quantizer:
     """Puts new nodes into a graph, and shares what several products have in common."""
 

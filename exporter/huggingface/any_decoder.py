@@ -118,7 +118,7 @@ class OriginalDecoder:
 
 def _widest(stored: StoredWeights) -> torch.dtype:
     """Return the type that all weights fit in: not what `config.json` says of them."""
-    kinds = {stored.dtype(name) for name in stored}.intersection(FLOATS) or {"float32"}
+    kinds = {one.dtype for one in stored.values()}.intersection(FLOATS) or {"float32"}
     widest: torch.dtype = reduce(torch.promote_types, (getattr(torch, kind) for kind in kinds))
     return widest
 
@@ -128,11 +128,11 @@ def _problem(empty: Any, stored: StoredWeights) -> str | None:
     weights = dict(empty.named_parameters())
     body = empty.base_model_prefix
     read = [name for name in stored if name in weights or f"{body}.{name}" in weights]
-    kinds = {name: stored.dtype(name) for name in read}
+    kinds = {name: stored[name].dtype for name in read}
     if others := [f"{name} is of {kind}" for name, kind in kinds.items() if kind not in FLOATS]:
         return f"wrong types: {listed(others)}; supported: {', '.join(FLOATS)}"
     asked = sum(weight.numel() for weight in weights.values())
-    given = sum(prod(stored.shape(name)) for name in stored)
+    given = sum(prod(one.shape) for one in stored.values())
     if asked > 2 * given:  # which are missing is told by name, if they are few
         return f"it asks for {asked:,} parameters, and the weights are {given:,}"
     has_experts = set(empty.get_experts_implementation().values()) != {"eager"}

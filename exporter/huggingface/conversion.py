@@ -6,8 +6,7 @@ layer. It may have more than a model has: the model is asked which weights there
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,16 +17,12 @@ from exporter.models.config import TransformerConfig
 Shape = tuple[int, ...]
 
 
-class Step(ABC):
+@dataclass(frozen=True)
+class Step:
     """One difference between a tensor of an original and ours."""
 
-    def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape that it has to be given for a result of `shape`: the same."""
-        return shape
-
-    @abstractmethod
-    def __call__(self, stored: Tensor) -> Tensor:
-        """Return the result."""
+    made: Callable[[Tensor], Tensor]  # of what is stored
+    stored_shape: Callable[[Shape], Shape] = lambda shape: shape  # for a result of a shape
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class StoredWeight:
     def extract(self, stored: Tensor) -> Tensor:
         """Return our weight from the original's tensor, in float32."""
         for step in self.steps:
-            stored = step(stored)
+            stored = step.made(stored)
         return stored.float().contiguous()
 
 
@@ -88,7 +83,7 @@ def packed(
     found: dict[str, StoredWeight] = {}
     total, first = sum(parts.values()), 0
     for part, size in parts.items():
-        rows = Rows(first, first + size, total)
+        rows = rows_of(first, first + size, total)
         found |= modules({f"{ours}.{part}": theirs}, *steps, rows)
         first += size
     return found
@@ -146,104 +141,50 @@ def packed_gates(stack: str, theirs: str, config: TransformerConfig) -> dict[str
     return packed(f"{stack}.layers.{{i}}.feed_forward", parts, theirs)
 
 
-@dataclass(frozen=True)
-class Transposed(Step):
-    """Stored [in, out]; a vector is left as it is."""
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return shape[::-1]
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        return stored.T if stored.ndim == 2 else stored
+# Stored [in, out]; a vector is left as it is.
+TRANSPOSED = Step(
+    lambda stored: stored.T if stored.ndim == 2 else stored, lambda shape: shape[::-1]
+)
+SQUEEZED = Step(lambda stored: stored[0], lambda shape: (1, *shape))  # a vector, stored as [1, n]
+# The weight of a norm, stored without the 1 that is its neutral value; float32 then.
+PLUS_ONE = Step(lambda stored: stored.float() + 1.0)
 
 
-@dataclass(frozen=True)
-class Rows(Step):
-    """Stored with others in one tensor of `total` rows, of which ours are `first` to `last` - 1."""
-
-    first: int
-    last: int
-    total: int
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return (self.total, *shape[1:])
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        return stored[self.first : self.last]
+def rows_of(first: int, last: int, total: int) -> Step:
+    """Take rows `first` to `last` - 1 of a tensor of `total`, which has others too."""
+    return Step(lambda stored: stored[first:last], lambda shape: (total, *shape[1:]))
 
 
-@dataclass(frozen=True)
-class SkipRows(Step):
-    """Stored behind rows that nothing asks for: positions that count from `num_rows`."""
-
-    num_rows: int
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return (shape[0] + self.num_rows, *shape[1:])
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        return stored[self.num_rows :]
+def skip_rows(num_rows: int) -> Step:
+    """Leave out first rows that nothing asks for: positions that count from `num_rows`."""
+    return Step(lambda stored: stored[num_rows:], lambda shape: (shape[0] + num_rows, *shape[1:]))
 
 
-@dataclass(frozen=True)
-class MoreRows(Step):
-    """Ours has `num_rows` more behind those that are stored, each a copy of `row`."""
-
-    row: int
-    num_rows: int
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return (shape[0] - self.num_rows, *shape[1:])
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        return torch.cat([stored, stored[self.row].expand(self.num_rows, *stored.shape[1:])])
+def more_rows(row: int, num_rows: int) -> Step:
+    """Put `num_rows` more behind those that are stored, each a copy of `row`."""
+    return Step(
+        lambda stored: torch.cat([stored, stored[row].expand(num_rows, *stored.shape[1:])]),
+        lambda shape: (shape[0] - num_rows, *shape[1:]),
+    )
 
 
-@dataclass(frozen=True)
-class Squeezed(Step):
-    """A vector, stored as [1, n]."""
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return (1, *shape)
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        return stored[0]
-
-
-@dataclass(frozen=True)
-class PlusOne(Step):
-    """The weight of a norm, stored without the 1 that is its neutral value; float32 then."""
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        return stored.float() + 1.0
+def head_parts(part: int, num_parts: int, num_heads: int) -> Step:
+    """Take one of the parts that are stored head by head, such as query, key and value."""
+    return Step(
+        lambda stored: stored.view(num_heads, num_parts, -1, *stored.shape[1:])[:, part].flatten(
+            0, 1
+        ),
+        lambda shape: (shape[0] * num_parts, *shape[1:]),
+    )
 
 
-@dataclass(frozen=True)
-class HeadParts(Step):
-    """Stored head by head, each with its `num_parts`, such as query, key and value; ours is one."""
-
-    part: int
-    num_parts: int
-    num_heads: int
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return (shape[0] * self.num_parts, *shape[1:])
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        heads = stored.view(self.num_heads, self.num_parts, -1, *stored.shape[1:])
-        return heads[:, self.part].flatten(0, 1)
-
-
-@dataclass(frozen=True)
-class HeadOrder(Step):
-    """The numbers of every head stand in another order: ours[i] is theirs[order[i]]."""
-
-    order: tuple[int, ...]
-    num_heads: int
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        heads = stored.view(self.num_heads, len(self.order), *stored.shape[1:])
-        return heads[:, torch.tensor(self.order)].flatten(0, 1)
+def head_order(order: tuple[int, ...], num_heads: int) -> Step:
+    """Order the numbers of every head anew: ours[i] is theirs[order[i]]."""
+    return Step(
+        lambda stored: (
+            stored.view(num_heads, len(order), *stored.shape[1:])[:, torch.tensor(order)]
+        ).flatten(0, 1)
+    )
 
 
 def _tuple(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import NameTable
-from exporter.huggingface.sentence_texts import SentenceTexts
-from exporter.huggingface.sentences import SentenceModules
+from exporter.huggingface.sentences import SentenceModules, SentenceTexts
 from exporter.models.config import TransformerConfig
 
 Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
@@ -60,16 +59,6 @@ class Original:
         return str(named[0]) if isinstance(named, list) and named else None
 
 
-def no_options(original: Original) -> Options:
-    """Return nothing besides what the table of a family says."""
-    return {}
-
-
-def no_notes(original: Original) -> list[str]:
-    """Return nothing."""
-    return []
-
-
 @dataclass(frozen=True)
 class Family:
     """A family: its options in our terms, its weights by our names, and what it can do."""
@@ -81,10 +70,10 @@ class Family:
     # Ours, by their paths in a TransformerConfig, that all models of the family share
     fixed: Options = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)  # ours, and theirs that say the same
-    computed: Callable[[Original], Options] = no_options  # the others; they count before
+    computed: Callable[[Original], Options] = lambda _: {}  # the others; they count before
     # Values that an option of theirs may have, where it changes what is computed.
     supported: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    notes: Callable[[Original], list[str]] = no_notes  # remarks for a person
+    notes: Callable[[Original], list[str]] = lambda _: []  # remarks for a person
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
     sees: bool = False  # pictures, which an image processor makes ready

@@ -89,7 +89,7 @@ class GenerationOptions(BaseModel):
     @property
     def eos_token_ids(self) -> list[int]:
         """The tokens that end a sequence."""
-        return _ids(self.eos_token_id)
+        return token_ids(self.eos_token_id)
 
     def special_tokens(self) -> SpecialTokens:
         """Return the special tokens, of several that end a sequence the first."""
@@ -123,7 +123,7 @@ class GenerationOptions(BaseModel):
             if most is None and self.max_length is not None:
                 most = self.max_length - 1
             least = max(least or 0, (self.min_length or 0) - 1)
-            forced = _ids(self.forced_bos_token_id)
+            forced = token_ids(self.forced_bos_token_id)
         found |= {
             "strategy": "beam" if width > 1 else "sampling" if samples else None,
             "temperature": None if self.temperature in (None, 0, 1) else self.temperature,
@@ -135,7 +135,7 @@ class GenerationOptions(BaseModel):
             "banned_sequences": tuple(word for word in words if len(word) != 1),
             "begin_banned_tokens": tuple(self.begin_suppress_tokens or ()),
             "forced_begin": tuple(forced),
-            "forced_end": min(_ids(self.forced_eos_token_id), default=None),
+            "forced_end": min(token_ids(self.forced_eos_token_id), default=None),
             "max_new_tokens": most,
             "min_new_tokens": least or None,
         }
@@ -196,7 +196,8 @@ def about_tasks(*options: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _ids(given: Ids) -> list[int]:
+def token_ids(given: Ids) -> list[int]:
+    """Return what an option says that may be one token, several or none."""
     if given is None:
         return []
     return given if isinstance(given, list) else [given]

@@ -16,8 +16,7 @@ from exporter.huggingface.any_decoder import TITLE, OriginalDecoder
 from exporter.huggingface.family import Original
 from exporter.huggingface.generation import about_tasks, read_options
 from exporter.huggingface.reading import family_of, read_config, read_json, read_processor
-from exporter.huggingface.sentence_texts import SentenceTexts, read_sentence_texts
-from exporter.huggingface.sentences import read_modules
+from exporter.huggingface.sentences import SentenceTexts, read_modules, read_sentence_texts
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.huggingface.understood import understood
 from exporter.huggingface.weights.fitting import without_wrappers

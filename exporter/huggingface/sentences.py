@@ -1,20 +1,36 @@
-"""Reads what sentence-transformers does behind a model: pooling, a dense layer, a norm."""
+"""Reads what sentence-transformers does around a model: how it reads texts, and makes a vector."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from engine.errors import CheckpointError
 from engine.json_file import read_bounded
+from engine.package.manifest import MAX_LENGTH
 from engine.wording import listed, problems_of, shortened
 from exporter.models.config import PositiveInt
 
 MODULES_NAME = "modules.json"
 _CONFIG_NAME = "config.json"
-_MAX_BYTES = 2**20
+_AROUND_NAME = "config_sentence_transformers.json"
+_TOKENIZER_NAME = "tokenizer_config.json"
+_TRANSFORMER_NAMES = tuple(  # older ones are named for the model
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
+)
+_MAX_BYTES = 2**24  # each file that lists added tokens
 _POOLINGS: dict[str, Literal["first", "mean", "max"]] = {  # by the name of sentence-transformers
     "cls": "first",
     "mean": "mean",
@@ -34,8 +50,6 @@ _ACTIVATIONS: dict[str, Literal["tanh", "linear", "relu", "gelu"]] = {
     "ReLU": "relu",
     "GELU": "gelu",
 }
-
-
 _READ = ("Pooling", "Dense")  # modules that have options
 
 
@@ -93,7 +107,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
     path = directory / MODULES_NAME
     if not path.is_file():
         return None
-    try:
+    with _reading(path):
         modules = TypeAdapter(list[_Module]).validate_json(read_bounded(path, _MAX_BYTES))
         kinds = [module.kind for module in modules]
         if kinds != ["Transformer"] and kinds not in (
@@ -115,11 +129,6 @@ def read_modules(directory: Path) -> SentenceModules | None:
             dense_path=next((one.path for one in modules if one.kind == "Dense"), None),
             normalize="Normalize" in kinds,
         )
-    except ValidationError as error:
-        problem = problems_of(error, MODULES_NAME)
-        raise CheckpointError(f"{path}: {problem}; save the model again") from error
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path}: {error}; save the model again") from error
 
 
 def _pooling(config: dict[str, Any]) -> Literal["first", "mean", "max"]:
@@ -136,3 +145,107 @@ def _read(directory: Path, module: _Module) -> dict[str, Any]:
         raise ValueError(f"the path of {module.kind} is {shortened(module.path)}, no folder in it")
     content = read_bounded(directory / module.path / _CONFIG_NAME, _MAX_BYTES)
     return TypeAdapter(dict[str, Any]).validate_json(content)
+
+
+class SentenceTexts(BaseModel):
+    """How texts are read, in our terms."""
+
+    model_config = ConfigDict(frozen=True)
+
+    limit: int | None = None  # tokens; longer texts are cut; None: what the model takes
+    lowers: bool = False  # letters, whatever the tokenizer does
+    activation_fn: str = ""  # makes a score of a logit, if a model compares two texts
+    notes: tuple[str, ...] = ()
+
+
+class _Transformer(BaseModel):
+    """The file of the first module."""
+
+    max_seq_length: PositiveInt | None = None
+    do_lower_case: bool = False
+
+
+class _Tokenizer(BaseModel):
+    """`tokenizer_config.json`."""
+
+    model_max_length: Annotated[float, Field(gt=0)] | None = None  # 1e30: there is no limit
+
+
+class _CrossEncoder(BaseModel):
+    """A model that compares two texts."""
+
+    activation_fn: str | None = None
+
+
+class _Original(BaseModel):
+    """`config.json`; a model that compares two texts has one of them, by its age."""
+
+    sentence_transformers: _CrossEncoder | None = None
+    sbert_ce_default_activation_function: str | None = None
+
+
+class _Around(_CrossEncoder):
+    """`config_sentence_transformers.json`."""
+
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    truncate_dim: int | None = None
+
+    def notes(self) -> Iterator[str]:
+        """Say what sentence-transformers does besides."""
+        prompts = [name for name, text in (self.prompts or {}).items() if text]
+        if prompts:
+            chosen = shortened(self.default_prompt_name or "none")
+            yield (
+                f"{_AROUND_NAME}: its prompts ({listed(prompts)}; by default {chosen}) are yours "
+                "to put in front of texts"
+            )
+        if self.truncate_dim is not None:
+            yield f"{_AROUND_NAME}: truncate_dim is {self.truncate_dim}; here vectors stay whole"
+
+
+_Fields = TypeVar("_Fields", bound=BaseModel)
+
+
+def read_sentence_texts(directory: Path, config: Mapping[str, Any]) -> SentenceTexts | None:
+    """Return how texts are read; None of a model that sentence-transformers did not save.
+
+    Raises ValidationError for fields of `config` that cannot be, CheckpointError for other files.
+    """
+    original = _Original.model_validate(config)
+    told = [original.sbert_ce_default_activation_function]
+    if original.sentence_transformers is not None:
+        told.insert(0, original.sentence_transformers.activation_fn)
+    elif told == [None] and not (directory / MODULES_NAME).is_file():
+        return None
+    transformer = _read_fields(_Transformer, directory, *_TRANSFORMER_NAMES)
+    tokenizer = _read_fields(_Tokenizer, directory, _TOKENIZER_NAME)
+    around = _read_fields(_Around, directory, _AROUND_NAME)
+    limit = transformer.max_seq_length or tokenizer.model_max_length
+    return SentenceTexts(
+        limit=limit and int(min(limit, MAX_LENGTH)),
+        lowers=transformer.do_lower_case,
+        activation_fn=next(filter(None, (*told, around.activation_fn)), ""),
+        notes=tuple(around.notes()),
+    )
+
+
+def _read_fields(fields: type[_Fields], directory: Path, *names: str) -> _Fields:
+    """Return what the first file of these says that is there; its defaults without any."""
+    for path in (directory / name for name in names):
+        if path.is_file():
+            with _reading(path):
+                return fields.model_validate_json(read_bounded(path, _MAX_BYTES))
+    return fields()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file into a CheckpointError that names it."""
+    try:
+        yield
+    except ValidationError as error:
+        problem = problems_of(error, path.name)
+        raise CheckpointError(f"{path}: {problem}; save the model again") from error
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: {error}; save the model again") from error

@@ -7,7 +7,6 @@ from torch import nn
 from exporter.models.bert import Bert
 from exporter.models.config import ImageConfig, RotaryScaling, TransformerConfig
 from exporter.models.gpt import GPT
-from exporter.models.labeller import Labeller
 from exporter.models.layers import EncoderOutput
 from exporter.models.transformer import EncoderDecoder
 from exporter.models.transformers_model import TransformersModel
@@ -19,7 +18,6 @@ __all__ = [
     "EncoderDecoder",
     "EncoderOutput",
     "ImageConfig",
-    "Labeller",
     "RotaryScaling",
     "TransformerConfig",
     "ViT",
@@ -35,6 +33,6 @@ def build_model(config: TransformerConfig) -> nn.Module:
         case "decoder":
             return GPT(config) if config.code is None else TransformersModel(config)
         case "encoder":
-            return Labeller(config) if config.head.each_token else Bert(config)
+            return Bert(config)
         case "vision-encoder":
             return ViT(config)

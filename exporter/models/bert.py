@@ -1,4 +1,4 @@
-"""BERT: an encoder that gives a text one vector, and classifies it by that."""
+"""BERT: an encoder that gives a text one vector, and labels the text or each of its tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings
-from exporter.models.heads import make_classifier, make_pooler, pool, to_unit_length
+from exporter.models.heads import make_classifier, make_pooler, mean_of, pool, to_unit_length
 from exporter.models.layers import Encoder, EncoderOutput
 
 
@@ -15,6 +15,7 @@ class Bert(nn.Module):
 
     Poolers: tanh of the first token (BERT, RoBERTa), ReLU (DistilBERT), GELU and a norm
     (ModernBERT); for embeddings none or a dense layer, of the first token, the mean or the maximum.
+    A labeller chooses among the labels for each token.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -33,11 +34,13 @@ class Bert(nn.Module):
     ) -> EncoderOutput:
         """Return logits (B, num_labels), if there are labels, and the vector (B, head_dim).
 
+        Of each token logits (B, S, num_labels), and the mean vector of the real ones (B, d_model).
         input_ids, token_type_ids int64 (B, S); mask bool (B, S), True = real token.
         """
         hidden = self.encoder(self.embeddings(input_ids, token_type_ids=token_type_ids), mask)
-        pooled: Tensor = self.pooler(pool(hidden, mask, self.config.head.pooling))
+        head = self.config.head
+        read = hidden if head.each_token else pool(hidden, mask, head.pooling)
+        pooled: Tensor = self.pooler(read)
         logits = None if self.classifier is None else self.classifier(self.dropout(pooled))
-        return EncoderOutput(
-            logits, to_unit_length(pooled) if self.config.head.normalize else pooled
-        )
+        vector = mean_of(hidden, mask) if head.each_token else pooled
+        return EncoderOutput(logits, to_unit_length(vector) if head.normalize else vector)

@@ -17,7 +17,8 @@ from engine.sampling.logits import StepLogits
 from engine.sampling.plain import SamplingGraph, SamplingInputs, Scope
 from engine.sampling.truncation import Truncations
 from engine.slots.batch import ScheduledBatch
-from exporter.prover.driver import Runner, begin, exported_graphs, run_step
+from engine.slots.runner import SlotModelRunner
+from exporter.prover.driver import begin, exported_graphs, run_step
 from exporter.samples import SEED, Tokens
 
 _MOST_ROWS = 8
@@ -27,7 +28,7 @@ _NUM_TOPS = (1, 128)  # as captured steps have them
 _Bits = list[bytes]
 
 
-def certify_ahead(runner: Runner, contract: GenerationContract) -> None:
+def certify_ahead(runner: SlotModelRunner, contract: GenerationContract) -> None:
     """Decode some rows in both ways; raise CertificateError where they do not agree."""
     for num_top in _NUM_TOPS:
         for kind in (None, *SamplingGraph) if runner.has_sampling_graphs else (None,):
@@ -47,7 +48,11 @@ class _Course:
     """Steps behind each other, each of which decodes what the one before chooses."""
 
     def __init__(
-        self, runner: Runner, contract: GenerationContract, num_top: int, kind: SamplingGraph | None
+        self,
+        runner: SlotModelRunner,
+        contract: GenerationContract,
+        num_top: int,
+        kind: SamplingGraph | None,
     ) -> None:
         """`kind` is that of the graph for draws; None: the likeliest tokens are taken."""
         rng, k = np.random.default_rng(SEED), min(num_top, contract.vocab_size)

@@ -10,12 +10,11 @@ logits, then embeddings.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +23,14 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.errors import CertificateError, TokenweirError
 from engine.one_pass.batch import Graph
-from engine.one_pass.item_encoder import EncodedItem
 from engine.package.graph_io import EMBEDDING, LOGITS
-from engine.package.manifest import EncodingContract, GenerationContract, Manifest
+from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package, load_package
-from engine.sampling.logits import StepLogits
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.cases import prefill_chunk
-from exporter.prover.driver import Asked, Runner, exported_graphs, generate, predict
+from exporter.prover.driver import Asked, exported_graphs, generate, predict
 from exporter.prover.execution import Execution, OnCpu, OnDevice
-from exporter.prover.generation_cases import Case, make_cases
+from exporter.prover.generation_cases import make_cases
 from exporter.prover.item_cases import (
     draw_images,
     image_items,
@@ -69,7 +67,8 @@ def find(package: Package, execution: Execution) -> Found:
 
 def find_elsewhere(package: Package, execution: Execution) -> Found:
     """Let another process do so, which gives all memory back; CertificateError if it fails."""
-    command = [sys.executable, "-P", "-m", __name__, str(package.path), *execution.as_options()]
+    options = json.dumps(execution.as_options())
+    command = [sys.executable, "-P", "-m", __name__, str(package.path), options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
@@ -83,42 +82,35 @@ def find_elsewhere(package: Package, execution: Execution) -> Found:
     return Found(found["digest"], tuple(found["buckets"]))
 
 
-def _generated(runner: Runner, contract: GenerationContract) -> Iterator[Array]:
-    cases = _chosen(make_cases(contract, (), 1, _NUM_STEPS))
+def _generated(runner: SlotModelRunner, contract: GenerationContract) -> Iterator[Array]:
+    every = make_cases(contract, (), 1, _NUM_STEPS)  # logits at the prompt's end only
+    places = np.linspace(0, len(every) - 1, min(_MOST_CASES, len(every))).astype(int)
+    cases = [every[place] for place in dict.fromkeys(places.tolist())]
     chunk = prefill_chunk(contract.cache.max_len)
     for num_top in _NUM_TOPS:
         asked = Asked(chunk, num_top, int(contract.alignment and num_top > 1))
         for first in range(0, len(cases), runner.num_slots):
             found = generate(runner, cases[first : first + runner.num_slots], asked)
             for seen in found:
-                yield from _arrays(seen)
-
-
-def _chosen(cases: Sequence[Case]) -> list[Case]:
-    """Return some cases, short and long, each with logits at its prompt's end only."""
-    places = np.linspace(0, len(cases) - 1, min(_MOST_CASES, len(cases))).astype(int)
-    return [cases[place] for place in dict.fromkeys(places.tolist())]
-
-
-def _arrays(seen: StepLogits) -> Iterator[Array]:
-    yield from (np.asarray(seen.logits), seen.top_ids, seen.top_logits, seen.top_logprobs)
-    if seen.alignment is not None:
-        yield seen.alignment
+                yield from (
+                    np.asarray(seen.logits),
+                    seen.top_ids,
+                    seen.top_logits,
+                    seen.top_logprobs,
+                )
+                if seen.alignment is not None:
+                    yield seen.alignment
 
 
 def _computed(graph: Graph, manifest: Manifest) -> Iterator[Array]:
-    for items in _batches(manifest):
+    if manifest.image is not None:
+        batches = [image_items(draw_images(manifest.image))]
+    else:
+        assert manifest.encoding is not None, "a model generates, encodes text, or sees images"
+        batches = [text_items(texts) for texts in random_groups(manifest.encoding)[::2]]
+    for items in batches:
         outputs = predict(graph, items)
         yield from (outputs[name] for name in (LOGITS, EMBEDDING) if name in outputs)
-
-
-def _batches(manifest: Manifest) -> Iterator[list[EncodedItem]]:
-    if manifest.image is not None:
-        yield image_items(draw_images(manifest.image))
-        return
-    assert isinstance(manifest.encoding, EncodingContract), "texts or images"
-    for texts in random_groups(manifest.encoding)[::2]:
-        yield text_items(texts)
 
 
 def _sha256(arrays: Iterator[Array]) -> str:
@@ -128,31 +120,21 @@ def _sha256(arrays: Iterator[Array]) -> str:
     return found.hexdigest()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print as JSON what a package gives here."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("package")
-    parser.add_argument("--device", type=int, help="number of the GPU; without it, the CPU")
-    parser.add_argument("--max-num-seqs", type=int, default=0)
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
-    parser.add_argument("--decode-buckets", type=int, nargs="*", default=[])
-    given = parser.parse_args(arguments)
-    package, buckets = load_package(given.package), tuple(given.decode_buckets)
+def main(path: str, options: str) -> None:
+    """Print as JSON what a package gives here, run by what `as_options` of an Execution returns."""
+    package, given = load_package(path), json.loads(options)
+    buckets = tuple(given["decode_buckets"])
     execution: Execution = OnCpu(buckets)
-    if given.device is not None:
-        config = EngineConfig(
-            max_num_seqs=given.max_num_seqs,
-            gpu_memory_utilization=given.gpu_memory_utilization,
-            decode_buckets=buckets,
-        )
+    if (device := given.pop("device", None)) is not None:
         from engine.cuda.device import open_device
 
-        execution = OnDevice(package, config, open_device(given.device))
+        config = EngineConfig(**{**given, "decode_buckets": buckets})
+        execution = OnDevice(package, config, open_device(device))
     print(json.dumps(find(package, execution)._asdict()))
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        main(*sys.argv[1:])
     except TokenweirError as error:
         sys.exit(str(error))

@@ -28,7 +28,8 @@ from engine.sampling.plain import (
 from engine.sampling.random_stream import RandomStream, SequenceDraws
 from engine.sampling.sampler import Sampler
 from engine.slots.batch import RowOp, ScheduledBatch
-from exporter.prover.driver import Runner, begin, run_step
+from engine.slots.runner import SlotModelRunner
+from exporter.prover.driver import begin, run_step
 from exporter.samples import SEED
 
 NUM_DRAWS = 256  # each graph
@@ -59,7 +60,7 @@ class _Draw(NamedTuple):
     uniform: float
 
 
-def certify_draws(runner: Runner, contract: GenerationContract) -> int:
+def certify_draws(runner: SlotModelRunner, contract: GenerationContract) -> int:
     """Compare draws behind random tokens; return how many, or raise CertificateError."""
     rng = np.random.default_rng(SEED)
     num_rows = min(_MOST_ROWS, runner.num_slots)
@@ -68,24 +69,17 @@ def certify_draws(runner: Runner, contract: GenerationContract) -> int:
     for kind in SamplingGraph:
         num_steps = -(-NUM_DRAWS // max(1, num_rows - 1))
         for num_top in islice(cycle(_NUM_TOPS[kind]), num_steps):
-            batch = _batch(rng, contract, num_rows, num_top)
+            batch = ScheduledBatch(  # a random token in each row, from its beginning
+                row_ops=tuple(RowOp("cut", row, row) for row in range(num_rows)),
+                decode_ids=tuple(rng.integers(0, contract.vocab_size, num_rows).tolist()),
+                decode_sources=(0,) * num_rows if contract.cross_cache else (),
+                num_top=num_top,
+            )
             vocab_size = contract.vocab_size
             asked = ask_draws(rng, num_rows, min(num_top, vocab_size), vocab_size, kind)
             check_draws(run_step(runner, batch, asked.draws), asked)
             number += len(asked.params)
     return number
-
-
-def _batch(
-    rng: np.random.Generator, contract: GenerationContract, num_rows: int, num_top: int
-) -> ScheduledBatch:
-    """Return a step that decodes a random token in each row, from its beginning."""
-    return ScheduledBatch(
-        row_ops=tuple(RowOp("cut", row, row) for row in range(num_rows)),
-        decode_ids=tuple(rng.integers(0, contract.vocab_size, num_rows).tolist()),
-        decode_sources=(0,) * num_rows if contract.cross_cache else (),
-        num_top=num_top,
-    )
 
 
 def ask_draws(

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from engine.package.manifest import GenerationContract
 from engine.sampling.logits import Floats, StepLogits
 from engine.sampling.plain import SamplingInputs
 from engine.slots.batch import Encode, PrefillChunk, RowOp, ScheduledBatch
-from engine.slots.step_block import Pending
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.generation_cases import Case
 from exporter.samples import Tokens
 
@@ -52,32 +51,6 @@ def exported_graphs() -> Iterator[None]:
         raise CertificateError(f"the exported graph cannot be run: {reason}") from error
 
 
-class Runner(Protocol):
-    """Runs the graphs of a package, step by step."""
-
-    @property
-    def num_slots(self) -> int:
-        """The number of rows."""
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """The numbers of rows that a decode call may have; (): any number."""
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether steps are computed by a device, while the host does other things."""
-
-    @property
-    def has_sampling_graphs(self) -> bool:
-        """Whether tokens are drawn by a graph, for those who ask with a step."""
-
-    def run(self, batch: ScheduledBatch, draws: SamplingInputs | None = None) -> StepLogits:
-        """Run one step."""
-
-    def start(self, batch: ScheduledBatch, draws: SamplingInputs | None = None) -> Pending:
-        """Begin one step, and return what waits for it."""
-
-
 @dataclass(frozen=True)
 class Asked:
     """The requests to every step."""
@@ -100,7 +73,7 @@ class Replay:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: SlotModelRunner,
         cases: Sequence[Case],
         asked: Asked,
         tokens: Sequence[Tokens] | None = None,
@@ -208,30 +181,31 @@ class Replay:
 
     def _take(self, i: int, step: StepLogits, first: int, last: int) -> None:
         if last > first:
-            self._steps[i].append(_copied(part_of(step, slice(first, last))))
+            # Copied: the next step overwrites its arrays.
+            self._steps[i].append(joined([part_of(step, slice(first, last))]))
 
 
 def run_step(
-    runner: Runner, batch: ScheduledBatch, draws: SamplingInputs | None = None
+    runner: SlotModelRunner, batch: ScheduledBatch, draws: SamplingInputs | None = None
 ) -> StepLogits:
     """Run a step; CertificateError if it fails."""
     with exported_graphs():
         return runner.run(batch, draws)
 
 
-def change(runner: Runner, ops: Iterable[RowOp]) -> None:
+def change(runner: SlotModelRunner, ops: Iterable[RowOp]) -> None:
     """Change rows, in a step that computes nothing."""
     run_step(runner, _NOTHING._replace(row_ops=tuple(ops)))
 
 
-def empty(runner: Runner, *, has_source: bool) -> None:
+def empty(runner: SlotModelRunner, *, has_source: bool) -> None:
     """Empty all rows; in memory they keep what the engine leaves there."""
     rows = range(runner.num_slots)
     ops = [RowOp("cut", row, row) for row in rows]
     change(runner, ops + [RowOp("cut_source", row, row) for row in rows if has_source])
 
 
-def begin(runner: Runner, contract: GenerationContract) -> None:
+def begin(runner: SlotModelRunner, contract: GenerationContract) -> None:
     """Empty all rows; let the first source have a token, if there are sources."""
     has_source = contract.cross_cache is not None
     empty(runner, has_source=has_source)
@@ -240,7 +214,9 @@ def begin(runner: Runner, contract: GenerationContract) -> None:
         run_step(runner, _NOTHING._replace(encodes=(source,)))
 
 
-def decode(runner: Runner, tokens: Sequence[int], asked: Asked, *, has_source: bool) -> StepLogits:
+def decode(
+    runner: SlotModelRunner, tokens: Sequence[int], asked: Asked, *, has_source: bool
+) -> StepLogits:
     """Decode a token in each of the first rows, and attend to the source of the same number.
 
     The arrays are overwritten by the next step.
@@ -252,7 +228,7 @@ def decode(runner: Runner, tokens: Sequence[int], asked: Asked, *, has_source: b
 
 
 def generate(
-    runner: Runner,
+    runner: SlotModelRunner,
     cases: Sequence[Case],
     asked: Asked,
     tokens: Sequence[Tokens] | None = None,
@@ -306,23 +282,15 @@ def part_of(seen: StepLogits, positions: slice) -> StepLogits:
     )
 
 
-def _run(runner: Runner, batch: ScheduledBatch, asked: Asked, num_logits: int) -> StepLogits:
-    """Run a step of which this is asked besides."""
+def _run(
+    runner: SlotModelRunner, batch: ScheduledBatch, asked: Asked, num_logits: int
+) -> StepLogits:
+    """Run a step of which this is asked besides; the attention of rows not asked for is NaN."""
     every = asked.align_every
     aligned = tuple(range(0, num_logits, every)) if every else ()
     step = run_step(runner, batch._replace(num_top=asked.num_top, aligned=aligned))
-    return step._replace(alignment=_spread(step.alignment, aligned, num_logits))
-
-
-def _copied(step: StepLogits) -> StepLogits:
-    """Return arrays that the next step does not overwrite."""
-    return joined([step])
-
-
-def _spread(alignment: Floats | None, rows: Sequence[int], num_logits: int) -> Floats | None:
-    """Return the attention behind every row of logits, NaN for those that were not asked."""
-    if alignment is None:
-        return None
-    spread = np.full((num_logits, alignment.shape[1]), np.nan, np.float32)
-    spread[list(rows)] = alignment
-    return spread
+    if step.alignment is None:
+        return step
+    spread = np.full((num_logits, step.alignment.shape[1]), np.nan, np.float32)
+    spread[list(aligned)] = step.alignment
+    return step._replace(alignment=spread)

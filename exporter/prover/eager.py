@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from exporter.models.attention import record_probabilities
 from exporter.models.protocol import generator
@@ -242,9 +243,6 @@ def as_array(values: Tensor) -> Floats:
 
 def padded(rows: Sequence[Tokens], pad_token_id: int) -> tuple[Tensor, Tensor]:
     """Return ids (B, S), padded on the right, and the mask that tells the real ones."""
-    ids = torch.full((len(rows), max(map(len, rows))), pad_token_id)
-    mask = torch.zeros(ids.shape, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        mask[i, : len(row)] = True
-    return ids, mask
+    given = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    ids = pad_sequence(given, batch_first=True, padding_value=pad_token_id)
+    return ids, torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])

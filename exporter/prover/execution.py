@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.config import EngineConfig
 from engine.factory import load_runner
@@ -16,7 +16,6 @@ from engine.slots.runner import SlotModelRunner
 from engine.slots.threads import decoder_threads
 from engine.slots.warm_up import warm_up
 from exporter.prover.cases import MOST_ROWS
-from exporter.prover.driver import Runner
 
 if TYPE_CHECKING:
     from engine.cuda.device import CudaDevice
@@ -27,14 +26,16 @@ _SMALL = 2**26  # bytes of a decoder's weights: below, threads gain nothing for 
 class Execution(Protocol):
     """Loads graphs where they are to be run."""
 
-    def load_runners(self, contract: GenerationContract, directory: Path) -> tuple[Runner, Runner]:
+    def load_runners(
+        self, contract: GenerationContract, directory: Path
+    ) -> tuple[SlotModelRunner, SlotModelRunner]:
         """Load the graphs of a generating model: a runner for batches, and one for a row alone."""
 
     def load_session(self, directory: Path) -> Session:
         """Load the graph of a one-pass model."""
 
-    def as_options(self) -> list[str]:
-        """Return what tells exporter/prover/digest.py to run graphs likewise."""
+    def as_options(self) -> dict[str, Any]:
+        """Return what tells exporter/prover/digest.py to run graphs likewise, for JSON."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class OnCpu:
         """See Execution."""
         return create_session(directory / "model.onnx")
 
-    def as_options(self) -> list[str]:
+    def as_options(self) -> dict[str, Any]:
         """See Execution."""
-        return ["--decode-buckets", *map(str, self.buckets)]
+        return {"decode_buckets": self.buckets}
 
 
 @dataclass
@@ -100,15 +101,11 @@ class OnDevice:
             self._session = self.device.create_session(directory / "model.onnx")
         return self._session
 
-    def as_options(self) -> list[str]:
+    def as_options(self) -> dict[str, Any]:
         """See Execution."""
-        config = self.config
-        return [
-            *("--device", str(self.device.index)),
-            *("--max-num-seqs", str(config.max_num_seqs)),
-            *("--gpu-memory-utilization", str(config.gpu_memory_utilization)),
-            *("--decode-buckets", *map(str, config.decode_buckets)),
-        ]
+        names = ("max_num_seqs", "gpu_memory_utilization", "decode_buckets")
+        found = {name: getattr(self.config, name) for name in names}
+        return {"device": self.device.index, **found}
 
 
 def load_for_cpu(

@@ -137,7 +137,10 @@ def affordable_cases(
         return make_cases(contract, samples, per_length, num_steps, proof, banned)
 
     per_length = level.per_length
-    while per_length > 1 and num_parameters * _num_tokens(cases(per_length)) > level.arithmetic:
+    while per_length > 1:
+        num_tokens = sum(len(case.source) + len(case.prompt) for case in cases(per_length))
+        if num_parameters * num_tokens <= level.arithmetic:
+            break
         per_length //= 2
     steps = affordable_steps(level, num_parameters, len(cases(per_length)))
     found = cases(per_length, steps)
@@ -222,7 +225,3 @@ def _case(
 def _limit(contract: GenerationContract) -> int:
     """Return how long a source, or else a prompt, may be."""
     return (contract.cross_cache or contract.cache).max_len
-
-
-def _num_tokens(cases: Sequence[Case]) -> int:
-    return sum(len(case.source) + len(case.prompt) for case in cases)

@@ -50,13 +50,15 @@ def given_texts(samples: Sequence[Tokens], contract: EncodingContract) -> list[T
 
 def text_items(texts: Sequence[Text]) -> list[EncodedItem]:
     """Return texts as the engine's model reads them."""
-    return [_text_item(text) for text in texts]
-
-
-def _text_item(text: Text) -> EncodedItem:
-    types = None if text.types is None else np.array(text.types, np.int64)
-    num_tokens = len(text.ids)
-    return EncodedItem(np.array(text.ids, np.int64), num_tokens, num_tokens, types)
+    return [
+        EncodedItem(
+            np.array(text.ids, np.int64),
+            len(text.ids),
+            len(text.ids),
+            None if text.types is None else np.array(text.types, np.int64),
+        )
+        for text in texts
+    ]
 
 
 def image_items(pixels: Floats) -> list[EncodedItem]:

@@ -14,12 +14,12 @@ from engine.errors import CertificateError
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.cases import NUM_TOPS, prefill_chunk
 from exporter.prover.driver import (
     Asked,
     Place,
     Replay,
-    Runner,
     change,
     empty,
     exported_graphs,
@@ -98,7 +98,7 @@ class GeneratingPair:
         """Whether the model reads sources."""
         return self.contract.cross_cache is not None
 
-    def load(self, num_threads: int, num_slots: int) -> Runner:
+    def load(self, num_threads: int, num_slots: int) -> SlotModelRunner:
         """Load the graphs for a CPU, for so many threads."""
         with exported_graphs():
             return load_for_cpu(self.contract, self._directory, num_threads, num_slots)
@@ -196,7 +196,8 @@ class GeneratingPair:
         found: dict[int, Eager] = {}
         for members in alike(cases, num_parameters(self.eager.model)):
             forward = logits_of([cases[i] for i in members], [tokens[i] for i in members])
-            found |= zip(members, self._run(forward), strict=True)
+            run = self.eager.run if self.judge.needs_own else self.eager.exactly
+            found |= zip(members, run(forward), strict=True)
         return [found[i] for i in range(len(cases))]
 
     def at(self, case: Case, how: str, first: int = 0, count: int | None = None) -> At:
@@ -216,9 +217,6 @@ class GeneratingPair:
 
         number = self._numbers.setdefault(case, len(self._numbers))
         return At(np.full(size, number), np.full(size, case.length), kinds, place)
-
-    def _run(self, forward: Forward) -> list[Eager]:
-        return (self.eager.run if self.judge.needs_own else self.eager.exactly)(forward)
 
     def _leave_behind(self) -> None:
         """Let the first rows hold what an earlier sequence left there."""

@@ -134,7 +134,8 @@ def play_all(
         if not all_at_once:
             judge.check()
         if play is program.plays[0] and isinstance(players, GeneratingPair):
-            covered |= _draws(players)
+            if players.batch.has_sampling_graphs:
+                covered["draws"] = certify_draws(players.batch, players.contract)
     judge.check()
     if isinstance(players, ItemPair):
         covered["undecided_labels"] = judge.tokens_undecided
@@ -142,10 +143,3 @@ def play_all(
         return Outcome(program.num_cases, covered, *facts)
     covered["undecided_tokens"] = judge.tokens_undecided
     return Outcome(program.num_cases, covered, *players.eager.facts)
-
-
-def _draws(players: GeneratingPair) -> Covered:
-    """Hold graphs for draws, if there are any, against the engine's sampler."""
-    if not players.batch.has_sampling_graphs:
-        return {}
-    return {"draws": certify_draws(players.batch, players.contract)}

@@ -10,10 +10,10 @@ from engine.errors import CheckpointError
 from engine.package.recognised import recognise
 from engine.wording import listed
 from exporter.checkpoint import CONFIG_NAME, check_replaceable
-from exporter.huggingface.conversion import MoreRows, NameTable
+from exporter.huggingface.conversion import NameTable, more_rows
 from exporter.huggingface.family import Family, Original
 from exporter.huggingface.understood import understood
-from exporter.huggingface.weights.stored import StoredWeights, TensorFile, refuse_nested
+from exporter.huggingface.weights.stored import refuse_nested, stored_weights
 from exporter.huggingface.writing import (
     Imported,
     Progress,
@@ -73,8 +73,7 @@ def import_toolkit_checkpoint(
     with naming(path):
         config, family = _with_more_words(config, found, cut)
     model = ReadModel(path, family, config, whole, cut.text, found.generation)
-    stored = StoredWeights([TensorFile(found.weights)])
-    num_parameters = write_model(model, stored, out, progress)
+    num_parameters = write_model(model, stored_weights(found.weights), out, progress)
     notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
     return Imported(
         found.name,
@@ -128,7 +127,7 @@ def _with_more_words(
     size = len(found.source_words) + cut.num_more
     changed = config.changed({"source_vocab_size": size, "share_embeddings": False})
     unknown = found.source_words.ids[found.source_words.unknown]
-    name, more = "source_embeddings.token.weight", MoreRows(unknown, cut.num_more)
+    name, more = "source_embeddings.token.weight", more_rows(unknown, cut.num_more)
 
     def weights(one: TransformerConfig) -> NameTable:
         table = found.family.weights(one)

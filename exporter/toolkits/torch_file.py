@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import pickletools
 import zipfile
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,12 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     try:
         is_archive = zipfile.is_zipfile(path)
         names = _known_names(path, is_archive=is_archive)
-        with _inert(names):
+        # Records of all objects, but plain dictionaries of those with defaults.
+        kinds: list[Any] = [
+            ((lambda *_: {}) if name == "collections.defaultdict" else Record, name)
+            for name in names
+        ]
+        with torch.serialization.safe_globals(kinds):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except CheckpointError:
         raise
@@ -118,20 +122,6 @@ def plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return None if isinstance(value, str) and value.startswith(("${", "???")) else value
-
-
-def _plain_dict(*_: object) -> dict[object, object]:
-    """Stand for a dictionary with defaults."""
-    return {}
-
-
-def _inert(names: Iterable[str]) -> AbstractContextManager[None]:
-    """Let torch make records of objects whose classes have these names."""
-    kinds: list[Any] = [
-        (_plain_dict if name == "collections.defaultdict" else Record, name) for name in names
-    ]
-    found: AbstractContextManager[None] = torch.serialization.safe_globals(kinds)
-    return found
 
 
 def _known_names(path: Path, *, is_archive: bool) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from engine.package.manifest import Architecture
 from exporter.models.config import TransformerConfig
@@ -139,7 +140,9 @@ def collate(examples: Sequence[Example], config: TransformerConfig) -> Batch:
         labels, num_labels = labels[:, 0], 0
     if config.architecture == "vision-encoder":
         pixels = torch.from_numpy(np.stack([e.source for e in examples]))
-        return Batch(pixels, None, None, labels, num_tokens=len(examples) * _num_patches(config))
+        assert config.image is not None  # checked by the configuration
+        num_patches = (config.image.size // config.image.patch_size) ** 2
+        return Batch(pixels, None, None, labels, num_tokens=len(examples) * num_patches)
     num_sources = sum(len(e.source) for e in examples)
     source, mask = padded_rows([e.source for e in examples], config.pad_token_id)
     if config.architecture == "decoder":  # causal: what follows on the right is never seen
@@ -157,13 +160,11 @@ def padded_rows(
 
     None in the place of the mask: all rows have the same length.
     """
-    return _pad(rows, filler)[0], _padding_mask([len(row) for row in rows])
-
-
-def _num_patches(config: TransformerConfig) -> int:
-    assert config.image is not None  # checked by the configuration
-    side: int = config.image.size // config.image.patch_size
-    return side * side
+    lengths = [len(row) for row in rows]
+    longest, mask = max(lengths), None
+    if min(lengths) < longest:  # attention without a mask is faster
+        mask = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]  # [B, S]
+    return _pad(rows, filler)[0], mask
 
 
 def _lengths(example: Example, architecture: Architecture) -> tuple[int, int]:
@@ -176,18 +177,8 @@ def _lengths(example: Example, architecture: Architecture) -> tuple[int, int]:
 
 
 def _pad(rows: Sequence[NDArray[np.generic]], filler: int) -> tuple[torch.Tensor, int]:
-    lengths = [len(row) for row in rows]
-    padded = np.full((len(rows), max(lengths)), filler, dtype=np.int64)
-    for i, row in enumerate(rows):
-        padded[i, : lengths[i]] = row
-    return torch.from_numpy(padded), sum(lengths)
-
-
-def _padding_mask(lengths: Sequence[int]) -> torch.Tensor | None:
-    longest = max(lengths)
-    if min(lengths) == longest:
-        return None  # attention without a mask is faster
-    return torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]  # [B, S]
+    given = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+    return pad_sequence(given, batch_first=True, padding_value=filler), sum(map(len, rows))
 
 
 def _shift_right(labels: torch.Tensor, config: TransformerConfig) -> torch.Tensor:

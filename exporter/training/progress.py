@@ -44,28 +44,10 @@ def make_progress(
     enabled: bool, title: str, steps: int, first_step: int, console: Console | None = None
 ) -> TrainingProgress:
     """Return the progress display that suits where the output goes."""
-    console = console or Console()
-    if not enabled:
-        return SilentProgress()
-    if console.is_terminal:
+    console = (console or Console()) if enabled else Console(quiet=True)
+    if enabled and console.is_terminal:
         return BarProgress(console, title, steps, first_step)
     return LineProgress(console, title, steps)
-
-
-class SilentProgress:
-    """Shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def step(self, step: int, loss: float, num_tokens: int) -> None:
-        """Show nothing."""
-
-    def say(self, message: str) -> None:
-        """Show nothing."""
 
 
 class BarProgress:

@@ -52,7 +52,11 @@ def save_state(
     """Write the state by one rename: a run that is killed at any moment can be resumed."""
     tensors = {_MODEL + name: tensor for name, tensor in unique_weights(model).items()}
     tensors |= {_AVERAGE + name: tensor for name, tensor in average.tensors().items()}
-    tensors |= {_OPTIMIZER + name: t for name, t in _optimizer_tensors(model, optimizer).items()}
+    tensors |= {
+        f"{_OPTIMIZER}{key}.{name}": value.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
     tensors[_RNG] = torch.get_rng_state()
     metadata = {_METADATA_KEY: state.model_dump_json()}
     with writing_to(directory):
@@ -81,30 +85,14 @@ def restore_state(
         tensors = safetensors.torch.load_file(path)
         load_weights(model, _below(tensors, _MODEL), path=path)
         average.restore(_below(tensors, _AVERAGE))
-        _restore_optimizer(model, optimizer, _below(tensors, _OPTIMIZER))
+        parameters = dict(model.named_parameters())
+        for full_name, tensor in _below(tensors, _OPTIMIZER).items():
+            key, name = full_name.split(".", 1)
+            optimizer.state[parameters[name]][key] = tensor
         torch.set_rng_state(tensors[_RNG])
     # Tensors that are not there, have other names, shapes or number formats.
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError) as error:
         raise _damaged(path, error) from error
-
-
-def _optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    return {
-        f"{key}.{name}": value.detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def _restore_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
-) -> None:
-    parameters = dict(model.named_parameters())
-    for full_name, tensor in tensors.items():
-        key, name = full_name.split(".", 1)
-        optimizer.state[parameters[name]][key] = tensor
 
 
 def _below(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -165,7 +165,8 @@ class Run:
                 }
             )
             display.step(self._state.step, loss, num_tokens)
-            if self._is_due():
+            step, every = self._state.step, self._task.recipe.validate_every
+            if step % every == 0 or step == self._state.steps:
                 with self._average.applied():
                     self._validate(display)
                 self._state = self._state.model_copy(
@@ -199,16 +200,13 @@ class Run:
             target_reached=outcome.reached,
             samples=self._task.samples,
         )
-        self._write(report)
-        return report
-
-    def _write(self, report: TrainingReport) -> None:
         shown = {**asdict(report), "machine": machine_name()}
         for name in ("out", "samples"):
             del shown[name]
         with writing_to(self._out):
             content = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
             replace_file(self._out / REPORT_NAME, content.encode())
+        return report
 
     def _update(self) -> tuple[float, int]:
         """Do one step of gradient descent; return its loss and number of tokens."""
@@ -231,15 +229,14 @@ class Run:
             )
         return value, batch.num_tokens
 
-    def _is_due(self) -> bool:
-        step = self._state.step
-        return step % self._task.recipe.validate_every == 0 or step == self._state.steps
-
     def _validate(self, display: TrainingProgress) -> None:
         """Save the checkpoint as the last, and as the best if it is better than all before."""
         task, step = self._task, self._state.step
         result = self._evaluate(self._model, task.validation)
-        score = _score(task, result)
+        # The best checkpoint has most of it; the loss decides between equals.
+        score = (-result.loss, 0.0)
+        if task.selection != "loss":
+            score = getattr(result, task.selection), -result.loss
         is_best = self._state.best is None or score > self._state.best
         self._save_checkpoint(self._out / LAST_NAME)
         if is_best:
@@ -277,13 +274,6 @@ def _start(task: Task) -> nn.Module:
     return model
 
 
-def _score(task: Task, result: Evaluation) -> tuple[float, float]:
-    """Return what the best checkpoint has most of; the loss decides between equals."""
-    if task.selection == "loss":
-        return -result.loss, 0.0
-    return getattr(result, task.selection), -result.loss
-
-
 def _parameter_groups(
     model: nn.Module, weight_decay: float
 ) -> list[dict[str, list[nn.Parameter] | float]]:
@@ -304,7 +294,9 @@ def _fresh(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
             remove_unfinished(out, _OF_A_RUN)
         if out.is_dir() and any(out.iterdir()):
             _check_overwritable(out)
-            _remove_run(out)
+            for name in _OF_A_RUN:
+                (out / name).unlink(missing_ok=True)
+            shutil.rmtree(out / LAST_NAME, ignore_errors=True)
         out.mkdir(parents=True, exist_ok=True)
     return RunState(
         task=task.name,
@@ -326,12 +318,6 @@ def _check_overwritable(out: Path) -> None:
             f"{out} holds an unfinished run of {state.task} (step {state.step} of {state.steps}); "
             "go on with --resume, or remove it to start anew"
         )
-
-
-def _remove_run(out: Path) -> None:
-    for name in _OF_A_RUN:
-        (out / name).unlink(missing_ok=True)
-    shutil.rmtree(out / LAST_NAME, ignore_errors=True)
 
 
 def _resumed(out: Path, task: Task, seed: int, steps: int | None) -> RunState:

@@ -5,6 +5,7 @@ No GPU is here: one that is made up stands for it, and the CPU computes in calls
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -117,7 +118,7 @@ def test_another_process_runs_a_package_as_this_one(
     monkeypatch.setattr(cuda_device, "open_device", lambda index: SimpleNamespace(index=index))
     monkeypatch.setattr(digest, "find", lambda package, there: seen.append(there) or Found("", ()))
 
-    digest.main([str(package), *here.as_options()])
+    digest.main(str(package), json.dumps(here.as_options()))
 
     assert seen == [here]
 

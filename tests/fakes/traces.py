@@ -23,14 +23,13 @@ from exporter.graphs.target import CPU, TARGETS, Target
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models.bert import Bert
 from exporter.models.gpt import GPT
-from exporter.models.labeller import Labeller
 from exporter.models.transformer import EncoderDecoder
 from exporter.models.vit import ViT
 from exporter.operators.domain import Functions
 
 Trace = Callable[..., Graphs]
 
-_OURS = (Bert, EncoderDecoder, GPT, Labeller, ViT)
+_OURS = (Bert, EncoderDecoder, GPT, ViT)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,26 +1,18 @@
-"""The families that are imported, a file each."""
+"""The families that are imported, those that differ by a few options in one file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exporter.huggingface.families.bart import BART
-from exporter.huggingface.families.bert import BERT
-from exporter.huggingface.families.distilbert import DISTILBERT
+from exporter.huggingface.families.bart import BART, MBART
+from exporter.huggingface.families.bert import BERT, DISTILBERT, ROBERTA
 from exporter.huggingface.families.gemma import GEMMA2, GEMMA3
 from exporter.huggingface.families.gpt2 import GPT2
 from exporter.huggingface.families.gpt_neox import GPT_NEOX
-from exporter.huggingface.families.llama import LLAMA
-from exporter.huggingface.families.m2m_100 import M2M_100
-from exporter.huggingface.families.marian import MARIAN
-from exporter.huggingface.families.mbart import MBART
-from exporter.huggingface.families.mistral import MISTRAL
+from exporter.huggingface.families.llama import LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
+from exporter.huggingface.families.marian import M2M_100, MARIAN, PEGASUS
 from exporter.huggingface.families.modernbert import MODERNBERT
 from exporter.huggingface.families.opt import OPT
-from exporter.huggingface.families.pegasus import PEGASUS
-from exporter.huggingface.families.phi3 import PHI3
-from exporter.huggingface.families.qwen import QWEN2, QWEN3
-from exporter.huggingface.families.roberta import ROBERTA
 from exporter.huggingface.families.t5 import MT5, T5
 from exporter.huggingface.families.vit import DEIT, VIT
 from exporter.huggingface.family import Family

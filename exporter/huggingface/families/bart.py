@@ -1,9 +1,11 @@
-"""BART: an encoder-decoder with norm last, learned positions, and a norm of its embeddings."""
+"""BART and mBART: encoder-decoders with learned positions and a norm of their embeddings."""
 
 from __future__ import annotations
 
-from exporter.huggingface.conversion import NameTable
-from exporter.huggingface.family import WRITES, Family
+from dataclasses import replace
+from functools import partial
+
+from exporter.huggingface.family import WRITES, Family, Options, Original
 from exporter.huggingface.stacks.bart_like import (
     BART_LIKE,
     BODY,
@@ -11,14 +13,6 @@ from exporter.huggingface.stacks.bart_like import (
     bart_like,
     bart_like_weights,
 )
-from exporter.models.config import TransformerConfig
-
-_POSITION_OFFSET = 2  # rows of the table of positions before the first place
-
-
-def _weights(config: TransformerConfig) -> NameTable:
-    return bart_like_weights(config, _POSITION_OFFSET)
-
 
 BART = Family(
     title="BART",
@@ -32,8 +26,32 @@ BART = Family(
     },
     options=BART_LIKE,
     computed=bart_like,
-    weights=_weights,
+    weights=partial(bart_like_weights, position_offset=2),
     abilities=WRITES,
     body=BODY,
     ignored=UNUSED,
+)
+
+
+def _computed(original: Original) -> Options:
+    return bart_like(original, start=original.tokens.eos)
+
+
+def _notes(original: Original) -> list[str]:
+    """Say what outputs begin behind, where the original does not."""
+    if original.said.get("decoder_start_token_id") is not None:
+        return []
+    return [
+        "config.json has no decoder_start_token_id: outputs begin behind the end token, or "
+        "behind the token of --target-lang"
+    ]
+
+
+MBART = replace(
+    BART,
+    title="mBART",
+    model_types=("mbart",),
+    fixed={**BART.fixed, "norm_position": "first"},
+    computed=_computed,
+    notes=_notes,
 )

@@ -1,15 +1,23 @@
-"""BERT: an encoder with norm last, learned positions and token types."""
+"""BERT, RoBERTa and DistilBERT: encoders with norm last and learned positions."""
 
 from __future__ import annotations
 
-from exporter.huggingface.conversion import NameTable, Step, layers, modules, norms
-from exporter.huggingface.family import READS, Family
-from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder
-from exporter.huggingface.stacks.encoder_heads import label_notes, pooler
+from dataclasses import replace
+
+from exporter.huggingface.conversion import NameTable, Step, layers, modules, norms, skip_rows
+from exporter.huggingface.family import READS, Family, Options, Original
+from exporter.huggingface.stacks.encoder import (
+    ENCODER,
+    FIXED,
+    encoder,
+    head_of,
+    label_notes,
+    pooler,
+)
 from exporter.models.config import TransformerConfig
 
 
-def bert_weights(body: str, *of_positions: Step) -> NameTable:
+def _bert_weights(body: str, *of_positions: Step) -> NameTable:
     """Return where the weights of the body are; `of_positions` change the table of positions."""
     ours, theirs = "encoder.layers.{i}", f"{body}encoder.layer.{{i}}"
     embeddings = f"{body}embeddings"
@@ -41,9 +49,9 @@ def bert_weights(body: str, *of_positions: Step) -> NameTable:
     }
 
 
-def _weights(config: TransformerConfig) -> NameTable:
+def _with_head(config: TransformerConfig) -> NameTable:
     head = {"classifier": "classifier", **pooler(config, "bert.pooler.dense")}
-    return {**bert_weights("bert."), **modules(head)}
+    return {**_bert_weights("bert."), **modules(head)}
 
 
 BERT = Family(
@@ -58,8 +66,94 @@ BERT = Family(
         "add_cross_attention": (False,),
     },
     notes=label_notes,
-    weights=_weights,
+    weights=_with_head,
     abilities=READS,
     body="bert.",
     ignored=r"cls\..*|(bert\.)?(pooler\..*|embeddings\.position_ids)",
+)
+
+
+def _roberta(original: Original) -> Options:
+    padding = original.config.pad_token_id or 0
+    first = padding + 1  # position
+    length = original.config.max_position_embeddings - first
+    if length < 1:
+        raise ValueError(
+            f"max_position_embeddings is {length + first}; supported: at least {first + 1}, for "
+            f"positions count from {first} on"
+        )
+    return {**encoder(original), "max_source_len": length, "uncounted_token_id": padding}
+
+
+def _roberta_weights(config: TransformerConfig) -> NameTable:
+    head = {
+        "classifier": "classifier" if config.head.each_token else "classifier.out_proj",
+        **pooler(config, "classifier.dense"),
+    }
+    return {**_bert_weights("roberta.", skip_rows(config.pad_token_id)), **modules(head)}
+
+
+ROBERTA = replace(
+    BERT,
+    title="RoBERTa, XLM-R, CamemBERT",
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    computed=_roberta,
+    weights=_roberta_weights,
+    body="roberta.",
+    ignored=r"lm_head\..*|(roberta\.)?(pooler\..*|embeddings\.position_ids)",
+)
+
+
+def _distilbert(original: Original) -> Options:
+    is_classifier = head_of(original) == "classify"
+    return encoder(original, pooler="relu" if is_classifier else "none")
+
+
+def _distilbert_weights(config: TransformerConfig) -> NameTable:
+    return {
+        **layers(
+            "encoder",
+            "distilbert.transformer.layer",
+            query="attention.q_lin",
+            key="attention.k_lin",
+            value="attention.v_lin",
+            output="attention.out_lin",
+            attention_norm="sa_layer_norm",
+            up="ffn.lin1",
+            down="ffn.lin2",
+            feed_forward_norm="output_layer_norm",
+        ),
+        **modules(
+            {
+                "embeddings.token": "distilbert.embeddings.word_embeddings",
+                "embeddings.positions": "distilbert.embeddings.position_embeddings",
+                "embeddings.norm": "distilbert.embeddings.LayerNorm",
+                "classifier": "classifier",
+                **pooler(config, "pre_classifier"),
+            }
+        ),
+    }
+
+
+DISTILBERT = Family(
+    title="DistilBERT",
+    model_types=("distilbert",),
+    fixed={**FIXED, "norm_eps": 1e-12},  # whatever is said of the latter
+    options={
+        "d_model": "dim",
+        "num_heads": "n_heads",
+        "d_ff": "hidden_dim",
+        "num_encoder_layers": "n_layers",
+        "feed_forward.activation": "activation",
+        "dropout": "dropout",
+        "attention.dropout": "attention_dropout",
+        "vocab_size": "vocab_size",
+        "max_source_len": "max_position_embeddings",
+    },
+    computed=_distilbert,
+    notes=label_notes,
+    weights=_distilbert_weights,
+    abilities=READS,
+    body="distilbert.",
+    ignored=r"vocab_(transform|layer_norm|projector)\..*",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.huggingface.conversion import NameTable, PlusOne, layers, modules
+from exporter.huggingface.conversion import PLUS_ONE, NameTable, layers, modules
 from exporter.huggingface.family import WRITES, Family, Options, Original
 from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
@@ -30,11 +30,11 @@ def _computed_of_3(original: Original) -> Options:
 
 def _weights(config: TransformerConfig) -> NameTable:
     norms = {
-        **modules({"decoder.final_norm": "model.norm"}, PlusOne()),
+        **modules({"decoder.final_norm": "model.norm"}, PLUS_ONE),
         **layers(
             "decoder",
             "model.layers",
-            PlusOne(),
+            PLUS_ONE,
             query_norm="self_attn.q_norm",
             key_norm="self_attn.k_norm",
             attention_norm="input_layernorm",

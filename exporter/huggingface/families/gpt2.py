@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.conversion import NameTable, Transposed, layers, modules, packed_inputs
+from exporter.huggingface.conversion import TRANSPOSED, NameTable, layers, modules, packed_inputs
 from exporter.huggingface.family import WRITES, Family, Options, Original
 from exporter.huggingface.stacks.decoder import FIXED, decoder
 from exporter.models.config import TransformerConfig
@@ -15,11 +15,11 @@ def _computed(original: Original) -> Options:
 
 
 def _weights(config: TransformerConfig) -> NameTable:
-    theirs, transposed = "transformer.h", Transposed()
+    theirs = "transformer.h"
     outputs = {"output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
     return {
-        **packed_inputs("decoder", f"{theirs}.{{i}}.attn.c_attn", config, transposed),
-        **layers("decoder", theirs, transposed, **outputs),
+        **packed_inputs("decoder", f"{theirs}.{{i}}.attn.c_attn", config, TRANSPOSED),
+        **layers("decoder", theirs, TRANSPOSED, **outputs),
         **layers("decoder", theirs, attention_norm="ln_1", feed_forward_norm="ln_2"),
         **modules(
             {

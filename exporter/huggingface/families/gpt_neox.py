@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from exporter.huggingface.conversion import HeadParts, NameTable, layers, modules
+from exporter.huggingface.conversion import NameTable, head_parts, layers, modules
 from exporter.huggingface.family import WRITES, Family
 from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
@@ -28,7 +28,7 @@ def _weights(config: TransformerConfig) -> NameTable:
     )
     for i, part in enumerate(("query", "key", "value")):
         packed = {part: "attention.query_key_value"}
-        table |= layers("decoder", "gpt_neox.layers", HeadParts(i, 3, config.num_heads), **packed)
+        table |= layers("decoder", "gpt_neox.layers", head_parts(i, 3, config.num_heads), **packed)
     table |= modules(
         {
             "decoder.embeddings.token": "gpt_neox.embed_in",

@@ -1,6 +1,8 @@
-"""Marian: an encoder-decoder with norm last, whose embeddings are shared or each side's own."""
+"""Marian, Pegasus and M2M-100: encoder-decoders with computed positions."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from exporter.huggingface.family import WRITES, Family, Options, Original
 from exporter.huggingface.stacks.bart_like import (
@@ -36,6 +38,38 @@ MARIAN = Family(
         "share_embeddings": "share_encoder_decoder_embeddings",
     },
     computed=_computed,
+    weights=bart_like_weights,
+    abilities=WRITES,
+    body=BODY,
+    ignored=COMPUTED_POSITIONS,
+)
+PEGASUS = replace(
+    MARIAN,
+    title="Pegasus",
+    model_types=("pegasus",),
+    fixed={**MARIAN.fixed, "norm_position": "first"},
+    options=BART_LIKE,
+    computed=bart_like,
+)
+
+
+def _computed_places(original: Original) -> Options:
+    padding = original.config.pad_token_id or 0
+    # fairseq counts from there, and no padding
+    places = {"positions.offset": padding + 1, "uncounted_token_id": padding}
+    return {**bart_like(original), **places}
+
+
+M2M_100 = Family(
+    title="M2M-100, NLLB",
+    model_types=("m2m_100",),
+    fixed={
+        "architecture": "encoder-decoder",
+        "norm_position": "first",
+        "positions.kind": "sinusoidal_tensor2tensor",
+    },
+    options=BART_LIKE,
+    computed=_computed_places,
     weights=bart_like_weights,
     abilities=WRITES,
     body=BODY,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, layers, modules, packed_gates, packed_inputs
 from exporter.huggingface.family import ACTIVATIONS, READS, Family, Options, Original
-from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder
-from exporter.huggingface.stacks.encoder_heads import label_notes, pooler
+from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, label_notes, pooler
 from exporter.huggingface.stacks.rotary_decoder import local_options
 from exporter.models.config import TransformerConfig
 
@@ -20,8 +19,10 @@ def _computed(original: Original) -> Options:
         pooler_bias=config.classifier_bias,
         pooler_norm=True,
     )
-    scaling = rope.scaling(config.max_position_embeddings)
-    whole = {"positions.rotary_base": rope.rope_theta, "positions.rotary_scaling": scaling}
+    whole = {
+        "positions.rotary_base": rope.rope_theta,
+        "positions.rotary_scaling": rope.scaling(config),
+    }
     return {**head, **windows, **whole}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.huggingface.conversion import NameTable, SkipRows, modules
+from exporter.huggingface.conversion import NameTable, modules, skip_rows
 from exporter.huggingface.family import WRITES, Family, Options, Original
 from exporter.huggingface.stacks.bart_like import BODY, UNUSED, layer_weights
 from exporter.huggingface.stacks.decoder import DECODER, FIXED, decoder
@@ -24,7 +24,7 @@ def _weights(config: TransformerConfig) -> NameTable:
     positions = {"decoder.embeddings.positions": "model.decoder.embed_positions"}
     return {
         **layer_weights("decoder"),
-        **modules(positions, SkipRows(2)),
+        **modules(positions, skip_rows(2)),
         **modules(
             {
                 "decoder.embeddings.token": "model.decoder.embed_tokens",

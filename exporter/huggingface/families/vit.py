@@ -6,17 +6,16 @@ from typing import Any
 
 from engine.wording import shortened
 from exporter.huggingface.conversion import (
+    SQUEEZED,
     ModuleNames,
     NameTable,
-    Squeezed,
     StoredWeight,
     layers,
     modules,
 )
 from exporter.huggingface.family import Family, Options, Original, refused
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, image_options
-from exporter.huggingface.stacks.encoder import LAYERS
-from exporter.huggingface.stacks.encoder_heads import contradicting_labels, labels_of
+from exporter.huggingface.stacks.encoder import LAYERS, contradicting_labels, labels_of
 from exporter.models.config import ImageConfig, TransformerConfig
 
 _FIXED = {"architecture": "vision-encoder", "norm_position": "first", "positions.kind": "learned"}
@@ -75,7 +74,7 @@ def _notes(original: Original) -> list[str]:
 def _weights(config: TransformerConfig) -> NameTable:
     is_deit = config.image is not None and config.image.distillation != "none"
     body = "deit" if is_deit else "vit"
-    embeddings, token = f"{body}.embeddings", (Squeezed(), Squeezed())
+    embeddings, token = f"{body}.embeddings", (SQUEEZED, SQUEEZED)
     around: ModuleNames = {
         "embeddings.projection": f"{embeddings}.patch_embeddings.projection",
         "encoder.final_norm": f"{body}.layernorm",
@@ -86,7 +85,7 @@ def _weights(config: TransformerConfig) -> NameTable:
         "embeddings.class_token": StoredWeight((f"{embeddings}.cls_token",), token),
         "embeddings.distillation_token": StoredWeight((f"{embeddings}.distillation_token",), token),
         "embeddings.positions.weight": StoredWeight(
-            (f"{embeddings}.position_embeddings",), (Squeezed(),)
+            (f"{embeddings}.position_embeddings",), (SQUEEZED,)
         ),
         **layers(
             "encoder",

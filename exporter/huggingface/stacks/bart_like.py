@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import (
+    SQUEEZED,
     ModuleNames,
     NameTable,
-    SkipRows,
-    Squeezed,
     StoredWeight,
     layers,
     modules,
+    skip_rows,
 )
 from exporter.huggingface.family import Options, Original, check_writes
 from exporter.models.config import TransformerConfig
@@ -74,8 +74,8 @@ def bart_like_weights(config: TransformerConfig, position_offset: int = 0) -> Na
     }
     return {
         **modules(embeddings),
-        **modules(positions, SkipRows(position_offset)),
-        "decoder.output.bias": StoredWeight(("final_logits_bias",), (Squeezed(),), optional=True),
+        **modules(positions, skip_rows(position_offset)),
+        "decoder.output.bias": StoredWeight(("final_logits_bias",), (SQUEEZED,), optional=True),
         **layer_weights("encoder"),
         **layer_weights("decoder"),
         **layers(

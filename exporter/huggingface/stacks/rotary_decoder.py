@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from exporter.huggingface.conversion import HeadOrder, NameTable, layers, modules
+from exporter.huggingface.conversion import NameTable, head_order, layers, modules
 from exporter.huggingface.family import Options, Original, refused
 from exporter.huggingface.stacks.decoder import DECODER, FIXED, decoder
 from exporter.huggingface.stacks.rope import Rope
@@ -52,7 +52,7 @@ def rotary(original: Original, rope: Rope | None = None, *, turns_parts: bool = 
         "value_dim": head_dim,
         "max_target_len": longest if is_long else first_len,
         "positions.rotary_base": rope.rope_theta,
-        "positions.rotary_scaling": rope.scaling(longest, is_long=is_long),
+        "positions.rotary_scaling": rope.scaling(config, longest if is_long else None),
         "positions.rotary_dim": None if turned == width else turned,
     }
 
@@ -178,7 +178,7 @@ def turned_first(config: TransformerConfig, table: NameTable) -> NameTable:
     for name, num_heads in (("q_proj", config.num_heads), ("k_proj", config.kv_heads)):
         for kind in ("weight", "bias"):
             ours = f"{LAYER[0]}.self_attention.{name}.{kind}"
-            steps = (*table[ours].steps, HeadOrder(order, num_heads))
+            steps = (*table[ours].steps, head_order(order, num_heads))
             changed[ours] = replace(table[ours], steps=steps)
     return changed
 

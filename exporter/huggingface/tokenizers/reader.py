@@ -76,13 +76,18 @@ def read_tokenizer(
     except Exception as error:
         said = str(error).partition("\n")[0] + about_pointers(directory)
         raise CheckpointError(f"{directory} has no tokenizer of this model: {said}") from error
-    notes = [
-        *_left_out([*original.left_out, *over]),
-        *made.notes,
-        *(target.notes if target else ()),
-        *_about_end(checked, config),
-        *_about_class(original, config),
-    ]
+    notes = []
+    if left_out := {*original.left_out, *over}:
+        names = listed([shortened(repr(token)) for token in sorted(left_out)])
+        notes.append(f"tokens above the vocabulary are left out: {names}")
+    notes += [*made.notes, *(target.notes if target else ())]
+    ends = checked.encode("").ids
+    if config.architecture == "encoder-decoder" and config.eos_token_id not in ends:
+        notes.append(
+            f"{TOKENIZER_NAME} does not end a source with eos_token_id {config.eos_token_id}; "
+            "if the model was trained with it, add it in the post-processor"
+        )
+    notes += _about_class(original, config)
     is_start = type(tokenizer).__name__ == "MBartTokenizer"
     cuts_left = tokenizer.truncation_side == "left"
     return ImportedTokenizer(checked, files, token, is_start, cuts_left, tuple(notes))
@@ -159,25 +164,6 @@ def _read_chat(tokenizer: Any) -> ChatFormat | None:
     if len(template) > MAX_TEMPLATE_CHARS:
         raise ValueError(f"its chat template has more than {MAX_TEMPLATE_CHARS:,} characters")
     return ChatFormat(template=template, tokens=tokenizer.special_tokens_map)
-
-
-def _left_out(tokens: list[str]) -> list[str]:
-    """Say which tokens the model has no room for."""
-    if not tokens:
-        return []
-    names = listed([shortened(repr(token)) for token in sorted({*tokens})])
-    return [f"tokens above the vocabulary are left out: {names}"]
-
-
-def _about_end(tokenizer: Tokenizer, config: TransformerConfig) -> list[str]:
-    """Say if a source of an encoder-decoder does not end as models of its kind are trained."""
-    ids = tokenizer.encode("").ids
-    if config.architecture != "encoder-decoder" or config.eos_token_id in ids:
-        return []
-    return [
-        f"{TOKENIZER_NAME} does not end a source with eos_token_id {config.eos_token_id}; "
-        "if the model was trained with it, add it in the post-processor"
-    ]
 
 
 def _about_class(original: Original, config: TransformerConfig) -> Iterator[str]:

@@ -162,7 +162,10 @@ def convert(
     that tell a language, and those in `added`, which says how. Nothing stands around a text yet.
     """
     tokenizer = Tokenizer(_algorithm(model, vocabulary))
-    steps = [*model.charsmap.steps, *_spaces(model)]
+    steps = [*model.charsmap.steps]
+    if model.joins_spaces:
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if model.begins_with_space:
         steps.append(_space_in_front([p.text for p in vocabulary if model.is_searched(p)]))
     steps.append(normalizers.Replace(" ", SPACE))
@@ -257,15 +260,6 @@ def _merges(vocabulary: Sequence[Piece], ids: dict[str, int]) -> list[tuple[str,
     ]
     found.sort(key=lambda merge: merge[:2])
     return [(left, right) for _, _, left, right in found]
-
-
-def _spaces(model: SentencePieceModel) -> list[normalizers.Normalizer]:
-    if not model.joins_spaces:
-        return []
-    return [
-        normalizers.Replace(Regex(r"\A +| +\z"), ""),
-        normalizers.Replace(Regex(" {2,}"), " "),
-    ]
 
 
 def _decoder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.wording import listed
 from exporter.checkpoint import ModelWeight, model_weights
-from exporter.huggingface.conversion import NameTable, Rows, Shape, StoredWeight
+from exporter.huggingface.conversion import NameTable, Shape, StoredWeight, rows_of
 from exporter.huggingface.family import Family
 from exporter.huggingface.weights.stored import FLOATS, StoredWeights
 from exporter.models import TransformerConfig
@@ -37,7 +37,7 @@ class FoundWeight(NamedTuple):
         """Return our weight, in float32."""
         if self.stored is None:
             return torch.zeros(self.shape)
-        return self.how.extract(stored.read(self.stored))
+        return self.how.extract(stored[self.stored].read())
 
 
 def num_positions(config: TransformerConfig) -> dict[str, int]:
@@ -60,15 +60,24 @@ def find_weights(
 
     `num_stored` says how many positions the original has, which may be more than ours.
     """
-    search, table = _Search(stored, family), family.weights(config)
-    found = [
-        search.find(weight, _entry(table, weight, num_stored.get(weight.name)))
-        for weight in model_weights(config)
-    ]
-    search.note_unexpected(family.ignored)
-    if search.problems:
+    table, found, used = family.weights(config), list[FoundWeight](), set[str]()
+    problems: defaultdict[str, list[str]] = defaultdict(list)
+    for weight in model_weights(config):
+        entry = _entry(table, weight, num_stored.get(weight.name))
+        names = _there(entry.names, stored, family)
+        used.update(names)
+        if not names and not entry.optional:
+            problems["missing weights"].append(entry.names[0])
+        if misfit := _misfit(names, stored, entry.stored_shape(weight.shape)):
+            what, where = misfit
+            problems[what].append(where)
+        found.append(FoundWeight(weight.name, weight.shape, names[0] if names else None, entry))
+    for name in stored:
+        if name not in used and not re.fullmatch(family.ignored, name):
+            problems["unexpected weights"].append(name)
+    if problems:
         wrong = "; ".join(
-            f"{what}: {listed(dict.fromkeys(names))}" for what, names in search.problems.items()
+            f"{what}: {listed(dict.fromkeys(names))}" for what, names in problems.items()
         )
         raise CheckpointError(
             f"{directory} does not fit its {family.options_name}: {wrong}; "
@@ -99,8 +108,8 @@ def without_wrappers(
     off = {prefix, *(found for name in stored for found in _WRAPPED.findall(name))} - {""}
     if not off or len(set(names.values())) < len(names):
         return stored, []
-    said = listed(sorted(off))
-    return stored.renamed(names), [f"{said} of wrappers is taken off the names of weights"]
+    note = f"{listed(sorted(off))} of wrappers is taken off the names of weights"
+    return {names[name]: one for name, one in stored.items()}, [note]
 
 
 def _shared_prefix(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
@@ -138,7 +147,7 @@ def rounded_as_stored(stored: StoredWeights, config: TransformerConfig) -> Trans
 
     transformers reads the table that Marian and Pegasus have in their files.
     """
-    kinds = {stored.dtype(name) for name in stored if name.endswith(_COMPUTED)}
+    kinds = {one.dtype for name, one in stored.items() if name.endswith(_COMPUTED)}
     if config.positions.kind != "sinusoidal_halves" or not kinds <= {"float16", "bfloat16"}:
         return config
     return config.changed({"positions.dtype": min(kinds, default="float32")})
@@ -148,7 +157,7 @@ def _differ(stored: StoredWeights, one: Sequence[str], other: Sequence[str]) -> 
     """Say whether both tables are there and differ."""
     if not one or not other:
         return False
-    return not torch.equal(stored.read(one[0]), stored.read(other[0]))
+    return not torch.equal(stored[one[0]].read(), stored[other[0]].read())
 
 
 def _there(names: Sequence[str], stored: StoredWeights, family: Family) -> list[str]:
@@ -170,48 +179,20 @@ def _entry(table: NameTable, weight: ModelWeight, num_rows: int | None) -> Store
         names = tuple(name.replace("{i}", layer[0]) for name in names)
     steps = known[0].steps
     if num_rows and num_rows != weight.shape[0]:
-        steps = (*steps, Rows(0, weight.shape[0], num_rows))
+        steps = (*steps, rows_of(0, weight.shape[0], num_rows))
     return StoredWeight(names, steps, known[0].optional)
 
 
-class _Search:
-    """Looks for weights one by one, and keeps what is wrong."""
-
-    def __init__(self, stored: StoredWeights, family: Family) -> None:
-        self._stored = stored
-        self._family = family
-        self._used: set[str] = set()
-        self.problems: dict[str, list[str]] = {}
-
-    def find(self, weight: ModelWeight, entry: StoredWeight) -> FoundWeight:
-        """Say where a weight is."""
-        names = _there(entry.names, self._stored, self._family)
-        self._used.update(names)
-        if not names and not entry.optional:
-            self._note("missing weights", entry.names[0])
-        self._check(names, entry.stored_shape(weight.shape))
-        return FoundWeight(weight.name, weight.shape, names[0] if names else None, entry)
-
-    def note_unexpected(self, ignored: str) -> None:
-        """Keep what is there and was not looked for."""
-        for name in self._stored:
-            if name not in self._used and not re.fullmatch(ignored, name):
-                self._note("unexpected weights", name)
-
-    def _check(self, names: list[str], shape: Shape) -> None:
-        """Keep what is wrong with the tensors that are to be one weight."""
-        for name in names:
-            given = self._stored.shape(name)
-            if given != shape:
-                asked = f"the configuration asks for {list(shape)}"
-                return self._note("wrong shapes", f"{name} is {list(given)}, {asked}")
-            if (kind := self._stored.dtype(name)) not in FLOATS:
-                supported = f"supported: {', '.join(FLOATS)}"
-                return self._note("wrong types", f"{name} is of {kind}, {supported}")
-        for other in names[1:]:
-            if not torch.equal(self._stored.read(names[0]), self._stored.read(other)):
-                return self._note("weights that must be equal", f"{names[0]} and {other}")
-        return None
-
-    def _note(self, what: str, where: str) -> None:
-        self.problems.setdefault(what, []).append(where)
+def _misfit(names: Sequence[str], stored: StoredWeights, shape: Shape) -> tuple[str, str] | None:
+    """Say what is wrong with the tensors that are to be one weight, and with which of them."""
+    for name in names:
+        given, kind = stored[name].shape, stored[name].dtype
+        if given != shape:
+            asked = f"the configuration asks for {list(shape)}"
+            return "wrong shapes", f"{name} is {list(given)}, {asked}"
+        if kind not in FLOATS:
+            return "wrong types", f"{name} is of {kind}, supported: {', '.join(FLOATS)}"
+    for other in names[1:]:
+        if not torch.equal(stored[names[0]].read(), stored[other].read()):
+            return "weights that must be equal", f"{names[0]} and {other}"
+    return None

@@ -8,10 +8,11 @@ from __future__ import annotations
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, TypeAdapter
@@ -41,50 +42,27 @@ DAMAGE: tuple[type[Exception], ...] = (
 )
 
 
-class _File(Protocol):
-    """An open file of weights."""
+class StoredTensor(NamedTuple):
+    """A tensor in an open file, of which nothing is read yet."""
 
-    def names(self) -> list[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def dtype(self, name: str) -> str: ...
-    def read(self, name: str) -> Tensor: ...
+    shape: tuple[int, ...]
+    dtype: str  # of its numbers, as torch names it
+    read: Callable[[], Tensor]
 
 
-class StoredWeights:
-    """The tensors of open files, by name."""
+StoredWeights = Mapping[str, StoredTensor]  # by their names
 
-    def __init__(self, files: Iterable[_File]) -> None:
-        self._places = {name: (file, name) for file in files for name in file.names()}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def renamed(self, names: Mapping[str, str]) -> StoredWeights:
-        """Return the same tensors by other names; `names` are by those that they have."""
-        found = StoredWeights(())
-        found._places = {names[name]: place for name, place in self._places.items()}
-        return found
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor without reading it."""
-        file, stored = self._places[name]
-        return file.shape(stored)
-
-    def dtype(self, name: str) -> str:
-        """Return the type of a tensor's numbers, as torch names it, without reading it."""
-        file, stored = self._places[name]
-        return file.dtype(stored)
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor as it is stored."""
-        file, stored = self._places[name]
-        return file.read(stored)
+def stored_weights(tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+    """Return tensors that torch has read, or mapped: they are on the disk until they are used."""
+    return {
+        name: StoredTensor(
+            tuple(one.shape),
+            str(one.dtype).removeprefix("torch."),
+            partial(tensors.__getitem__, name),
+        )
+        for name, one in tensors.items()
+    }
 
 
 @contextmanager
@@ -95,12 +73,12 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
     that the index names and a file lacks.
     """
     with ExitStack() as stack:
-        files: list[_File] = []
+        weights: dict[str, StoredTensor] = {}
         problems: list[str] = []
         found = [item for one in directories for item in _weight_files(one).items()]
         for path, expected in found:
             try:
-                file = _open(path, stack)
+                there = _open(path, stack)
             except DAMAGE as error:
                 kind, ends = "file of tensors alone by torch.save", ""
                 if path.suffix == ".safetensors":
@@ -108,16 +86,16 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
                     ends = f"; it ends before the end of {listed(cut)}" if cut else ""
                 problems.append(f"{path} is not a {kind}, or damaged: {error}{ends}")
                 continue
-            lacking = sorted(set(expected).difference(file.names()))
+            lacking = sorted(set(expected).difference(there))
             if lacking:
                 problems.append(f"{path} lacks {listed(lacking)}, which the index names")
-            files.append(file)
+            weights |= there
         if problems:
             pointers = "".join(map(about_pointers, directories))
             raise CheckpointError(
                 f"{listed(problems, '; ')}; copy or save the model again{pointers}"
             )
-        yield StoredWeights(files)
+        yield weights
 
 
 def about_pointers(directory: Path) -> str:
@@ -136,52 +114,25 @@ def about_pointers(directory: Path) -> str:
     return f"; of {named} there are only pointers of Git LFS: `git lfs pull` brings them"
 
 
-class _Safetensors(NamedTuple):
-    file: Any
-
-    def names(self) -> list[str]:
-        return list(self.file.keys())
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(name).get_shape())
-
-    def dtype(self, name: str) -> str:
-        stored: str = self.file.get_slice(name).get_dtype()
-        return _FLOATS.get(stored, stored)
-
-    def read(self, name: str) -> Tensor:
-        tensor: Tensor = self.file.get_tensor(name)
-        return tensor
-
-
-class TensorFile(NamedTuple):
-    """Tensors that torch has read, or mapped."""
-
-    tensors: dict[str, Tensor]  # on the disk until they are used
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def dtype(self, name: str) -> str:
-        return str(self.tensors[name].dtype).removeprefix("torch.")
-
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-
-def _open(path: Path, stack: ExitStack) -> _File:
+def _open(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
     if path.suffix == ".safetensors":
-        return _Safetensors(stack.enter_context(safe_open(path, framework="pt")))
+        file: Any = stack.enter_context(safe_open(path, framework="pt"))
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {
+            name: StoredTensor(
+                tuple(part.get_shape()),
+                _FLOATS.get(part.get_dtype(), part.get_dtype()),
+                partial(file.get_tensor, name),
+            )
+            for name, part in parts.items()
+        }
     # Before 2020 torch wrote no archives, and what is none cannot be mapped.
     is_archive = zipfile.is_zipfile(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
         refuse_nested(content, path)
         raise ValueError("it holds more than tensors by name")
-    return TensorFile(content)
+    return stored_weights(content)
 
 
 def refuse_nested(content: object, path: Path) -> None:

@@ -1,31 +1,26 @@
-"""The configuration of a model: its sizes, and its options in groups, a file each."""
+"""The configuration of a model: its sizes, and its options in groups."""
 
 from __future__ import annotations
 
-from exporter.models.config.attention import AttentionConfig
-from exporter.models.config.feed_forward import FeedForwardConfig
-from exporter.models.config.head import HeadConfig
-from exporter.models.config.image import ImageConfig
+from exporter.models.config.groups import (
+    AttentionConfig,
+    FeedForwardConfig,
+    HeadConfig,
+    ImageConfig,
+    PositionConfig,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    RotaryScaling,
+)
 from exporter.models.config.model import TransformerConfig
 from exporter.models.config.original_code import OriginalCode
-from exporter.models.config.positions import PositionConfig
-from exporter.models.config.rotary_scaling import (
-    AnyScaling,
-    LinearScaling,
-    LongScaling,
-    RotaryScaling,
-    YarnScaling,
-)
-from exporter.models.config.sizes import PositiveFloat, PositiveInt, Probability
 
 __all__ = [
-    "AnyScaling",
     "AttentionConfig",
     "FeedForwardConfig",
     "HeadConfig",
     "ImageConfig",
-    "LinearScaling",
-    "LongScaling",
     "OriginalCode",
     "PositionConfig",
     "PositiveFloat",
@@ -33,5 +28,4 @@ __all__ = [
     "Probability",
     "RotaryScaling",
     "TransformerConfig",
-    "YarnScaling",
 ]

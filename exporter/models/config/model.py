@@ -10,24 +10,24 @@ from pydantic import Field, model_validator
 
 from engine.package.manifest import Architecture
 from engine.wording import listed
-from exporter.models.config.attention import AttentionConfig
-from exporter.models.config.feed_forward import FeedForwardConfig
-from exporter.models.config.head import HeadConfig, Pooler
-from exporter.models.config.image import ImageConfig
-from exporter.models.config.original_code import OriginalCode
-from exporter.models.config.positions import PositionConfig
-from exporter.models.config.rotary_scaling import LongScaling
-from exporter.models.config.sizes import (
+from exporter.models.config.groups import (
+    AttentionConfig,
+    FeedForwardConfig,
+    HeadConfig,
+    ImageConfig,
     Length,
     NumHeads,
     NumLayers,
     Options,
+    Pooler,
+    PositionConfig,
     PositiveFloat,
     Probability,
     TokenId,
     VocabSize,
     Width,
 )
+from exporter.models.config.original_code import OriginalCode
 
 _CACHE_WIDTHS = 8  # the attention kernels take multiples of it only
 _ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths
@@ -359,11 +359,11 @@ def _check_positions(config: TransformerConfig) -> Iterator[_Check]:
             turned % 2 == 0 and turned <= key_dim,
             f"positions.rotary_dim ({turned}) must be even and at most key_dim ({key_dim})",
         )
-        if isinstance(scaling, LongScaling):
+        if scaling is not None:
             yield (
-                len(scaling.factors) == turned // 2,
-                f"positions.rotary_scaling needs a factor for each of {turned // 2} waves, "
-                f"got {len(scaling.factors)}",
+                len(scaling.frequencies) == turned // 2,
+                f"positions.rotary_scaling needs a frequency for each of {turned // 2} waves, "
+                f"got {len(scaling.frequencies)}",
             )
     else:
         for name in ("rotary_scaling", "rotary_dim", "local_rotary_base"):

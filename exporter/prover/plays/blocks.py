@@ -31,11 +31,14 @@ def play_blocks(
     """Play cases, of which some come in batches, too; yield the work of each part."""
     aligned = choose_aligned(cases) if pair.contract.alignment else []
     in_one_piece = [c for c in first_of_each_length(cases) if len(c.prompt) > pair.chunk]
-    for block in _blocks(cases, pair.contract.vocab_size):
-        seen = []
+    # As many as have room in memory with their logits, in whole waves.
+    most = max(case.num_logits for case in cases) * pair.contract.vocab_size
+    of_block = max(1, _BLOCK_LOGITS // most // _WAVE) * _WAVE
+    for start in range(0, len(cases), of_block):
+        block, seen = cases[start : start + of_block], []
         for case in block:
             seen.append(pair.run_alone(case))
-            yield _work(case)
+            yield case_work(case)
         found = pair.take_alone(block, seen)
         yield sum(map(_eager_work, block))
         for alone in found:
@@ -44,21 +47,21 @@ def play_blocks(
             if alone.case in in_one_piece:
                 whole = pair.run_alone(alone.case, alone.tokens, chunk=WHOLE)
                 pair.take("prompt in one piece", whole, alone, "alone, prompt in one piece")
-                yield _work(alone.case)
+                yield case_work(alone.case)
         members = [one for one in found if one.case in in_batch] if pair.num_rows > 1 else []
         # As many rows hold prompts as decode behind copies of them.
         size = max(1, min(_WAVE, pair.num_rows // 2))
         for first in range(0, len(members), size):
             wave = members[first : first + size]
             _play_wave(pair, wave, size)
-            yield sum(_work(one.case) for one in wave)
+            yield sum(case_work(one.case) for one in wave)
 
 
 def blocks_work(cases: Sequence[Case], in_batch: Sequence[Case], chunk: int) -> float:
     """Return the work of all parts."""
     in_one_piece = [case for case in first_of_each_length(cases) if len(case.prompt) > chunk]
     runs = [*cases, *in_one_piece, *in_batch]
-    return sum(map(_work, runs)) + sum(map(_eager_work, cases))
+    return sum(map(case_work, runs)) + sum(map(_eager_work, cases))
 
 
 def choose_aligned(cases: Sequence[Case]) -> list[Case]:
@@ -68,20 +71,13 @@ def choose_aligned(cases: Sequence[Case]) -> list[Case]:
     return [ordered[place] for place in places]
 
 
-def _work(case: Case) -> float:
+def case_work(case: Case) -> float:
+    """Return the work of a run of a case."""
     return len(case.source) + len(case.prompt) + STEP * case.num_tokens
 
 
 def _eager_work(case: Case) -> float:
     return 1.5 * sum(case.lengths)
-
-
-def _blocks(cases: Sequence[Case], vocab_size: int) -> Iterator[Sequence[Case]]:
-    """Yield cases whose logits have room in memory together, in whole waves."""
-    most = max(case.num_logits for case in cases) * vocab_size
-    size = max(1, _BLOCK_LOGITS // most // _WAVE) * _WAVE
-    for first in range(0, len(cases), size):
-        yield cases[first : first + size]
 
 
 def _play_wave(pair: GeneratingPair, members: Sequence[Alone], size: int) -> None:

@@ -54,8 +54,9 @@ class Rows:
     def rows(self, members: Sequence[int]) -> Rows:
         """Return some of the rows."""
         eager = {
-            name: one.part(_positions(members, len(one.exact) // len(self.numbers)))
+            name: one.part((np.asarray(members)[:, None] * width + np.arange(width)).ravel())
             for name, one in self.eager.items()
+            for width in [len(one.exact) // len(self.numbers)]  # positions of a row
         }
         seen = {name: part[members] for name, part in self.seen.items()}
         return Rows(seen, eager, self.numbers[members], self.length)
@@ -82,7 +83,8 @@ class ItemPair:
         alone = [self.run([item]) for item in items]
         seen = {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
         run = self.eager.run if self.judge.needs_own else self.eager.exactly
-        found = dict(zip(_names(seen), run(forward_of(given)), strict=True))
+        names = [name for name in EncoderOutput._fields if name in seen]
+        found = dict(zip(names, run(forward_of(given)), strict=True))
         numbers = self.num_items + np.arange(len(items))
         self.num_items += len(items)
         rows = Rows(seen, found, numbers, items[0].length)
@@ -123,8 +125,7 @@ class ItemPair:
     ) -> None:
         """Judge what rows give."""
         for name, eager in rows.eager.items():
-            width = len(eager.exact) // len(rows.numbers)
-            at = _at(rows, width, place)
+            at = _at(rows, len(eager.exact) // len(rows.numbers), place)
             self.judge.numbers(play, WHAT[name], flat(seen[name]), eager, at, counts=counts)
 
 
@@ -154,7 +155,9 @@ def play_texts(
         found = pair.run(text_items(longer), lengths)
         for i, (rows, length) in enumerate(zip(rows_of, lengths, strict=True)):
             place = f"text of {length} tokens, padded to {max(lengths)}"
-            parts = {name: _cut(part[i : i + 1], length) for name, part in found.items()}
+            one = {name: part[i : i + 1] for name, part in found.items()}
+            # Where every token has numbers, those of the padding do not count.
+            parts = {n: part[:, :length] if part.ndim > 2 else part for n, part in one.items()}
             pair.take("padded texts", parts, rows, _same(place))
         yield float(sum(lengths))
 
@@ -195,11 +198,21 @@ def _play_rows(
 
     def play(members: Sequence[int], *, counts: bool) -> None:
         found = pair.run([items[i] for i in members])
-        place = _place_in_batch(what, members)
-        pair.take_batch("batches", found, rows.rows(members), place, counts=counts)
+        pair.take_batch(
+            "batches",
+            found,
+            rows.rows(members),
+            lambda i: f"{what} {members[i]}, in a batch of {len(members)}",
+            counts=counts,
+        )
 
-    for members in _batches(numbers):
-        play(members, counts=True)
+    # A batch of each size, and of the largest as many as have every item.
+    *smaller, largest = BATCH_SIZES
+    batches = [numbers[:size] for size in smaller]
+    batches += [numbers[first : first + largest] for first in range(0, len(numbers), largest)]
+    for members in batches:
+        if len(members) > 1:
+            play(members, counts=True)
     for size in sizes:
         play([i % len(items) for i in range(size)], counts=False)
     return rows
@@ -220,16 +233,6 @@ def flat(array: Floats) -> Floats:
     return array.reshape(-1, array.shape[-1])
 
 
-def _names(outputs: Outputs) -> list[str]:
-    """Return the names of outputs in the order in which an eager model gives them."""
-    return [name for name in EncoderOutput._fields if name in outputs]
-
-
-def _positions(members: Sequence[int], width: int) -> NDArray[np.int64]:
-    """Return the positions of rows that have so many each."""
-    return (np.asarray(members)[:, None] * width + np.arange(width)).ravel()
-
-
 def _at(rows: Rows, width: int, place: Callable[[int], str]) -> At:
     """Return where the positions of rows are, so many each."""
     count = len(rows.numbers)
@@ -241,24 +244,11 @@ def _at(rows: Rows, width: int, place: Callable[[int], str]) -> At:
     )
 
 
-def _cut(part: Floats, length: int) -> Floats:
-    """Return the first tokens of a row, where every token has numbers."""
-    return part[:, :length] if part.ndim > 2 else part
-
-
 def _padded(text: Text, padding: Sequence[int]) -> Text:
     """Return a text with the end of the padding behind it, in types the second text of a pair."""
     rest = tuple(padding[len(text.ids) :])
     types = None if text.types is None else (*text.types, *(1 for _ in rest))
     return Text((*text.ids, *rest), types)
-
-
-def _batches(members: Sequence[int]) -> list[Sequence[int]]:
-    """Return a batch of each size, and of the largest as many as have every member."""
-    *smaller, largest = BATCH_SIZES
-    batches = [members[:size] for size in smaller]
-    batches += [members[first : first + largest] for first in range(0, len(members), largest)]
-    return [batch for batch in batches if len(batch) > 1]
 
 
 def _dealt(members: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -269,10 +259,6 @@ def _dealt(members: Sequence[int]) -> Iterator[Sequence[int]]:
             return
         yield members[first : first + size]
         first += size
-
-
-def _place_in_batch(what: str, members: Sequence[int]) -> Callable[[int], str]:
-    return lambda i: f"{what} {members[i]}, in a batch of {len(members)}"
 
 
 def _same(place: str) -> Callable[[int], str]:

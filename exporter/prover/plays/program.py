@@ -88,7 +88,10 @@ def generation_program(
     chunk, few = prefill_chunk(contract.cache.max_len), scope.few
     rest_in_batch = cases.rest
     if cases.per_length < LEVELS["standard"].per_length:
-        rest_in_batch = _cheap_cases(cases.rest, chunk)
+        # Of prompts that are longer than a chunk one of each length.
+        rest_in_batch = [case for case in cases.rest if len(case.prompt) <= chunk]
+        long = (case for case in first_of_each_length(cases.rest) if len(case.prompt) > chunk)
+        rest_in_batch += long
     covered: Covered = {
         "prompt_lengths": sorted({len(case.prompt) for case in cases.all}),
         "batch_sizes": [1, *BATCH_SIZES],
@@ -172,9 +175,3 @@ def image_program(contract: ImageContract, num_parameters: int, scope: Scope) ->
 def _blocks(what: str, cases: Sequence[Case], in_batch: Sequence[Case], chunk: int) -> Play:
     work = blocks_work(cases, in_batch, chunk)
     return Play(what, work, lambda pair: play_blocks(pair, cases, in_batch))
-
-
-def _cheap_cases(cases: Sequence[Case], chunk: int) -> list[Case]:
-    """Return the cases of prompts that are no longer than a chunk, of others one of each length."""
-    short = [case for case in cases if len(case.prompt) <= chunk]
-    return short + [case for case in first_of_each_length(cases) if len(case.prompt) > chunk]

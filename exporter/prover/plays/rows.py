@@ -29,7 +29,8 @@ from exporter.prover.driver import (
 )
 from exporter.prover.generation_cases import Case, random_case
 from exporter.prover.pair import MOST_TOP, Alone, GeneratingPair
-from exporter.samples import SEED, Tokens
+from exporter.prover.plays.blocks import case_work
+from exporter.samples import SEED
 
 _NUM_CASES = 8  # the rows behind them are copies
 _PROMPT_TOKENS = (2, 3, 4)  # one case after the other
@@ -73,40 +74,33 @@ def row_counts(num_rows: int, buckets: Sequence[int], *, few: bool) -> list[int]
 
 def play_threads(pair: GeneratingPair, tried: Sequence[int], *, few: bool) -> Iterator[float]:
     """Compute the longest sequence on several numbers of threads; yield the work of each run."""
-    case = _longest_case(pair.contract, pair.judge.banned, few=few)
+    contract = pair.contract
+    limit = min(contract.cache.max_len, _SHORT) if few else contract.cache.max_len
+    prompt_length = max(1, limit + 1 - _NUM_STEPS)
+    case = random_case(
+        np.random.default_rng(SEED),
+        contract,
+        source_length=contract.cross_cache.max_len if contract.cross_cache else 0,
+        prompt_length=prompt_length,
+        num_tokens=limit - prompt_length + 1,
+        banned=pair.judge.banned,
+    )
     (alone,) = pair.take_alone([case], [pair.run_alone(case)])
     pair.unload()  # the graphs are loaded anew, and nothing is played behind this
-    yield _work(case)
+    yield case_work(case)
     for num_threads in tried:
         runner = pair.load(num_threads, 1)
         (found,) = generate(runner, [case], Asked(pair.chunk, MOST_TOP), [alone.tokens])
         del runner  # before the next one takes memory
-        how = f"alone on {num_threads} threads with {pair.contract.num_heads} heads"
+        how = f"alone on {num_threads} threads with {contract.num_heads} heads"
         pair.take_row("numbers of threads", found, alone, 0, how)
-        yield _work(case)
+        yield case_work(case)
 
 
 def thread_counts(contract: GenerationContract) -> list[int]:
     """Return one, two, and as many as the engine takes of one more than the decoder has heads."""
     wanted = (1, 2, contract.num_heads + 1)
     return sorted({decoder_threads(contract, number) for number in wanted})
-
-
-def _work(case: Case) -> float:
-    return len(case.source) + len(case.prompt) + STEP * case.num_tokens
-
-
-def _longest_case(contract: GenerationContract, banned: Tokens, *, few: bool) -> Case:
-    limit = min(contract.cache.max_len, _SHORT) if few else contract.cache.max_len
-    prompt_length = max(1, limit + 1 - _NUM_STEPS)
-    return random_case(
-        np.random.default_rng(SEED),
-        contract,
-        source_length=contract.cross_cache.max_len if contract.cross_cache else 0,
-        prompt_length=prompt_length,
-        num_tokens=limit - prompt_length + 1,
-        banned=banned,
-    )
 
 
 def _short_cases(pair: GeneratingPair, count: int) -> list[Case]:

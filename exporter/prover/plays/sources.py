@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from engine.sampling.logits import StepLogits
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.cases import BATCH_SIZES, counted_length, largest_batch
-from exporter.prover.driver import STEP, Asked, Place, Replay, Runner, empty
+from exporter.prover.driver import STEP, Asked, Place, Replay, empty
 from exporter.prover.generation_cases import Case
 from exporter.prover.pair import Alone, GeneratingPair
 from exporter.samples import Tokens
@@ -24,7 +25,13 @@ def play_sources(pair: GeneratingPair, sources: Sequence[Tokens], *, few: bool) 
             found = _seen(pair, pair.batch, group, pair.num_rows - len(group))
             for i, number in enumerate(numbers):
                 how = f"encoded as number {i + 1} of {len(group)} in one step"
-                _hold(pair, found[i], alone[number], group[i], how)
+                case = _case(pair, group[i])
+                if pair.judge.step_bits(found[i], alone[number], pair.at(case, how).place):
+                    continue
+                # It may depend on the group, and does; a source comes in many and does not count.
+                tokens = (int(found[i].top_ids[0, 0]),)
+                one = Alone(case, tokens, alone[number], pair.eager_of_one(case, tokens))
+                pair.take("sources in groups", found[i], one, how, counts=False)
             yield STEP + sum(map(len, group))
 
 
@@ -50,20 +57,6 @@ def _tried(
         yield members, list(_groups(len(members), most, others))
 
 
-def _hold(
-    pair: GeneratingPair, found: StepLogits, alone: StepLogits, source: Tokens, how: str
-) -> None:
-    """Hold what one token sees of a source against what it sees of it alone.
-
-    If it may depend on the group and does, it is held against the eager model.
-    """
-    case = _case(pair, source)
-    if not pair.judge.step_bits(found, alone, pair.at(case, how).place):
-        tokens = (int(found.top_ids[0, 0]),)
-        one = Alone(case, tokens, alone, pair.eager_of_one(case, tokens))
-        pair.take("sources in groups", found, one, how, counts=False)  # a source comes in many
-
-
 def _groups(count: int, most: int, others: Iterable[int]) -> Iterator[list[int]]:
     """Yield groups of `count` members, and of `others` in which they come several times."""
     for size in BATCH_SIZES:
@@ -76,7 +69,7 @@ def _groups(count: int, most: int, others: Iterable[int]) -> Iterator[list[int]]
 
 
 def _seen(
-    pair: GeneratingPair, runner: Runner, sources: Sequence[Tokens], first: int
+    pair: GeneratingPair, runner: SlotModelRunner, sources: Sequence[Tokens], first: int
 ) -> list[StepLogits]:
     """Encode sources in one step, into rows from `first` on; return what one token sees of each."""
     cases = [_case(pair, source) for source in sources]

@@ -31,12 +31,14 @@ def images_task(seed: int, data: OwnData) -> Task:
     parts = data.divided(find_images, lambda image: f"{image.label}/{image.path.name}")
     labels = known_labels(*([image.label for image in part] for part in parts))
     config = _start(data, labels)
+    # Of all parts together, so that those that cannot be read are one error.
+    examples = iter(load_images(config, [image for part in parts for image in part]))
     return data.task(
         "images",
         seed,
         config,
         None,
-        _loaded(config, parts),
+        Parts(*([next(examples) for _ in part] for part in parts)),
         vary=_moved,
         selection="exact_match",
         judge=better_than(
@@ -65,12 +67,6 @@ def find_images(directory: Path) -> list[Picture]:
             "pictures of the class there, or take them out"
         )
     return found
-
-
-def _loaded(config: TransformerConfig, parts: Parts[Picture]) -> Parts[Example]:
-    """Return the parts as the model sees them; those of all that cannot be read are one error."""
-    examples = iter(load_images(config, [image for part in parts for image in part]))
-    return Parts(*([next(examples) for _ in part] for part in parts))
 
 
 def load_images(config: TransformerConfig, images: Sequence[Picture]) -> list[Example]:

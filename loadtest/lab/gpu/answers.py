@@ -9,8 +9,9 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.cuda.device import open_device
 from engine.package.package import load_package, read_manifest
+from engine.slots.runner import SlotModelRunner
 from exporter.prover.digest import find, find_elsewhere
-from exporter.prover.driver import Asked, Runner, generate
+from exporter.prover.driver import Asked, generate
 from exporter.prover.execution import Execution, OnCpu, OnDevice
 from exporter.prover.generation_cases import Case, random_case
 from loadtest.lab.gpu.models import form_of, make_checkpoint, make_package
@@ -50,7 +51,7 @@ def rows(settings: Settings, model: str, form: str) -> Outcome:
     runner, _ = execution.load_runners(contract, package.path)
     tokens = [case.chosen(generate(runner, [case], Asked(_CHUNK))[0]) for case in cases]
 
-    def decoded(runner: Runner, batches: list[list[Case]]) -> Logits:
+    def decoded(runner: SlotModelRunner, batches: list[list[Case]]) -> Logits:
         found, left = [], iter(tokens)
         for batch in batches:
             given = [next(left) for _ in batch]

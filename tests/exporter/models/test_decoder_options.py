@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import MultiHeadAttention
 from exporter.models.cache import LayerCache
-from exporter.models.config import AttentionConfig, LinearScaling, LongScaling
+from exporter.models.config import AttentionConfig, RotaryScaling
 from exporter.models.layers import DecoderLayer
-from exporter.models.rotary import RotaryPositions, rotary_frequencies
+from exporter.models.rotary import RotaryPositions
 from tests.exporter.models.conftest import make_attention
 
 B, T, D, H = 2, 7, 16, 2
@@ -39,7 +39,7 @@ MODERN = {
     "attention.windowed_layers": (0, 2),
     "positions.local_rotary_base": 10.0,
     "positions.rotary_dim": 8,
-    "positions.rotary_scaling": {"kind": "linear", "factor": 4.0},
+    "positions.rotary_scaling": RotaryScaling(frequencies=(0.25, 0.05, 0.01, 0.002)),
     "attention.softcap": 2.0,
     "logit_softcap": 3.0,
 }
@@ -163,17 +163,12 @@ def test_a_part_of_a_head_turns_and_the_rest_stays():
     torch.testing.assert_close(turned[..., moving], alone)
 
 
-def test_linear_scaling_slows_all_waves_and_longrope_each_by_its_own():
-    plain = rotary_frequencies(8, base=100.0)
-    factors = (1.0, 2.0, 3.0, 4.0)
+def test_frequencies_of_their_own_and_a_factor_turn_heads_instead_of_a_base():
+    scaling = RotaryScaling(frequencies=(0.5, 0.25, 0.125, 0.1), attention_factor=1.5)
 
-    linear = rotary_frequencies(8, base=100.0, scaling=LinearScaling(kind="linear", factor=4))
-    long = LongScaling(kind="long", factors=factors, attention_factor=1.5)
-    each = rotary_frequencies(8, base=100.0, scaling=long)
+    rotary = RotaryPositions(5, 8, base=100.0, scaling=scaling)
 
-    torch.testing.assert_close(linear, plain / 4)
-    torch.testing.assert_close(each, plain / torch.tensor(factors))
-    rotary = RotaryPositions(5, 8, base=100.0, scaling=long)
+    torch.testing.assert_close(rotary.sin[1], 1.5 * torch.tensor(scaling.frequencies).sin())
     torch.testing.assert_close(rotary.cos**2 + rotary.sin**2, torch.full((5, 4), 2.25))
 
 
@@ -215,12 +210,8 @@ def test_new_positions_behind_a_cache_are_those_of_the_whole_text(options, rando
             "parallel_residual needs norm_position first, got last",
         ),
         (
-            {
-                "positions.rotary_scaling": LongScaling(
-                    kind="long", factors=(1, 2), attention_factor=1
-                )
-            },
-            "a factor for each of 8 waves, got 2",
+            {"positions.rotary_scaling": RotaryScaling(frequencies=(1.0, 0.5))},
+            "a frequency for each of 8 waves, got 2",
         ),
         (
             {"key_dim": 12, "value_dim": 12, "attention.qk_norm": True},

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from exporter.models import RotaryScaling, TransformerConfig, build_model
-from exporter.models.rotary import RotaryPositions, rotary_frequencies
+from exporter.models.rotary import RotaryPositions
 
 OPTIONS = {
     "architecture": "decoder",
@@ -99,20 +99,6 @@ def test_scores_of_turned_heads_depend_on_their_distance_alone():
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
 
 
-def test_llama3_scaling_slows_long_waves_and_leaves_short_ones():
-    plain = rotary_frequencies(16, base=1000.0)
-    sizes = {"factor": 4, "low_freq_factor": 1, "high_freq_factor": 2, "original_max_len": 64}
-    scaling = RotaryScaling(kind="llama3", **sizes)
-
-    scaled = rotary_frequencies(16, base=1000.0, scaling=scaling)
-
-    ratio = scaled / plain
-    turns = 64 * plain / (2 * torch.pi)
-    assert (ratio[turns >= 2] == 1).all() and (ratio[turns <= 1] == 0.25).all()
-    between = ratio[(turns > 1) & (turns < 2)]
-    assert between.numel() and ((between > 0.25) & (between < 1)).all()
-
-
 def test_a_text_longer_than_the_rotary_table_is_refused_with_both_numbers():
     with pytest.raises(ValueError, match="13 positions is longer than the 12"):
         build_model(config_of())(torch.zeros(1, 13, dtype=torch.long))
@@ -128,27 +114,9 @@ def test_a_text_longer_than_the_rotary_table_is_refused_with_both_numbers():
         (
             {
                 "positions.kind": "learned",
-                "positions.rotary_scaling": {
-                    "kind": "llama3",
-                    "factor": 2,
-                    "low_freq_factor": 1,
-                    "high_freq_factor": 4,
-                    "original_max_len": 8,
-                },
+                "positions.rotary_scaling": RotaryScaling(frequencies=(1.0,) * 8),
             },
             "rotary_scaling needs rotary positions, got learned",
-        ),
-        (
-            {
-                "positions.rotary_scaling": {
-                    "kind": "llama3",
-                    "factor": 2,
-                    "low_freq_factor": 4,
-                    "high_freq_factor": 4,
-                    "original_max_len": 8,
-                }
-            },
-            r"high_freq_factor \(4.0\) must be above low_freq_factor \(4.0\)",
         ),
     ],
 )

@@ -10,11 +10,11 @@ from engine.package.manifest import GenerationContract, PackageFormat
 from engine.sampling.logits import StepLogits
 from engine.session import Session
 from engine.slots.batch import ScheduledBatch
+from engine.slots.runner import SlotModelRunner
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
 from exporter.prover import driver
-from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
 from exporter.prover.players import ReferenceModel, load, play_all, program_of
@@ -28,7 +28,7 @@ TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 class StepsOnly:
     """Runs steps, and has nothing that could be read or written besides."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: SlotModelRunner) -> None:
         self.num_slots = runner.num_slots
         self.buckets = runner.buckets
         self.has_sampling_graphs = self.is_on_device = False
@@ -47,7 +47,7 @@ class OfStepsOnly:
     def load_session(self, directory: Path) -> Session:
         raise AssertionError("it is not a one-pass model")
 
-    def as_options(self) -> list[str]:
+    def as_options(self) -> dict[str, object]:
         raise AssertionError("there is no other process")
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from engine.package.manifest import PackageFormat
 from engine.sampling.logits import StepLogits
+from engine.slots.runner import SlotModelRunner
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
-from exporter.prover.driver import Runner
 from exporter.prover.execution import OnCpu
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
@@ -65,7 +65,9 @@ def test_copies_do_not_count_but_one_that_is_far_off_is_noted(
     decode, (_, pair, found) = rows.decode, load_tiny("encoder-decoder")
     assert isinstance(pair, GeneratingPair)
 
-    def wrong(runner: Runner, tokens: Sequence[int], *asked: Any, **options: Any) -> StepLogits:
+    def wrong(
+        runner: SlotModelRunner, tokens: Sequence[int], *asked: Any, **options: Any
+    ) -> StepLogits:
         step = decode(runner, tokens, *asked, **options)
         off = np.float32(WRONG_BY * (len(tokens) == WRONG_ROWS))
         return step._replace(logits=step.all_logits + off, top_logits=step.top_logits + off)
