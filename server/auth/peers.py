@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -31,17 +29,6 @@ class Peers:
     def of_channel(self) -> grpc.ChannelCredentials:
         """Return the credentials of calls to a peer; `CHANNEL_OPTIONS` belong to them."""
         return grpc.ssl_channel_credentials(self.cert, self.key, self.cert)
-
-    def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
-        """Return the same for a connection without gRPC, of the side that has this purpose."""
-        context = ssl.create_default_context(purpose, cadata=self.cert.decode())
-        context.verify_mode = ssl.CERT_REQUIRED
-        # ssl reads keys from files only, and a gateway may have no directory that it can write to.
-        with open(os.memfd_create(NAME), "wb") as file:
-            file.write(self.cert + self.key)
-            file.flush()
-            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-        return context
 
 
 CHANNEL_OPTIONS = (("grpc.ssl_target_name_override", NAME), ("grpc.default_authority", NAME))

@@ -148,7 +148,7 @@ async def _show(package: Path, out: Path, device: Device) -> int:
     with cancelled_by_signals() as signals:
         try:
             async with serving(config) as service:
-                for worker in await service.workers():
+                for worker in service.workers:
                     click.echo(str(worker))
                 announce(service, [MODEL], config.log)
                 # As a client would, and not on the loop that the gateway runs on.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -25,6 +27,7 @@ from server.wire.carrier import Connection
 from server.wire.protocol import Metadata
 from server.wire.work_pb2 import State
 from server.wire.worker_call import Client, WorkerCall, WorkerFailed
+from server.wire.worker_log import log_of_worker
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=Message)
@@ -65,10 +68,13 @@ class Backend:
         *,
         silence: float,
         peers: Peers | None = None,
+        logs: bool = False,
+        only_watches: bool = False,
     ) -> None:
         """Call `changed` when it serves other models or others send it more or fewer calls.
 
-        With `peers` all is encrypted.
+        With `peers` all is encrypted. What it logs is logged here if asked for. It may only be
+        watched: then no calls are sent there.
         """
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
@@ -79,13 +85,15 @@ class Backend:
         self.samples: Snapshot = []  # its engines'
         self.models: frozenset[ModelVersion] = frozenset()  # likewise
         self._silence = silence
+        self.heard = -math.inf  # when it has last told its state, if it may go on
+        self._says_it_serves = True  # in its last state
         self.is_lost = False  # its calls were ended because it does not answer
         self._is_retiring = False
         self._calls: set[WorkerCall] = set()
         self._changed = changed
         self._idle = asyncio.Event()
         self._idle.set()
-        self._connect(peers)
+        self._connect(peers, logs=logs, only_watches=only_watches)
 
     @property
     def load(self) -> int:
@@ -182,13 +190,17 @@ class Backend:
         await asyncio.gather(self._watching, return_exceptions=True)
         self._connection.close()
 
-    def _connect(self, peers: Peers | None) -> None:
-        options = (*CONNECTION_OPTIONS, *keepalive_options(self._silence, self._silence))
-        if peers is None:
-            self._connection = Connection(self.address, options)
-        else:
+    def _connect(self, peers: Peers | None, *, logs: bool, only_watches: bool) -> None:
+        keepalive = keepalive_options(self._silence, self._silence)
+        options: list[tuple[str, int | str]] = [*CONNECTION_OPTIONS, *keepalive]
+        credentials = None
+        if peers is not None:
+            options += CHANNEL_OPTIONS
             credentials = peers.of_channel()
-            self._connection = Connection(self.address, (*options, *CHANNEL_OPTIONS), credentials)
+        log = partial(log_of_worker, worker=self.address) if logs else None
+        self._connection = Connection(
+            self.address, options, credentials, log, only_watches=only_watches
+        )
         self._watching = in_background(f"watching worker {self.address}", self._watch)
 
     async def _answers(self) -> bool:
@@ -196,6 +208,8 @@ class Backend:
 
         A state may have been on the way when it began to hang.
         """
+        if self._connection.carrier.has_ended and not self._says_it_serves:
+            return True  # it has left, as it said
         check, answer = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
         try:
             await self.ask(_CHECK, check, answer, self._silence)
@@ -212,6 +226,7 @@ class Backend:
             async for state in carrier.states():
                 await self._take(state)
             end = carrier.end
+            self.heard = -math.inf
             await self._set(None)
             refusal = carrier.mismatch or ("" if end.code in _ENDS else end.details)
             if refusal and refusal != told:
@@ -221,6 +236,7 @@ class Backend:
             await asyncio.sleep(max(0.0, started + pause - time.monotonic()))
 
     async def _take(self, state: State) -> None:
+        self.heard, self._says_it_serves = time.monotonic(), state.serving
         self.samples = known_samples(
             (one.name, tuple(one.labels), [*one.values] if len(one.values) > 1 else one.values[0])
             for one in state.samples

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,7 @@ from server.gateway.affinity import Affinity
 from server.gateway.authenticator import Authenticator
 from server.gateway.book import Book
 from server.gateway.call_outcomes import CallOutcomes
+from server.gateway.losses import HasCrashed
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Pool
 from server.gateway.relay import Relay
@@ -86,11 +87,13 @@ class Gateway:
         peers: Peers | None = None,
         tracing: Tracing | None = None,
         deployment: tuple[Deployment, Group] | None = None,
+        has_crashed: HasCrashed = lambda address: None,
     ) -> None:
         """Call `lost` with the address of a worker that `sync` left out and that hangs.
 
         `peers` are those that the workers take calls of, None for workers that take all. With a
-        deployment, and what it has started, operators load and unload models.
+        deployment, and what it has started, operators load and unload models. `has_crashed` is that
+        of Losses.
         """
         self._config = config
         self._traffic = Traffic()
@@ -102,6 +105,7 @@ class Gateway:
             traffic=self._traffic,
             peers=peers,
             affinity=Affinity() if config.prefix_affinity else None,
+            logs_workers=config.logs_workers,
         )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
@@ -122,6 +126,7 @@ class Gateway:
             lambda: self._admission.num_waiting,
             self._outcomes.counts,
             self._book,
+            has_crashed,
         )
         self._calls: set[asyncio.Task[Any]] = set()
         self._deadlines = Deadlines()
@@ -169,23 +174,10 @@ class Gateway:
         """
         await self._pool.sync(workers)
 
-    def trust(self, peers: Peers | None) -> None:
-        """Use this certificate for workers that are new from now on."""
-        self._pool.trust(peers)
-
-    def explain_loss(self, address: str, crashed: bool | None) -> None:
-        """Take how the process of a worker has ended; see `Loss`."""
-        self._relay.explain_loss(address, crashed)
-
-    def told_traffic(self) -> Mapping[str, Any]:
-        """Which versions get which calls, for other gateways; see `divide`."""
-        return self._traffic.told()
-
-    async def divide(self, traffic: Mapping[str, Any]) -> None:
-        """Send versions the calls that another gateway has told, where models are loaded."""
-        if traffic != self._traffic.told():
-            self._traffic.adopt(traffic)
-            await self._pool.tell()
+    @property
+    def pool(self) -> Pool:
+        """The workers that it knows."""
+        return self._pool
 
     @property
     def serving(self) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 _KEPT = 60.0  # seconds after the last loss; a client has given up asking by then
+HasCrashed = Callable[[str], bool | None]  # by the address of a worker; None: see `Loss`
 _MAX_SHARED = 7  # calls; where more are lost together, each of them is unlikely to be the cause
 
 
@@ -38,13 +39,17 @@ class Loss:
 class Losses:
     """Workers lost, by request. Nothing is hashed as long as none is lost."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        has_crashed: HasCrashed = lambda address: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask `has_crashed` how the process of a worker has ended."""
+        self._has_crashed = has_crashed
         self._clock = clock
         self._by_request: dict[bytes, set[Loss]] = {}
         self._times: dict[bytes, float] = {}  # the last loss of each, the oldest first
-        # Kept by calls, and by requests that have met them.
-        self._ahead: WeakValueDictionary[str, Loss] = WeakValueDictionary()
-        self._met: WeakValueDictionary[str, Loss] = WeakValueDictionary()
+        self._ahead: WeakValueDictionary[str, Loss] = WeakValueDictionary()  # kept by calls
 
     def ahead(self, address: str) -> Loss:
         """Return what the calls at a worker meet if it is lost: one object for all of them."""
@@ -72,19 +77,11 @@ class Losses:
         self._forget_old()
         if self._ahead.get(address) is loss:  # the first to come back
             del self._ahead[address]
-            self._met[address] = loss
-            loss.num_calls = num_calls
+            loss.num_calls, loss.crashed = num_calls, self._has_crashed(address)
         digest = _digest(request)
         self._by_request.setdefault(digest, set()).add(loss)
         self._times.pop(digest, None)
         self._times[digest] = self._clock()
-
-    def explain(self, address: str, crashed: bool | None) -> None:
-        """Note how a worker has ended, before its calls come back or after that."""
-        for losses in (self._ahead, self._met):
-            loss = losses.get(address)
-            if loss is not None and loss.crashed is None:  # else it has said so itself
-                loss.crashed = crashed
 
     def _forget_old(self) -> None:
         while self._times:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import grpc
 
@@ -131,11 +132,14 @@ class Pool:
         traffic: Traffic | None = None,
         peers: Peers | None = None,
         affinity: Affinity | None = None,
+        logs_workers: bool = False,
+        only_watches: bool = False,
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
         `silence` and `peers` are those of Backend. `traffic` says which versions get which
-        calls. With `affinity` a call goes to where its prompt's beginning may be kept.
+        calls. With `affinity` a call goes to where its prompt's beginning may be kept. What
+        workers log is logged here if asked for. One that only watches sends them no calls.
         """
         self._traffic = traffic or Traffic()
         self._changed = changed
@@ -143,6 +147,7 @@ class Pool:
         self._silence = silence
         self._peers = peers
         self._affinity = affinity
+        self._logs_workers, self._only_watches = logs_workers, only_watches
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._refusal: TokenweirError | None = None  # answers every call, once the gateway closes
@@ -176,12 +181,29 @@ class Pool:
                     self.tell,
                     silence=self._silence,
                     peers=self._peers,
+                    logs=self._logs_workers,
+                    only_watches=self._only_watches,
                 )
         await self.tell()
 
     def trust(self, peers: Peers | None) -> None:
         """Use this certificate for workers that are new from now on."""
         self._peers = peers
+
+    def hears(self, address: str, within: float) -> bool:
+        """Say whether a worker has told its state in the last `within` seconds, and may go on."""
+        backend = self._backends.get(address)
+        return backend is not None and time.monotonic() - backend.heard <= within
+
+    def told_traffic(self) -> Mapping[str, Any]:
+        """Which versions get which calls, for other gateways; see `divide`."""
+        return self._traffic.told()
+
+    async def divide(self, traffic: Mapping[str, Any]) -> None:
+        """Send versions the calls that another gateway has told, where models are loaded."""
+        if traffic != self._traffic.told():
+            self._traffic.adopt(traffic)
+            await self.tell()
 
     async def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits for a worker, or will."""

@@ -22,7 +22,7 @@ from server.auth.tokens import METADATA_KEY
 from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost, is_workers_own
 from server.gateway.book import Book
-from server.gateway.losses import Losses
+from server.gateway.losses import HasCrashed, Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.request_head import NO_HEAD, RequestHead
 from server.gateway.resumable import ResumableStream
@@ -53,20 +53,20 @@ class Relay:
         num_waiting: Callable[[], int],
         counts: Counts,
         book: Book,
+        has_crashed: HasCrashed = lambda address: None,
     ) -> None:
-        """Let a call wait `worker_wait` seconds for a worker; tell workers how many wait here."""
+        """Let a call wait `worker_wait` seconds for a worker; tell workers how many wait here.
+
+        `has_crashed` is that of Losses.
+        """
         self._pool = pool
         self._counts = counts
         self._book = book
         self._worker_wait = worker_wait
         self._num_waiting = num_waiting
-        self._losses = Losses()
+        self._losses = Losses(has_crashed)
         self._calls: set[WorkerCall] = set()  # under way at the workers
         self._refusal: TokenweirError | None = None  # why they are ended from here
-
-    def explain_loss(self, address: str, crashed: bool | None) -> None:
-        """Note how the process of a worker has ended; None: nobody can tell."""
-        self._losses.explain(address, crashed)
 
     def end_calls(self, error: TokenweirError) -> None:
         """End every call that is under way at a worker with this error.

@@ -17,7 +17,6 @@ from server.given_settings import GivenSettings
 from server.packages.pinned import pin_all
 from server.ray.deployment import worker_options
 from server.ray.replica import WorkerReplica
-from server.ray.roster_replica import RosterReplica
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,11 +37,8 @@ def app_builder(args: Mapping[str, Any]) -> Application:
     if any(manifest.image for manifest in manifests):
         config = config.with_room_for_images()
     config = config.for_targets([manifest.target for manifest in manifests])
-    roster = serve.deployment(
-        RosterReplica, name="Roster", health_check_period_s=1, ray_actor_options={"num_cpus": 0}
-    ).bind(config)
     worker = serve.deployment(WorkerReplica, **worker_options(config, config.listen.name))
-    return worker.bind(config, None, packages, config.listen.name, roster)
+    return worker.bind(config, None, packages, config.listen.name)
 
 
 def config_of(args: Mapping[str, Any]) -> Settings:

@@ -40,14 +40,15 @@ def claim_name(name: str) -> Any:
 def undeploy_if_abandoned(name: str, group: str) -> None:
     """Take away workers of a service whose name nobody holds.
 
-    Ray ends the claim of a command that ends.
-
-    Called in a replica, which holds the name meanwhile: what a new command of that name deploys
-    stays.
+    Ray ends the claim of a command that ends. Called in a replica, which holds the name meanwhile:
+    what a new command of that name deploys stays.
     """
     import ray
     from ray import serve
 
+    held = {"name": name, "namespace": NAMESPACE}
+    if held in ray.util.list_named_actors(all_namespaces=True):
+        return
     try:
         claim = ray.remote(num_cpus=0)(_Claim).options(name=name, namespace=NAMESPACE).remote()
     except ValueError:  # its command lives, or another has the name

@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from server.ray.address import connect_once, joins_cluster, not_joined
 from server.ray.beside import beside
 from server.ray.claim import NAMESPACE, claim_name
+from server.ray.internals import Table
 from server.ray.local import LocalRay
 from server.ray.resources import check_gpus_of_cluster
 from server.ray.run_directory import remove_what_dead_owners_left, run_directory
@@ -39,6 +40,13 @@ async def running_ray(config: Settings) -> AsyncIterator[RayThread]:
         watching = partial(watch, await ray.run(_servers), ray.lose)
         await stack.enter_async_context(beside("watching Ray", watching))
         yield ray
+
+
+def table_of(service: str) -> Table:
+    """Return the table of keys of a service on the cluster that this process is connected to."""
+    import ray
+
+    return Table(ray.get_runtime_context().gcs_address, service)
 
 
 def node_address() -> str:

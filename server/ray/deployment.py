@@ -13,14 +13,16 @@ from server.ray.address import joins_cluster
 from server.ray.autoscaling import scaling
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
-from server.ray.roster import RosterAddress
 from server.settings import Settings
 
 
 def deploy(
-    config: Settings, roster: RosterAddress, packages: Mapping[str, PinnedPackage], name: str
+    config: Settings, service: str, packages: Mapping[str, PinnedPackage], name: str
 ) -> None:
-    """Tell Ray Serve to run workers under this name; return before they run."""
+    """Tell Ray Serve to run workers of a service under this name; return before they run.
+
+    The service is given by its id.
+    """
     from ray import serve
 
     deployment = serve.deployment(WorkerReplica, **worker_options(config, name))
@@ -29,7 +31,7 @@ def deploy(
     serve.run_many(
         [
             serve.RunTarget(
-                deployment.bind(config, roster, packages, name), name=name, route_prefix=None
+                deployment.bind(config, service, packages, name), name=name, route_prefix=None
             )
         ],
         wait_for_ingress_deployment_creation=False,

@@ -1,7 +1,7 @@
 """A gateway by itself: it finds a service on its Ray cluster, and follows the workers of it.
 
-It is no part of the cluster. It reads there where the service tells its workers; all else goes from
-gateway to workers. A gateway that ends takes nothing with it but the calls that it relays.
+It is no part of the cluster. It reads there which workers there are; all else goes from gateway to
+workers. A gateway that ends takes nothing with it but the calls that it relays.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from server.gateway.gateway import Gateway
 from server.listening import address_of
 from server.process import keep_what_is_there
 from server.ray.beside import beside
-from server.ray.publication import Publication, published_at
-from server.ray.roster import RosterAddress
-from server.ray.roster_follower import RosterFollower
+from server.ray.discovery import Discovery
+from server.ray.entries import SERVICE, ServiceEntry
+from server.ray.internals import Table
 from server.settings import Settings
 from server.signals import cancelled_by_signals
+from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
 from server.telemetry.tracing import make_tracing
 
 _PAUSE = 1.0  # seconds between two looks for a service
 logger = logging.getLogger(__name__)
-Find = Callable[[], Publication | None]
 
 
 def run_gateway(
@@ -41,16 +41,15 @@ def run_gateway(
 
     Raises ConfigError if nobody can listen there.
     """
-    find = partial(published_at, ray_address, config.listen.name)
-    uvloop.run(_run_until_signal(config, find, announce))
+    uvloop.run(_run_until_signal(config, Table(ray_address, config.listen.name), announce))
 
 
 async def _run_until_signal(
-    config: Settings, find: Find, announce: Callable[[str, Gateway], None]
+    config: Settings, table: Table, announce: Callable[[str, Gateway], None]
 ) -> None:
     with cancelled_by_signals() as seen:
         try:
-            async with running_gateway_role(config, find) as (address, gateway):
+            async with running_gateway_role(config, table) as (address, gateway):
                 keep_what_is_there()
                 announce(address, gateway)
                 await asyncio.Event().wait()
@@ -60,43 +59,48 @@ async def _run_until_signal(
 
 
 @contextlib.asynccontextmanager
-async def running_gateway_role(config: Settings, find: Find) -> AsyncIterator[tuple[str, Gateway]]:
-    """Run a gateway before the workers of the service that `find` finds; at the end drain it."""
+async def running_gateway_role(
+    config: Settings, table: Table
+) -> AsyncIterator[tuple[str, Gateway]]:
+    """Run a gateway before the workers of the service of a table; at the end drain it."""
     gateway_settings = gateway_config(config)
     check_access(config)
     tracing = make_tracing(config.tracing, config.listen.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        first = await _wait_for(find, config.listen.name)
+        first = await _wait_for(table, config.listen.name)
         settings = _settings(gateway_settings, first)
-        gateway = Gateway(settings, None, first.roster.peers, tracing)
+        discovery = Discovery(table)
+        gateway = Gateway(settings, None, first.peers, tracing, has_crashed=discovery.has_crashed)
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:
-            page = MetricsPage(config, gateway.snapshot, gateway.worker_snapshots)
+
+            def counted() -> Snapshot:
+                return [*gateway.snapshot(), *discovery.snapshot()]
+
+            page = MetricsPage(config, counted, gateway.worker_snapshots)
             stack.push_async_callback(asyncio.to_thread, page.close)
 
-        async def find_roster() -> RosterAddress | None:
-            found = await asyncio.to_thread(find)
-            if found is not None and _settings(gateway_settings, found) != settings:
+        def told(service: ServiceEntry) -> None:
+            if _settings(gateway_settings, service) != settings:
                 logger.warning("the service has other limits by now; start this gateway again")
-            return None if found is None else found.roster
 
-        follower = RosterFollower(find_roster, gateway)
-        await stack.enter_async_context(beside("following the service", follower.follow))
+        follow = partial(discovery.follow, gateway.pool, told)
+        await stack.enter_async_context(beside("following the service", follow))
         stack.push_async_callback(gateway.drain, config.listen.grace)
         yield address_of(settings.host, port), gateway
 
 
-async def _wait_for(find: Find, name: str) -> Publication:
-    """Return what the service tells as soon as it does; a gateway may be started before it."""
+async def _wait_for(table: Table, name: str) -> ServiceEntry:
+    """Return the service as soon as there is one; a gateway may be started before it."""
     is_told = False
     while True:
         problem = f"nobody serves under the name {name!r} there"
         try:
-            if (found := await asyncio.to_thread(find)) is not None:
-                return found
+            if (data := await asyncio.to_thread(table.get, SERVICE)) is not None:
+                return ServiceEntry.from_json(data)
         except OSError as error:
             problem = str(error)
         if not is_told:
@@ -105,7 +109,7 @@ async def _wait_for(find: Find, name: str) -> Publication:
         await asyncio.sleep(_PAUSE)
 
 
-def _settings(config: GatewayConfig, service: Publication) -> GatewayConfig:
+def _settings(config: GatewayConfig, service: ServiceEntry) -> GatewayConfig:
     """Return the settings with what follows from those of the service."""
     return replace(
         config,

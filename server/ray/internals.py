@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine.errors import ConfigError
+from server.ray.address import connect_once, not_joined
 
 VERSION = "2.60"
 _TIMEOUT = 5.0  # seconds for an answer of the table of keys
@@ -73,39 +74,51 @@ def bind_serve_port(address: str, bound: Callable[[], None]) -> None:
     replica.add_port_to_grpc_server = add_to_address
 
 
-# Called: Ray's table of keys, of the cluster that this process is connected to
+# Called
 
 
-def put(key: bytes, value: bytes, namespace: str) -> None:
-    """Write a value, over another one."""
-    with private_names():
-        from ray.experimental.internal_kv import _internal_kv_put
-    _internal_kv_put(key, value, overwrite=True, namespace=namespace)
+class Table:
+    """Part of the table of keys of a Ray cluster; this process may be no part of the cluster.
 
-
-def get(key: bytes, namespace: str) -> bytes | None:
-    """Return a value."""
-    with private_names():
-        from ray.experimental.internal_kv import _internal_kv_get
-    found: bytes | None = _internal_kv_get(key, namespace=namespace)
-    return found
-
-
-def delete(key: bytes, namespace: str) -> None:
-    """Delete a value."""
-    with private_names():
-        from ray.experimental.internal_kv import _internal_kv_del
-    _internal_kv_del(key, namespace=namespace)
-
-
-def get_at(ray_address: str, key: bytes, namespace: str) -> bytes | None:
-    """Return a value of a cluster that this process is no part of.
-
-    Raises RayError or RuntimeError if the cluster does not answer.
+    Each call raises OSError if the cluster does not answer.
     """
-    with private_names():
-        from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    found: bytes | None = GcsClient(address=ray_address).internal_kv_get(
-        key, namespace.encode(), timeout=_TIMEOUT
-    )
-    return found
+
+    def __init__(self, ray_address: str, name: str) -> None:
+        """Keys are those of this part."""
+        self._address = ray_address
+        self._name = f"tokenweir+{name}".encode()  # Ray allows no ":" here
+        self._client: Any = None
+
+    def put(self, key: str, value: bytes, *, overwrite: bool = True) -> None:
+        """Write a value, over another one or only if there is none."""
+        self._ask("internal_kv_put", key.encode(), value, overwrite, self._name)
+
+    def get(self, key: str) -> bytes | None:
+        """Return a value."""
+        found: bytes | None = self._ask("internal_kv_get", key.encode(), self._name)
+        return found
+
+    def delete(self, key: str) -> None:
+        """Delete a value."""
+        self._ask("internal_kv_del", key.encode(), False, self._name)
+
+    def read(self) -> dict[str, bytes]:
+        """Return all values by their keys."""
+        keys = self._ask("internal_kv_keys", b"", self._name)
+        found = self._ask("internal_kv_multi_get", keys, self._name) if keys else {}
+        return {key.decode(): value for key, value in found.items()}
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        try:
+            with private_names():
+                from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+                if self._client is None:
+                    connect_once(self._address)  # where nobody listens Ray would try for 40 s
+                    self._client = GcsClient(address=self._address)
+                return getattr(self._client, method)(*arguments, _TIMEOUT)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            self._client = None  # one that finds no cluster for 60 s ends the process
+            raise OSError(not_joined(self._address, error)) from error

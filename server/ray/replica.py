@@ -1,12 +1,15 @@
-"""A worker in a process of Ray: it loads its engines, serves, and tells the command so."""
+"""A worker in a process of Ray: it loads its engines, serves, and lets gateways find it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import secrets
+import traceback
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,77 +17,74 @@ from engine.background import in_background
 from engine.config import EngineConfig
 from engine.errors import EngineFailure, PackageError, TokenweirError
 from engine.factory import load_engine
-from server.auth.peers import Peers
-from server.config import worker_config
+from server.auth.peers import peers_of
+from server.config import gateway_config, worker_config
 from server.packages.address import is_remote
 from server.packages.pinned import PinnedPackage
 from server.process import keep_what_is_there, switch_threads_often
 from server.ray.claim import undeploy_if_abandoned
-from server.ray.publication import published
-from server.ray.registry import HEARTBEAT, WorkerInfo
+from server.ray.cluster import table_of
+from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
+from server.ray.internals import Table
+from server.ray.last_words import own_stderr
+from server.ray.presence import Presence
 from server.ray.resources import num_threads
-from server.ray.roster import RosterAddress
-from server.ray.roster_link import LinkHandler, RosterLink
 from server.ray.serve_port import ServePort
-from server.settings import Log, Settings
+from server.settings import Settings
 from server.telemetry.logs import set_level
+from server.wire.worker_log import WorkerLog
 from server.worker.engines import Engine
 from server.worker.worker import Worker
 
-DEREGISTERED_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
+LEAVING_PAUSE = 0.3  # seconds for gateways to see that a replica goes, before it refuses
 UNHEALTHY_GRACE = 2.0  # seconds that running requests get of a replica that cannot serve any more
 UNHEALTHY_EXIT = 5.0  # seconds in which such a replica ends, whatever hangs in it
-ABANDONED_AFTER = 5.0  # seconds without the command, until a replica looks if it is gone
+_ABANDONED_PERIOD = 2.0  # seconds between two looks whether the command is gone
+_HEALTH_PERIOD = 1.0  # seconds between two looks whether the worker can serve
 logger = logging.getLogger(__name__)
 
 
 class WorkerReplica:
-    """A Ray Serve replica: engines, the worker that serves them, and its place in the registry."""
+    """A Ray Serve replica: engines, the worker that serves them, and its entry for gateways."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self,
         config: Settings,
-        roster: RosterAddress | None,
+        service: str | None,
         packages: Mapping[str, PinnedPackage],
         group: str,
-        _beside: object = None,
     ) -> None:
-        """Without a roster it is that of an application, which runs beside the workers."""
+        """`service` is the id that a command has given it; an application has none."""
         switch_threads_often()
-        has_command = roster is not None
-        find = partial(_published_roster, config.listen.name)
-        roster = roster or await _when_published(find)
-        self._link = RosterLink(roster, find=None if has_command else find)
-        _forward_log(self._link, config.log)
-        if has_command:
-            look = partial(self._end_without_command, config.listen.name, group)
+        log = WorkerLog(config.log)
+        logging.getLogger().addHandler(log)  # nobody reads the files of a worker
+        set_level(config.log)
+        self._serve_port = ServePort()
+        self._table = table_of(config.listen.name)
+        if service is None:
+            tell = partial(_tell_application, self._table, config, self._serve_port.host)
+            await asyncio.to_thread(tell)
+        found = await asyncio.to_thread(_service_in, self._table, service)
+        entry = WorkerEntry(found.id, _actor_name(), group, os.getpid(), own_stderr())
+        self._presence = Presence(self._table, entry)
+        if found.is_claimed:
+            look = partial(_end_without_command, config.listen.name, group)
             self._looking = in_background("looking for the command", look)
+        self._grace = config.listen.grace
         try:
-            info = await self._start(config, packages, roster.peers)
-            self._info = dataclasses.replace(info, group=group)
+            engines = await asyncio.to_thread(_load_engines, config, packages)
+            settings = worker_config(config, self._serve_port.host)
+            self._worker = Worker(engines, settings, found.peers, log)
+            address = await self._worker.start()
         except Exception as error:
             is_expected = isinstance(error, TokenweirError)
-            logger.error("it cannot start: %s", error, exc_info=not is_expected)
-            await self._link.leave()
-            await self._link.close()
+            problem = str(error) if is_expected else traceback.format_exc()
+            await self._presence.tell(state="failed", problem=problem)
+            await self._presence.close()
             raise
         keep_what_is_there()
-        self._link.alive(self._info)
+        await self._presence.tell(address=address, replica_id=self._worker.replica_id)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
-
-    async def _start(
-        self, config: Settings, packages: Mapping[str, PinnedPackage], peers: Peers | None
-    ) -> WorkerInfo:
-        self._serve_port = ServePort()
-        engines = await asyncio.to_thread(_load_engines, config, packages)
-        self._grace = config.listen.grace
-        self._worker = Worker(engines, worker_config(config, self._serve_port.host), peers)
-        return WorkerInfo(
-            address=await self._worker.start(),
-            pid=os.getpid(),
-            replica_id=self._worker.replica_id,
-            actor=_actor_name(),
-        )
 
     async def check_health(self) -> None:
         """Raise if the worker cannot serve; Ray Serve then replaces the replica.
@@ -93,9 +93,7 @@ class WorkerReplica:
         """
         self._serve_port.check()
         if not self._worker.healthy:
-            raise EngineFailure(f"worker {self._info.address} or one of its engines is unhealthy")
-        if self._link.broken:
-            raise EngineFailure(f"worker {self._info.address} no longer sends heartbeats")
+            raise EngineFailure(f"{self._presence.entry}, or one of its engines, is unhealthy")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Tell Ray Serve how busy the worker is; LiveRequestsPolicy reads it."""
@@ -106,28 +104,30 @@ class WorkerReplica:
         if not hasattr(self, "_watching"):
             return  # never got as far as to serve
         self._watching.cancel()
-        grace = 0.0 if await self._link.leave() else self._grace
-        await asyncio.sleep(DEREGISTERED_PAUSE)
-        await self._worker.drain(grace)
-        await self._link.close()
+        self._worker.leave()
+        await self._presence.tell(state="leaving")
+        await asyncio.sleep(LEAVING_PAUSE)
+        await self._worker.drain(0.0 if await self._is_over() else self._grace)
+        await self._presence.close()
 
-    async def _end_without_command(self, name: str, group: str) -> None:
-        """Undeploy the group once its command is gone: a cluster would run it forever."""
-        while True:
-            await asyncio.sleep(HEARTBEAT)
-            if self._link.silence > ABANDONED_AFTER:
-                await asyncio.to_thread(undeploy_if_abandoned, name, group)
+    async def _is_over(self) -> bool:
+        """Whether every call has had the time to end; others than the command's may be here."""
+        if self._worker.num_gateways > 1:
+            return False
+        with contextlib.suppress(OSError, ValueError):
+            data = await asyncio.to_thread(self._table.get, SERVICE)
+            return data is not None and ServiceEntry.from_json(data).is_over
+        return False
 
     async def _end_when_unhealthy(self) -> None:
         """End the process at once: Ray Serve would ask three times, then allow the whole grace."""
         while self._worker.healthy:
-            await asyncio.sleep(HEARTBEAT)
-        logger.error("%s cannot serve any more; its process ends", self._info)
+            await asyncio.sleep(_HEALTH_PERIOD)
+        logger.error("%s cannot serve any more; its process ends", self._presence.entry)
         try:
             async with asyncio.timeout(UNHEALTHY_EXIT):
-                await self._link.leave(fails=True)
+                await self._presence.tell(state="failed")
                 await self._worker.drain(min(self._grace, UNHEALTHY_GRACE))
-                await self._link.close()
         finally:
             os._exit(1)
 
@@ -153,14 +153,30 @@ def _load_engine(pinned: PinnedPackage, cache: Path | None, config: EngineConfig
         ) from error
 
 
-async def _published_roster(name: str) -> RosterAddress | None:
-    found = await asyncio.to_thread(published, name)
-    return None if found is None else found.roster
+async def _end_without_command(name: str, group: str) -> None:
+    """Undeploy the group once its command is gone: a cluster would run it forever."""
+    while True:
+        await asyncio.sleep(_ABANDONED_PERIOD)
+        await asyncio.to_thread(undeploy_if_abandoned, name, group)
 
 
-async def _when_published(find: Callable[[], Awaitable[RosterAddress | None]]) -> RosterAddress:
-    while (found := await find()) is None:
-        await asyncio.sleep(HEARTBEAT)
+def _tell_application(table: Table, config: Settings, host: str) -> None:
+    """Write the entry of an application, whose workers are on hosts like this, or renew it."""
+    limits = gateway_config(config)
+    most = limits.max_request_bytes, limits.max_calls_per_worker
+    own = ServiceEntry(secrets.token_hex(8), peers_of(host), *most)
+    table.put(SERVICE, own.to_json(), overwrite=False)  # one of them is the first
+    found = _service_in(table, None)
+    own = dataclasses.replace(own, id=found.id, peers=found.peers)
+    if own != found:  # it is deployed with other limits
+        table.put(SERVICE, own.to_json())
+
+
+def _service_in(table: Table, service: str | None) -> ServiceEntry:
+    """Return the entry of the service of this id, or of an application."""
+    data = table.get(SERVICE)
+    if data is None or (found := ServiceEntry.from_json(data)).id != (service or found.id):
+        raise EngineFailure("the command that has started this worker is gone")
     return found
 
 
@@ -168,9 +184,3 @@ def _actor_name() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_actor_name())
-
-
-def _forward_log(link: RosterLink, config: Log) -> None:
-    """Tell the command the log of this process: nobody reads the files of a worker."""
-    logging.getLogger().addHandler(LinkHandler(link))
-    set_level(config)

@@ -1,11 +1,11 @@
 """Serves models: Ray Serve replicas behind a gateway, from the first of them to the drain.
 
     command's process                                       Ray
-    serving() ── Roster, Registry ◄── heartbeat, log ── WorkerReplica, one a process
-                   └── Gateway ─────────── gRPC ─────────► Worker, its engines
+    serving() ── Discovery ─── looks ───► table of keys ◄─── WorkerReplica, one a process
+                   └── Gateway ◄───── the wire: calls, state, log ─────► Worker, its engines
 
 Ray Serve places, health-checks, restarts and scales the replicas. Requests never pass through
-Ray: every replica opens its own gRPC server and tells the roster where; the gateway follows it.
+Ray: every replica opens its own gRPC server and writes where into Ray's table of keys.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -30,21 +31,21 @@ from server.auth.peers import peers_of
 from server.config import gateway_config
 from server.gateway.authenticator import check_access
 from server.gateway.gateway import Gateway
+from server.gateway.pool import Pool
 from server.gateway.versions import Group
 from server.listening import address_of
 from server.packages.pinned import PinnedPackage, pin_all
 from server.process import keep_what_is_there
 from server.ray.address import joins_cluster
 from server.ray.beside import beside
-from server.ray.cluster import node_address, running_ray
+from server.ray.cluster import node_address, running_ray, table_of
 from server.ray.deployment import deploy, deployment_problem
-from server.ray.follow import follow, kill_hung
+from server.ray.discovery import Discovery
+from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.http_process import http_beside, private_socket
-from server.ray.publication import Publication, publish, withdraw
-from server.ray.registry import Registry, WorkerInfo
+from server.ray.internals import Table
 from server.ray.resources import shortage_now
-from server.ray.roster import Roster, RosterAddress
-from server.ray.thread import RayThread
+from server.ray.thread import RayLost, RayThread
 from server.ray.versions import RayDeployment, loaded
 from server.settings import Settings
 from server.signals import cancelled_by_signals
@@ -66,25 +67,27 @@ class Service:
         host: str,
         port: int | None,
         gateway: Gateway | None,
-        registry: Registry,
+        pool: Pool,
+        discovery: Discovery,
         ray: RayThread,
     ) -> None:
         self.address = "" if port is None else address_of(host, port)
         admin_port = None if gateway is None else gateway.admin_port
         self.admin_address = None if admin_port is None else address_of(host, admin_port)
         self.http_url: str | None = None
-        self._gateway = gateway
-        self._registry = registry
+        self._pool = pool
+        self._discovery = discovery
         self._ray = ray
 
-    async def workers(self) -> tuple[WorkerInfo, ...]:
-        """Return the workers that are alive now."""
-        return self._registry.workers
+    @property
+    def workers(self) -> tuple[WorkerEntry, ...]:
+        """The workers that are alive now."""
+        return self._discovery.workers
 
     @property
     def num_serving(self) -> int:
-        """The number of workers that take calls, of the gateway if there is one."""
-        return len(self._registry.workers) if self._gateway is None else self._gateway.num_serving
+        """The number of workers that take calls."""
+        return len(self._pool.serving)
 
     async def wait_until_lost(self) -> None:
         """Raise RayLost as soon as Ray is gone: without it no worker is replaced."""
@@ -115,40 +118,56 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         ray = await stack.enter_async_context(running_ray(config))
-        registry = Registry()
-        roster = Roster(registry)
         host = await ray.run(node_address)
         peers = peers_of(host)
-        roster_address = await roster.start(host, peers)
-        stack.push_async_callback(roster.close)
-        workers: dict[str, WorkerInfo] = {}
-        settings = gateway_config(config)
+        table = await ray.run(table_of, config.listen.name)
+        discovery = Discovery(table)
+        settings = replace(gateway_config(config), logs_workers=True)
         if config.http.port is not None:
             settings = replace(settings, local_socket=stack.enter_context(private_socket()))
-        deployment = RayDeployment(given, ray, registry, roster_address)
+        own = ServiceEntry(
+            secrets.token_hex(8),
+            peers,
+            settings.max_request_bytes,
+            settings.max_calls_per_worker,
+            is_claimed=joins_cluster(),
+        )
+        deployment = RayDeployment(given, ray, discovery, own.id)
+        hung = partial(kill_hung, ray, discovery)
         gateway = port = None
         if config.listen.gateway:
-            hung = partial(kill_hung, ray, workers)
             started = (deployment, _first_group(packages, manifests))
-            gateway = Gateway(settings, hung, peers, tracing, started)
+            gateway = Gateway(settings, hung, peers, tracing, started, discovery.has_crashed)
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
-            roster.traffic, roster.explain_loss = gateway.told_traffic, gateway.explain_loss
+            pool = gateway.pool
+        else:
+            pool = Pool(
+                lambda: None,
+                hung,
+                silence=settings.worker_keepalive_timeout,
+                peers=peers,
+                logs_workers=True,
+                only_watches=True,
+            )
+            stack.push_async_callback(pool.close)
         if config.metrics.port is not None:
-            page = _metrics_page(config, gateway, roster)
+            page = _metrics_page(config, gateway, discovery)
             stack.push_async_callback(asyncio.to_thread, page.close)
+        stack.push_async_callback(_withdraw, table)
         stack.push_async_callback(ray.finish, deployment.undeploy)
-        if gateway is not None:
-            stack.callback(roster.end)
-        await ray.run(deploy, config, roster_address, packages, config.listen.name)
+        await discovery.publish(
+            lambda: own if gateway is None else replace(own, traffic=pool.told_traffic())
+        )
+        await ray.run(deploy, config, own.id, packages, config.listen.name)
         if joins_cluster():
-            stack.push_async_callback(_end_workers, config, ray, roster, deployment)
-            await stack.enter_async_context(_published(config, ray, roster_address))
+            stack.push_async_callback(_end_workers, config, pool, deployment)
         if gateway is not None:
-            following = partial(follow, registry, gateway, workers)
-            await stack.enter_async_context(beside("following the registry", following))
-        service = Service(config.listen.host, port, gateway, registry, ray)
-        await _wait_until_served(config, service, ray, roster)
+            stack.push_async_callback(_tell_all_is_over, table, own)
+        follow = partial(discovery.follow, pool)
+        await stack.enter_async_context(beside("following the workers", follow))
+        service = Service(config.listen.host, port, gateway, pool, discovery, ray)
+        await _wait_until_served(config, service, ray, discovery)
         if (socket := settings.local_socket) is not None:
             has_admin = settings.admin.port is not None
             http = http_config(config, os.environ.get(_ADMIN_TOKEN))
@@ -174,18 +193,31 @@ def _first_group(packages: Mapping[str, PinnedPackage], manifests: list[Manifest
     return Group("", {name: loaded(pinned, manifest) for (name, pinned), manifest in found})
 
 
-@contextlib.asynccontextmanager
-async def _published(
-    config: Settings, ray: RayThread, roster: RosterAddress
-) -> AsyncIterator[None]:
-    """Let gateways of the cluster find the service."""
-    limits = gateway_config(config)
-    told = Publication(roster, limits.max_request_bytes, limits.max_calls_per_worker)
-    await ray.run(publish, config.listen.name, told)
-    try:
-        yield
-    finally:
-        await ray.finish(withdraw, config.listen.name)
+async def _tell_all_is_over(table: Table, own: ServiceEntry) -> None:
+    """Let workers that are told to go wait for nobody."""
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(table.put, SERVICE, replace(own, is_over=True).to_json())
+
+
+async def _withdraw(table: Table) -> None:
+    """Let nobody find the service any more."""
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(table.delete, SERVICE)
+
+
+async def kill_hung(ray: RayThread, discovery: Discovery, address: str) -> None:
+    """Have Ray kill a worker that hangs: it does not stop when it is asked to."""
+    if (worker := discovery.find(address)) is not None:
+        logger.info("killed: %s", worker)
+        with contextlib.suppress(RayLost):  # then it goes with Ray
+            await ray.run(_kill_actor, worker.actor)
+
+
+def _kill_actor(name: str) -> None:
+    import ray
+
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is gone already
+        ray.kill(ray.get_actor(name, namespace="serve"))
 
 
 async def _checked_packages(
@@ -205,23 +237,19 @@ async def _checked_packages(
     return packages, manifests
 
 
-async def _end_workers(
-    config: Settings, ray: RayThread, roster: Roster, deployment: RayDeployment
-) -> None:
+async def _end_workers(config: Settings, pool: Pool, deployment: RayDeployment) -> None:
     """Let workers end what other gateways have given them, which nobody here waits for."""
-    if config.listen.gateway and not roster.num_followers:
+    if config.listen.gateway and all(worker.num_gateways <= 1 for worker in pool.backends):
         return
-    await ray.finish(deployment.undeploy_soon)
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, RayLost):
         async with asyncio.timeout(config.listen.grace + _END_TIMEOUT):
-            while roster.num_workers:
-                await asyncio.sleep(0.1)
+            await deployment.end_all()
 
 
-def _metrics_page(config: Settings, gateway: Gateway | None, roster: Roster) -> MetricsPage:
+def _metrics_page(config: Settings, gateway: Gateway | None, discovery: Discovery) -> MetricsPage:
     def counted_here() -> Snapshot:
         counted = [] if gateway is None else gateway.snapshot()
-        return [*counted, ("worker_restarts", (), roster.restarts.count)]
+        return [*counted, *discovery.snapshot()]
 
     workers = list if gateway is None else gateway.worker_snapshots
     return MetricsPage(config, counted_here, workers)
@@ -240,7 +268,7 @@ async def _serve_until_signal(config: Settings, announce: Callable[[Service], No
 
 
 async def _wait_until_served(
-    config: Settings, service: Service, ray: RayThread, roster: Roster
+    config: Settings, service: Service, ray: RayThread, discovery: Discovery
 ) -> None:
     started, told = time.monotonic(), 0
     while service.num_serving < config.engine.min_replicas:
@@ -249,7 +277,7 @@ async def _wait_until_served(
             raise EngineFailure(f"the workers do not start: {problem}")
         if time.monotonic() - started > SHORTAGE_AFTER + told * SHORTAGE_PERIOD:
             told += 1
-            missing = config.engine.min_replicas - roster.num_workers
+            missing = config.engine.min_replicas - discovery.num_here
             if problem := await ray.run(shortage_now, missing, config):
                 logger.warning(problem)
         await asyncio.sleep(0.2)

@@ -21,9 +21,9 @@ from server.ray.deployment import (
     undeploy,
     undeploy_soon,
 )
-from server.ray.registry import Registry, WorkerInfo
+from server.ray.discovery import Discovery
+from server.ray.entries import WorkerEntry
 from server.ray.resources import num_threads, shortage_now
-from server.ray.roster import RosterAddress
 from server.ray.thread import RayThread
 from server.settings import Settings
 
@@ -38,13 +38,16 @@ class RayDeployment:
     """The workers of a service, by group."""
 
     def __init__(
-        self, config: Settings, ray: RayThread, registry: Registry, roster: RosterAddress
+        self, config: Settings, ray: RayThread, discovery: Discovery, service: str
     ) -> None:
-        """`config` is as it was given, not yet for the targets of the packages."""
+        """`config` is as it was given, not yet for the targets of the packages.
+
+        The service is given by its id.
+        """
         self._config = config
         self._ray = ray
-        self._registry = registry
-        self._roster = roster
+        self._discovery = discovery
+        self._service = service
         self._applications = {config.listen.name}
 
     def read(self, address: str) -> LoadedPackage:
@@ -59,7 +62,7 @@ class RayDeployment:
         await self._wait_for_room(config)
         self._applications.add(name)
         packages = {model: _pinned(one) for model, one in group.packages.items()}
-        await self._ray.run(deploy, config, self._roster, packages, name)
+        await self._ray.run(deploy, config, self._service, packages, name)
         deadline = time.monotonic() + _START_TIMEOUT
         while len(workers := self._workers(name)) < config.engine.min_replicas:
             if problem := await self._ray.run(deployment_problem, name):
@@ -82,9 +85,12 @@ class RayDeployment:
             await asyncio.sleep(_POLL)
         self._applications.discard(name)
 
-    def undeploy_soon(self) -> None:
-        """Begin to take away all workers that are left; return before they have drained."""
-        undeploy_soon(self._applications)
+    async def end_all(self) -> None:
+        """Begin to take away all workers that are left; return once they have drained."""
+        await self._ray.run(undeploy_soon, self._applications)
+        for name in self._applications:
+            while await self._ray.run(is_deployed, name):
+                await asyncio.sleep(_POLL)
 
     def undeploy(self) -> None:
         """Take away all workers that are left; replicas drain."""
@@ -116,8 +122,8 @@ class RayDeployment:
         service = self._config.listen.name
         return f"{service}{_SEPARATOR}{group.name}" if group.name else service
 
-    def _workers(self, name: str) -> list[WorkerInfo]:
-        return [worker for worker in self._registry.workers if worker.group == name]
+    def _workers(self, name: str) -> list[WorkerEntry]:
+        return [worker for worker in self._discovery.workers if worker.group == name]
 
 
 def loaded(package: PinnedPackage, manifest: Manifest) -> LoadedPackage:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 import grpc
@@ -26,11 +27,13 @@ from server.wire.work_pb2 import (
     MORE_UNSPECIFIED,
     Call,
     FromWorker,
+    LogRecord,
     More,
     Record,
     State,
     ToWorker,
 )
+from server.wire.worker_log import WorkerLog
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +50,22 @@ class Bearer:
     They are answered on the event loop.
     """
 
-    def __init__(self, call: ServerCall, answer: Answer, state: Callable[[], State]) -> None:
-        """`answer` answers one of the calls; `state` says how the worker is, models and all."""
+    def __init__(
+        self,
+        call: ServerCall,
+        answer: Answer,
+        state: Callable[[], State],
+        log: WorkerLog | None = None,
+    ) -> None:
+        """`answer` answers one of the calls; `state` says how the worker is, models and all.
+
+        A gateway that wants it is given what comes to `log`.
+        """
+        self.only_watches = False  # its gateway sends no calls
         self._call = call
         self._answer = answer
         self._state = state
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, BearerCall] = {}
         self._said = FromWorker()
@@ -74,16 +88,20 @@ class Bearer:
             logger.error("%s", mismatch)
             await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
         self._said.hello.CopyFrom(own)
+        self.only_watches = gateway.only_watches
         telling = self._loop.create_task(self._tell_states(gateway.state_period or _STATE_PERIOD))
         self._read()
         try:
-            while not self._is_closed or self._has_news.is_set():
-                await self._has_news.wait()
-                self._has_news.clear()
-                said, self._said = self._said, FromWorker()
-                gone, self._has_gone = self._has_gone, asyncio.Event()
-                await self._call.write(said.SerializeToString())
-                gone.set()
+            with ExitStack() as stack:
+                if self._log is not None and gateway.wants_log:
+                    stack.enter_context(self._log.given_to(self._say_record))
+                while not self._is_closed or self._has_news.is_set():
+                    await self._has_news.wait()
+                    self._has_news.clear()
+                    said, self._said = self._said, FromWorker()
+                    gone, self._has_gone = self._has_gone, asyncio.Event()
+                    await self._call.write(said.SerializeToString())
+                    gone.set()
         finally:
             telling.cancel()
             self._is_closed = True
@@ -131,6 +149,9 @@ class Bearer:
         """Wait until the gateway has looked at most of what was said."""
         if not self._room.is_set():
             await self._room.wait()
+
+    def _say_record(self, record: LogRecord) -> None:
+        self.say().log.append(record)
 
     def leave(self, number: int) -> None:
         """Know a call no more."""

@@ -23,6 +23,8 @@ from server.wire.work_pb2 import (
     MORE_UNSPECIFIED,
     Call,
     FromWorker,
+    Hello,
+    LogRecord,
     More,
     State,
     ToWorker,
@@ -49,14 +51,21 @@ class Connection:
         address: str,
         options: Iterable[tuple[str, int | str]],
         credentials: grpc.ChannelCredentials | None = None,
+        log: Callable[[LogRecord], None] | None = None,
+        *,
+        only_watches: bool = False,
     ) -> None:
-        """Encrypt what is sent if there are credentials."""
+        """Encrypt what is sent if there are credentials; hand what the worker logs to `log`.
+
+        One that only watches is no gateway to the worker: it sends no calls.
+        """
         inner = None if credentials is None else core.inner(credentials)
         self._channel = core.Channel(address.encode(), tuple(options), inner)
+        self._log, self._only_watches = log, only_watches
         self._open: set[object] = set()
         self._is_closing = False
         self._closing = threading.Lock()  # nothing is started while the thread closes
-        self.carrier = Carrier(self._open)  # it carries nothing before `carry`
+        self.carrier = Carrier(self._open, log)  # it carries nothing before `carry`
         threading.Thread(target=self._follow, name=f"calls to {address}", daemon=True).start()
 
     def carry(self, state_period: float) -> Carrier:
@@ -66,9 +75,11 @@ class Connection:
         """
         with self._closing:
             if self.carrier.has_ended:
-                self.carrier = Carrier(self._open)
+                self.carrier = Carrier(self._open, self._log)
                 if not self._is_closing:
-                    self.carrier.start_at(self._channel, state_period)
+                    wants_log, watches = self._log is not None, self._only_watches
+                    own = protocol.hello(state_period, wants_log=wants_log, only_watches=watches)
+                    self.carrier.start_at(self._channel, own)
             return self.carrier
 
     def close(self) -> None:
@@ -119,14 +130,16 @@ class Carrier:
     A call has the lock of its own before it has that of the carrier, never the other way round.
     """
 
-    def __init__(self, open_calls: set[object]) -> None:
+    def __init__(
+        self, open_calls: set[object], log: Callable[[LogRecord], None] | None = None
+    ) -> None:
         """Be among what is open at the connection until this has ended."""
         self.mismatch = ""  # why the two sides cannot work together
         self._open_calls = open_calls
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._states: asyncio.Queue[State | None] = asyncio.Queue()
         self._numbers = itertools.count(1)
-        self._own = protocol.hello()
         self._is_known = False  # the worker has said hello
         self._lock = threading.Lock()  # guards all below
         self._calls: dict[int, WorkerCall] = {}
@@ -140,11 +153,11 @@ class Carrier:
         self._end: Status | None = Status(_UNAVAILABLE, "it is not connected", ())
         self._call: Any = None
 
-    def start_at(self, channel: Any, state_period: float) -> None:
+    def start_at(self, channel: Any, own: Hello) -> None:
         """Open the call, and say hello."""
         opening = (core.send_metadata(()), core.receive_status())
         beginning = (core.receive_metadata(),)
-        self._own.state_period = state_period
+        self._own = own
         with self._lock:
             self._open_calls.add(self)
             self._end = None
@@ -158,7 +171,7 @@ class Carrier:
                 None,
                 ((opening, self._has_ended), (beginning, self._has_begun)),
             )
-            self._give_out(ToWorker(hello=self._own))
+            self._give_out(ToWorker(hello=own))
 
     @property
     def has_ended(self) -> bool:
@@ -321,7 +334,10 @@ class Carrier:
             said = FromWorker.FromString(message)
             if len(said.numbers) != len(said.messages):
                 raise DecodeError("messages are not numbered")
-        except DecodeError:
+            if self._log is not None:
+                for record in said.log:
+                    self._log(record)
+        except (DecodeError, TypeError, ValueError):
             logger.error("a worker has sent %d bytes that are no message of the wire", len(message))
             self.cancel()
             return

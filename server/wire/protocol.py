@@ -23,9 +23,17 @@ _MUCH = 1 << 13  # bytes
 _BINARY = "-bin"  # ends the names of metadata that are bytes
 
 
-def hello(state_period: float = 0.0) -> Hello:
+def hello(
+    state_period: float = 0.0, *, wants_log: bool = False, only_watches: bool = False
+) -> Hello:
     """Return what this side says first."""
-    return Hello(version=VERSION, release=_release(), state_period=state_period)
+    return Hello(
+        version=VERSION,
+        release=_release(),
+        state_period=state_period,
+        wants_log=wants_log,
+        only_watches=only_watches,
+    )
 
 
 def mismatch(gateway: Hello, worker: Hello) -> str:

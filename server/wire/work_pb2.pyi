@@ -66,22 +66,30 @@ class Hello(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     STATE_PERIOD_FIELD_NUMBER: _builtins.int
+    WANTS_LOG_FIELD_NUMBER: _builtins.int
+    ONLY_WATCHES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """of this file, see protocol.py"""
     release: _builtins.str
     """of Tokenweir, for people"""
     state_period: _builtins.float
     """seconds between two states of a worker, at most; a gateway says it"""
+    wants_log: _builtins.bool
+    """a gateway does: what the worker logs"""
+    only_watches: _builtins.bool
+    """a gateway that sends no calls"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         release: _builtins.str = ...,
         state_period: _builtins.float = ...,
+        wants_log: _builtins.bool = ...,
+        only_watches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["release", b"release", "state_period", b"state_period", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_watches", b"only_watches", "release", b"release", "state_period", b"state_period", "version", b"version", "wants_log", b"wants_log"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -480,6 +488,41 @@ class Ended(_message.Message):
 Global___Ended: _TypeAlias = Ended  # noqa: Y015
 
 @_typing.final
+class LogRecord(_message.Message):
+    """A record of a worker's log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    LOGGER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    TRACEBACK_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """as Python's logging has it"""
+    logger: _builtins.str
+    text: _builtins.str
+    fields: _builtins.str
+    """a JSON object"""
+    traceback: _builtins.str
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        logger: _builtins.str = ...,
+        text: _builtins.str = ...,
+        fields: _builtins.str = ...,
+        traceback: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "level", b"level", "logger", b"logger", "text", b"text", "traceback", b"traceback"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogRecord: _TypeAlias = LogRecord  # noqa: Y015
+
+@_typing.final
 class FromWorker(_message.Message):
     """Of one call, what has begun comes first, then messages, then chunks, then its end."""
 
@@ -492,6 +535,7 @@ class FromWorker(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -508,6 +552,8 @@ class FromWorker(_message.Message):
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]: ...
     @_builtins.property
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ended]: ...
+    @_builtins.property
+    def log(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRecord]: ...
     def __init__(
         self,
         *,
@@ -518,10 +564,11 @@ class FromWorker(_message.Message):
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
         chunks: _abc.Iterable[Global___Chunk] | None = ...,
         ended: _abc.Iterable[Global___Ended] | None = ...,
+        log: _abc.Iterable[Global___LogRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "chunks", b"chunks", "ended", b"ended", "hello", b"hello", "messages", b"messages", "numbers", b"numbers", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "chunks", b"chunks", "ended", b"ended", "hello", b"hello", "log", b"log", "messages", b"messages", "numbers", b"numbers", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

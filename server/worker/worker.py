@@ -35,6 +35,7 @@ from server.running_requests import RunningRequests
 from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
 from server.wire.work_pb2 import Models, State
+from server.wire.worker_log import WorkerLog
 from server.worker.aborts import AbortInterceptor
 from server.worker.admin import AdminService, ServerFacts
 from server.worker.admission import AdmissionInterceptor
@@ -53,14 +54,16 @@ class Worker:
         models: Mapping[str, Engine],
         config: WorkerConfig,
         peers: Peers | None = None,
+        log: WorkerLog | None = None,
     ) -> None:
-        """With `peers` it takes calls of them only."""
+        """With `peers` it takes calls of them only. Gateways that want it are given the log."""
         clash = {"", *SERVICES} & set(models)
         if clash:
             raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")
         self.replica_id = uuid.uuid4().hex
         self._config = config
-        self._peers = peers
+        self._peers, self._log = peers, log
+        self._is_leaving = False
         self._catalog = Catalog(models, self.replica_id)
         self._wall = CallWall(config.max_worker_calls, config.max_open_bytes)
         running = frozenset({GENERATION, PREDICTION})
@@ -75,6 +78,11 @@ class Worker:
     def healthy(self) -> bool:
         """False once an engine cannot serve any more."""
         return all(engine.healthy for engine in self._catalog.engines.values())
+
+    @property
+    def num_gateways(self) -> int:
+        """The number of gateways that send it calls."""
+        return sum(not bearer.only_watches for bearer in self._bearers)
 
     def load(self) -> int:
         """Return how many calls a model answers, or that wait for it, at the gateway too."""
@@ -101,6 +109,11 @@ class Worker:
         self._publish_health()
         self._watching = in_background("watching the engines", self._watch_engines)
         return address_of(self._config.host, port)
+
+    def leave(self) -> None:
+        """Ask gateways for no more calls, before any is refused."""
+        self._is_leaving = True
+        self._tell_state()
 
     async def drain(self, grace: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end within `grace` seconds."""
@@ -134,7 +147,7 @@ class Worker:
         if call.method != protocol.METHOD:
             call.answer(self._services.answer(call))
             return
-        bearer = Bearer(call, self._answer, self._state)
+        bearer = Bearer(call, self._answer, self._state, self._log)
         self._bearers.add(bearer)
         call.answer(bearer.carry()).add_done_callback(lambda _: self._has_left(bearer))
         self._tell_state()  # there is another gateway
@@ -155,9 +168,9 @@ class Worker:
         is_healthy = self.healthy
         engines = self._catalog.engines if is_healthy else {}
         return State(
-            serving=is_healthy and not self._admission.draining,
+            serving=is_healthy and not (self._is_leaving or self._admission.draining),
             num_calls=self._admission.live,
-            num_gateways=len(self._bearers),
+            num_gateways=self.num_gateways,
             models=Models(infos=infos),
             samples=engine_samples(engines),
         )

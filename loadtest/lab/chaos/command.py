@@ -2,8 +2,8 @@
 
 It starts `tokenweir serve`, learns the right answers, keeps streams going, and does one harm after
 the other: kills workers (SIGKILL), stops them (SIGSTOP), ends them (SIGTERM), kills Ray Serve's
-controller, and the command itself, which is the gateway and the registry, and lets either stand
-still for six seconds. The next comes when all workers serve again, or `--serving` of them. With
+controller, and the command itself, which is the gateway, and lets either stand still for six
+seconds. The next comes when all workers serve again, or `--serving` of them. With
 --no-ray there are the gateway and the workers only, and a worker is replaced faster. It exits with
 1 if an answer was wrong, a token missing or doubled, if a stream hung, or none was right, and if
 the server has not come back behind a harm, which ends the run. Then what the server said is kept.

@@ -60,7 +60,7 @@ def _pause(pid: int) -> None:
 
 
 _STILL = 6.0  # seconds: longer than a gateway waits for a worker
-KILL_SERVER = "kill-server"  # the gateway and the registry of workers
+KILL_SERVER = "kill-server"  # the gateway
 KILL_CONTROLLER = "kill-controller"
 STOP_WORKER = "stop-worker"
 PAUSE_SERVER = "pause-server"

@@ -49,7 +49,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The command itself: gateway and registry."""
+        """The command itself, the gateway."""
         return self._process.pid
 
     def wait_until_whole(self, without: int | None = None, num_serving: int | None = None) -> float:
@@ -82,7 +82,7 @@ class Server:
         return found
 
     def kill(self) -> None:
-        """Kill the command itself: gateway and registry."""
+        """Kill the command itself, the gateway."""
         self._process.kill()
         self._process.wait()
 

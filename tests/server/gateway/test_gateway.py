@@ -28,6 +28,7 @@ from server.config import GatewayConfig
 from server.gateway.admission import Admission
 from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
+from server.gateway.losses import HasCrashed
 from server.gateway.request_head import RequestHead
 from server.listening import max_connections
 from server.status import call_status
@@ -56,8 +57,9 @@ async def running_gateway(
     *workers: str,
     config: GatewayConfig | None = None,
     lost: Callable[[str], Awaitable[None]] | None = None,
+    has_crashed: HasCrashed = lambda address: None,
 ) -> AsyncIterator[tuple[Gateway, Stubs]]:
-    gateway = Gateway(config or GatewayConfig(worker_wait=60), lost)
+    gateway = Gateway(config or GatewayConfig(worker_wait=60), lost, has_crashed=has_crashed)
     port = await gateway.start()
     await gateway.sync(workers)
     try:
@@ -707,10 +709,12 @@ async def test_a_call_whose_workers_are_killed_from_outside_goes_on_to_the_next(
         calls["n"] += 1
         if calls["n"] == 5:
             return pb.GenerateResponse().SerializeToString()
-        gateway.explain_loss(address, crashed)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with scripted_worker(die) as address, running_gateway(address) as (gateway, stubs):
+    async with (
+        scripted_worker(die) as address,
+        running_gateway(address, has_crashed=lambda worker: crashed) as (_, stubs),
+    ):
         asked = stubs.generation.Generate(generate("a"))
         if crashed:
             assert (await failure_of(asked)).reason == "REPLICAS_LOST"

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from grpc import aio
+from grpc_health.v1 import health_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from server.config import GatewayConfig
-from server.gateway.backend import Backend
+from server.gateway.backend import Backend, is_workers_own
 from server.gateway.gateway import Gateway
+from server.wire.worker_call import WorkerFailed
 from tests.fakes.calls import Stubs, failure_of, generate, stream, until
 from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.processes import Process, worker_process
@@ -84,6 +86,39 @@ async def assert_moved_or_lost(calls: Calls) -> None:
     assert text == "WAIT stream "
     assert answer.results[0].sequences[0].text == "HOLD unary "
     assert (lost.code, lost.reason) == (grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST")
+
+
+async def test_a_worker_that_has_left_before_this_is_heard_is_not_taken_for_one_that_hangs() -> (
+    None
+):
+    engine = FakeGenerator()
+    async with running_worker(engine) as (worker, address), running_gateway(address) as (gw, stubs):
+        call = asyncio.ensure_future(failure_of(stubs.generation.GenerateStream(stream("HOLD"))))
+        await engine.seen.wait()
+        (backend,) = gw.pool.backends
+
+        worker.leave()
+        await until(lambda: gw.num_serving == 0)
+        assert not call.done()
+        await worker.drain(0)  # its process may be gone then
+        await call
+        with pytest.raises(WorkerFailed) as failed:
+            while True:  # until it has tried to connect again
+                await _ask(backend)
+        assert not is_workers_own(failed.value)
+
+        assert await backend.retire()
+
+
+async def _ask(backend: Backend) -> None:
+    """Ask a worker whether it is there; fail if nothing has come of it."""
+    try:
+        check, answer = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
+        await backend.ask("/grpc.health.v1.Health/Check", check, answer, 60)
+    except WorkerFailed as error:
+        if not is_workers_own(error):
+            raise
+        await asyncio.sleep(0.01)
 
 
 async def test_calls_of_a_stopped_worker_move_or_end() -> None:

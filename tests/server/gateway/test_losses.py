@@ -52,28 +52,9 @@ def test_a_loss_counts_if_fewer_than_eight_calls_shared_it(num_calls: int, count
 
 
 @pytest.mark.parametrize("crashed", [True, False, None])
-@pytest.mark.parametrize("is_known_before", [True, False])
-def test_a_loss_counts_unless_the_worker_was_killed_from_outside(
-    crashed: bool | None, is_known_before: bool
-) -> None:
-    losses = Losses(clock=lambda: 0.0)
-    ahead = losses.ahead(WORKER)  # the call holds it
+def test_a_loss_counts_unless_the_worker_was_killed_from_outside(crashed: bool | None) -> None:
+    losses = Losses(lambda address: crashed if address == WORKER else None, lambda: 0.0)
 
-    if is_known_before:
-        losses.explain(WORKER, crashed)
-    losses.note(b"one", ahead, WORKER, 1)
-    if not is_known_before:
-        losses.explain(WORKER, crashed)
+    lose(losses, b"one")
 
     assert count(losses, b"one") == (crashed is not False)
-
-
-def test_a_workers_own_words_are_believed() -> None:
-    losses = Losses(clock=lambda: 0.0)
-    lose(losses, b"one")
-    (loss,) = losses.of(b"one")
-    loss.crashed = True
-
-    losses.explain(WORKER, False)  # it has ended itself, without more words
-
-    assert count(losses, b"one") == 1

@@ -28,10 +28,7 @@ def test_private_names_were_looked_at_in_the_ray_that_is_installed() -> None:
     [
         ("_private.node.Node.start_api_server", internals.run_ray_command),
         ("serve._private.replica.add_port_to_grpc_server", ServePort),
-        ("experimental.internal_kv._internal_kv_put", lambda: internals.put(b"", b"", "")),
-        ("experimental.internal_kv._internal_kv_get", lambda: internals.get(b"", "")),
-        ("experimental.internal_kv._internal_kv_del", lambda: internals.delete(b"", "")),
-        ("_raylet.GcsClient", lambda: internals.get_at("127.0.0.1:1", b"", "")),
+        ("_raylet.GcsClient", lambda: internals.Table("127.0.0.1:1", "").get("")),
     ],
 )
 def test_a_ray_without_a_name_is_refused_with_its_version(

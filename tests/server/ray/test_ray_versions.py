@@ -15,13 +15,13 @@ from server.gateway.versions import Group, LoadedPackage
 from server.packages.signature import sign
 from server.ray import versions
 from server.ray.deployment import _actor_options
-from server.ray.registry import Registry, WorkerInfo
-from server.ray.roster import RosterAddress
+from server.ray.entries import WorkerEntry
 from server.ray.versions import RayDeployment
 from server.settings import Engine, Packages, Settings
 from tests.engine.package.test_package import write_package
 from tests.fakes.calls import until
 from tests.fakes.signing import make_key
+from tests.fakes.table import worker_at
 
 CONFIG = Settings(
     packages=Packages({"dates": Path("one")}), engine=Engine(min_replicas=2, max_replicas=3)
@@ -31,15 +31,15 @@ NAME = "tokenweir+1"
 
 
 class ScriptedRay:
-    """Answers the calls of a deployment; workers join by `registry`."""
+    """Answers the calls of a deployment, and is its discovery."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.deployed: dict[str, tuple[Settings, Any]] = {}
         self.shortages: list[str | None] = []
         self.problem: str | None = None
-        self.registry = Registry()
+        self.workers: list[WorkerEntry] = []
         script: dict[str, Callable[..., object]] = {
-            "deploy": lambda config, roster, packages, name: self.deployed.update(
+            "deploy": lambda config, service, packages, name: self.deployed.update(
                 {name: (config, packages)}
             ),
             "deployment_problem": lambda name: self.problem,
@@ -54,10 +54,9 @@ class ScriptedRay:
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    def join(self, address: str, group: str) -> WorkerInfo:
-        worker = WorkerInfo(address, pid=2**22 + 1, replica_id=address, group=group)
-        self.registry.put(worker)
-        return worker
+    def join(self, address: str, group: str) -> WorkerEntry:
+        self.workers.append(replace(worker_at(address, pid=2**22 + 1), group=group))
+        return self.workers[-1]
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ async def ray(monkeypatch: pytest.MonkeyPatch) -> ScriptedRay:
 
 
 def deployment_of(ray: ScriptedRay) -> RayDeployment:
-    return RayDeployment(CONFIG, ray, ray.registry, RosterAddress("h", 1, "t"))  # type: ignore[arg-type]
+    return RayDeployment(CONFIG, ray, ray, "s")  # type: ignore[arg-type]
 
 
 async def test_a_group_is_an_application_of_its_own_and_has_started_with_its_workers(
@@ -98,7 +97,7 @@ async def test_a_group_has_ended_when_its_workers_have(ray: ScriptedRay) -> None
     await until(lambda: NAME not in ray.deployed)
     done, _ = await asyncio.wait([ending], timeout=0.05)
     assert not done
-    ray.registry.drop(worker)
+    ray.workers.remove(worker)
 
     await ending
 
@@ -145,8 +144,7 @@ async def test_a_version_is_read_only_if_the_required_key_has_signed_it(
 ) -> None:
     key, public = make_key(tmp_path / "key.pem")
     config = replace(CONFIG, packages=replace(CONFIG.packages, require_signature=public))
-    roster = RosterAddress("h", 1, "t")
-    deployment = RayDeployment(config, ray, ray.registry, roster)  # type: ignore[arg-type]
+    deployment = RayDeployment(config, ray, ray, "s")  # type: ignore[arg-type]
     package = write_package(tmp_path / "two")
 
     with pytest.raises(PackageError, match="has no signature"):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from server.wire.carrier import Connection
 from server.wire.protocol import CHUNK, METHOD, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of
 from server.wire.work_pb2 import FromWorker, Hello, State, ToWorker
 from server.wire.worker_call import WorkerCall, WorkerFailed
+from server.wire.worker_log import log_of_worker
 from tests.fakes.calls import generate, until
 from tests.fakes.wired_worker import WiredWorker
 from tests.server.gateway.test_gateway import running_gateway
@@ -617,8 +619,13 @@ async def test_what_is_no_message_ends_the_wire(
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\xff", FromWorker(numbers=[1], ended=[{"number": 1}]).SerializeToString()],
-    ids=["no message", "a number without a message"],
+    [
+        b"\xff",
+        FromWorker(numbers=[1], ended=[{"number": 1}]).SerializeToString(),
+        FromWorker(log=[{"level": 40, "fields": "["}]).SerializeToString(),
+        FromWorker(log=[{"level": 40, "fields": "7"}]).SerializeToString(),
+    ],
+    ids=["no message", "a number without a message", "no JSON", "no fields"],
 )
 async def test_what_is_no_message_of_a_worker_ends_the_wire(
     garbage: bytes, caplog: pytest.LogCaptureFixture
@@ -629,7 +636,7 @@ async def test_what_is_no_message_of_a_worker_ends_the_wire(
         await asyncio.Event().wait()
 
     async with raw_worker(say) as address:
-        connection = Connection(address, ())
+        connection = Connection(address, (), log=partial(log_of_worker, worker=address))
         connection.carry(60.0)
         with pytest.raises(WorkerFailed) as failed:
             await asyncio.wait_for(start(connection, Client()).end(), 60)

@@ -1,0 +1,206 @@
+"""Finds the workers of a service in Ray's table of keys, and keeps a pool equal to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from server.auth.peers import Peers
+from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
+from server.ray.internals import Table
+from server.ray.last_words import has_crashed, last_words, num_oom_kills
+from server.ray.restarts import Restarts
+from server.telemetry.logs import with_fields
+from server.telemetry.metrics import Snapshot
+
+LOOK_PERIOD = 0.5  # seconds between two looks at the table
+TIME_TO_LIVE = 6.0  # seconds that a worker is believed in which writes nothing
+_MAX_LEFT = 100  # workers that have left and may still be asked for
+logger = logging.getLogger(__name__)
+
+
+class Workers(Protocol):
+    """Those that a gateway sends calls; `Pool` in production."""
+
+    def trust(self, peers: Peers | None) -> None:
+        """Use this certificate for workers that are new from now on."""
+
+    async def sync(self, addresses: list[str]) -> None:
+        """Send new calls to these workers only."""
+
+    async def divide(self, traffic: Mapping[str, Any]) -> None:
+        """Send versions of models the calls that this says."""
+
+    def hears(self, address: str, within: float) -> bool:
+        """Say whether a worker has said something in so many seconds."""
+
+
+def _ignore(service: ServiceEntry) -> None:
+    pass
+
+
+@dataclass
+class _Seen:
+    """A worker whose entry was seen."""
+
+    entry: WorkerEntry
+    since: float  # when that has last changed
+    num_oom_kills: int  # on this machine when it was new
+    has_joined: bool = False
+    has_left: bool = False
+
+
+class Discovery:
+    """Looks at the entries of a service again and again.
+
+    A worker is gone that has written nothing for a while, and tells nothing either. One whose
+    process has ended on this machine is gone at once. While the table cannot be read, or has no
+    service, those stay that are known: they say themselves how they are.
+    """
+
+    def __init__(self, table: Table, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = table
+        self._clock = clock
+        self._own: Callable[[], ServiceEntry] | None = None
+        self.service: ServiceEntry | None = None  # as it was last seen, or told
+        self.restarts = Restarts()
+        self._seen: dict[str, _Seen] = {}
+        self._left: dict[str, _Seen] = {}  # the last of them, by address
+        self._known: list[str] = []  # addresses
+        self._is_lost = False  # it has been logged
+
+    @property
+    def workers(self) -> tuple[WorkerEntry, ...]:
+        """The workers that take calls."""
+        return tuple(s.entry for s in self._seen.values() if s.has_joined and not s.has_left)
+
+    @property
+    def num_here(self) -> int:
+        """The number of workers that have a process, serving or not yet."""
+        return sum(self._is_ours(seen) and not seen.has_left for seen in self._seen.values())
+
+    def has_crashed(self, address: str) -> bool | None:
+        """Say how the process of a worker has ended; see `Loss`."""
+        seen = self._by_address(address)
+        return None if seen is None else has_crashed(seen.entry.stderr, seen.num_oom_kills)
+
+    def find(self, address: str) -> WorkerEntry | None:
+        """Return a worker that is here or has left of late."""
+        seen = self._by_address(address)
+        return None if seen is None else seen.entry
+
+    def snapshot(self) -> Snapshot:
+        """Return what is counted here, for the metrics page; any thread may ask."""
+        return [("worker_restarts", (), self.restarts.count)]
+
+    async def publish(self, own: Callable[[], ServiceEntry]) -> None:
+        """Write the entry of the service from now on, instead of reading it."""
+        self._own = own
+        await self._tell_service(own())
+
+    async def follow(self, pool: Workers, told: Callable[[ServiceEntry], None] = _ignore) -> None:
+        """Keep a pool equal to the workers for ever; call `told` when the service has changed."""
+        while True:
+            try:
+                await self.look(pool, told)
+                if self._is_lost:
+                    logger.info("the workers of the service are told again")
+                self._is_lost = False
+            except (OSError, ValueError) as error:
+                if not self._is_lost:
+                    what = "the service does not tell its workers: %s; those known stay"
+                    logger.warning(what, error)
+                self._is_lost = True
+            await asyncio.sleep(LOOK_PERIOD)
+
+    async def look(self, pool: Workers, told: Callable[[ServiceEntry], None] = _ignore) -> None:
+        """Make it so once; OSError or ValueError if there is nothing to see."""
+        if self._own is not None and (own := self._own()) != self.service:
+            await self._tell_service(own)
+        entries = await asyncio.to_thread(self._table.read)
+        data = entries.pop(SERVICE, None)
+        if self._own is None:
+            if data is None:
+                raise OSError("nobody serves under this name")
+            if (service := ServiceEntry.from_json(data)) != self.service:
+                self.service = service
+                pool.trust(service.peers)
+                told(service)
+                # Before the workers: a version that is being loaded is closed.
+                if service.traffic is not None:
+                    await pool.divide(service.traffic)
+        now = self._clock()
+        for key, value in entries.items():
+            with contextlib.suppress(ValueError):  # a release wrote it that says other things
+                self._see(key, WorkerEntry.from_json(value), now)
+        for key, seen in tuple(self._seen.items()):
+            is_silent = key not in entries or self._is_silent(seen, now)
+            if is_silent and not pool.hears(seen.entry.address, TIME_TO_LIVE):
+                del self._seen[key]
+                self._leave(seen, is_lost=True)
+                self._left[seen.entry.address] = seen
+                if len(self._left) > _MAX_LEFT:
+                    del self._left[next(iter(self._left))]
+                await asyncio.to_thread(self._table.delete, key)
+        addresses = [worker.address for worker in self.workers]
+        if addresses != self._known:
+            self._known = addresses
+            await pool.sync(addresses)
+
+    async def _tell_service(self, own: ServiceEntry) -> None:
+        await asyncio.to_thread(self._table.put, SERVICE, own.to_json())
+        self.service = own
+
+    def _see(self, key: str, entry: WorkerEntry, now: float) -> None:
+        """Take in an entry as it is now."""
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen(entry, now, num_oom_kills())
+        elif entry != seen.entry:
+            seen.entry, seen.since = entry, now
+        if seen.has_left or not self._is_ours(seen):
+            return
+        if entry.state != "here":
+            self._leave(seen, is_lost=entry.state == "failed")
+        elif entry.address and not seen.has_joined:
+            seen.has_joined = True
+            self.restarts.joined(entry.replica_id)
+            logger.info("joined: %s", entry)
+
+    def _is_ours(self, seen: _Seen) -> bool:
+        """Whether it is of the service that is told, or was."""
+        assert self.service is not None, "one is told"
+        return seen.has_joined or seen.entry.service == self.service.id
+
+    def _is_silent(self, seen: _Seen, now: float) -> bool:
+        """Whether a worker writes its entry no more."""
+        entry = seen.entry
+        # One that cannot be seen here has another table of processes.
+        has_ended = os.path.exists(entry.stderr) and not os.path.exists(f"/proc/{entry.pid}")
+        return has_ended or now - seen.since > TIME_TO_LIVE
+
+    def _leave(self, seen: _Seen, *, is_lost: bool) -> None:
+        """Note that a worker is here no more, once; lost is one that was not told to go."""
+        if seen.has_left or not self._is_ours(seen):
+            return
+        seen.has_left, entry = True, seen.entry
+        of_worker = with_fields(worker=entry.name)
+        if entry.problem:
+            logger.error("it cannot start: %s", entry.problem, extra=of_worker)
+        if entry.state == "here" and (text := last_words(entry.stderr)):
+            logger.error("it ended; the last that it wrote:\n%s", text, extra=of_worker)
+        if not seen.has_joined:
+            return
+        logger.info("left: %s", entry)
+        if is_lost:
+            self.restarts.lost(entry.replica_id)
+
+    def _by_address(self, address: str) -> _Seen | None:
+        here = (seen for seen in self._seen.values() if seen.entry.address == address)
+        return next(here, self._left.get(address))

@@ -1,0 +1,76 @@
+"""The entries of a service in Ray's table of keys: one of itself, and one of each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from server.auth.peers import Peers
+
+SERVICE = "service"  # its key
+
+
+@dataclass(frozen=True)
+class ServiceEntry:
+    """A service: how its workers are reached, and what of its settings concerns gateways."""
+
+    id: str  # another one whenever the service is started
+    peers: Peers | None  # the certificate of its workers, None: they have none
+    max_request_bytes: int
+    max_calls_per_worker: int
+    is_claimed: bool = False  # by a command, see claim.py
+    is_over: bool = False  # every call has had the time to end
+    traffic: Mapping[str, Any] | None = None  # of a gateway at which models are loaded; see Traffic
+
+    def to_json(self) -> bytes:
+        """Return it as `from_json` reads it."""
+        return _SERVICE.dump_json(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ServiceEntry:
+        """Return what `to_json` has written; ValueError for anything else."""
+        return _SERVICE.validate_json(data)
+
+
+@dataclass(frozen=True)
+class WorkerEntry:
+    """A worker, as it says itself, again every now and then."""
+
+    service: str  # the id
+    actor: str  # that the process is to Ray, by name
+    group: str  # with which it was started, by the name of its application
+    pid: int
+    stderr: str  # the file that its standard error goes to
+    address: str = ""  # host:port of its gRPC server, once it serves
+    replica_id: str = ""  # as in Provenance, likewise
+    state: Literal["here", "leaving", "failed"] = "here"  # it has failed: nobody told it to go
+    problem: str = ""  # why it cannot start
+    beat: int = 0  # one more each time that this is written
+
+    def __str__(self) -> str:
+        return f"worker {self.address}, process {self.pid}, replica {self.replica_id}"
+
+    @property
+    def key(self) -> str:
+        """Its key, which no other process has."""
+        return f"{self.actor} {self.pid}"
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return self.address or f"process {self.pid}"
+
+    def to_json(self) -> bytes:
+        """Return it as `from_json` reads it."""
+        return _WORKER.dump_json(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> WorkerEntry:
+        """Return what `to_json` has written; ValueError for anything else."""
+        return _WORKER.validate_json(data)
+
+
+_SERVICE, _WORKER = TypeAdapter(ServiceEntry), TypeAdapter(WorkerEntry)
