@@ -50,7 +50,7 @@ class Clients:
 
     @property
     def own_load(self) -> OwnLoad:
-        """That of the busiest process, and the worst delay of any."""
+        """The load of the busiest process, and the worst delay of any."""
         loads = [one.own_load for one in self._processes if one.own_load is not None]
         if not loads:
             return OwnLoad(0.0, None, self._config.num_processes)

@@ -67,7 +67,7 @@ class Slo:
         return _LENGTHS_OF_A_BOUND * max(self.bounds.values())
 
     def is_kept_by(self, record: RequestRecord) -> bool:
-        """Say whether one request has kept all bounds."""
+        """Return whether one request has kept all bounds."""
         return record.ok and all(
             (value := _MEASURES[name](record)) is None or value <= bound
             for name, bound in self.bounds.items()
@@ -117,7 +117,7 @@ def parse_slo(text: str, percentile: float = 99.0) -> Slo:
 
 
 def is_lost(records: Sequence[RequestRecord], window: Window, slo: Slo, num_due: int) -> bool:
-    """Say whether so many have missed a bound that the others of `num_due` cannot help any more."""
+    """Return whether too many of `num_due` have missed a bound for the rest to help."""
     num_missed = sum(not slo.is_kept_by(record) for record in due_in(records, window))
     return num_missed > math.ceil(num_due * (1 - slo.percentile / 100)) * len(slo.bounds)
 

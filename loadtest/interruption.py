@@ -34,7 +34,7 @@ def signals_noted() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Let the first signal that comes while the block runs come at its end."""
+    """Hold back the first signal that comes in the block until its end."""
     with signals_noted() as noted:
         yield
     for number in noted[:1]:
@@ -43,7 +43,7 @@ def signals_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unheard_by_children() -> Iterator[None]:
-    """Let the processes that are started in the block hear none of these signals, ever.
+    """Block these signals for good in processes that are started in the block.
 
     A terminal sends Ctrl-C to all of its processes, also to one that has just been started.
     """

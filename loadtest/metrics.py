@@ -94,7 +94,7 @@ class Window:
         return max(0.0, self.end - self.start)
 
     def has(self, time: float) -> bool:
-        """Say whether a time is within."""
+        """Return whether a time is within."""
         return self.start <= time < self.end
 
 
@@ -141,12 +141,12 @@ class OwnLoad:
 
     @property
     def is_busy(self) -> bool:
-        """Say whether it has had hardly any time left."""
+        """Return whether it has had hardly any time left."""
         return self.processor_share > MAX_SHARE
 
     @property
     def is_limit(self) -> bool:
-        """Say whether the server may be faster than what was measured."""
+        """Return whether the server may be faster than what was measured."""
         delay = self.loop_delay.p99 if self.loop_delay else 0.0
         return self.is_busy or delay > MAX_DELAY
 

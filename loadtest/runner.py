@@ -270,7 +270,7 @@ def _why_invalid(own: OwnLoad | None, delay: Distribution | None) -> tuple[str, 
 
 
 def _is_cancelled() -> bool:
-    """Say whether somebody, as Ctrl-C, has cancelled the task that runs."""
+    """Return whether somebody, as Ctrl-C, has cancelled the task that runs."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

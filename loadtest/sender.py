@@ -205,7 +205,7 @@ class Sender:
         )
 
     def _is_sample(self, index: int) -> bool:
-        """Say whether the answers to a request are asked again; the same for the same seed."""
+        """Return whether the answers to a request are asked again; the same for the same seed."""
         if not self._config.verify:
             return False
         drawn = np.random.default_rng((self._config.seed, index, 1)).random()
@@ -244,7 +244,7 @@ def arrival_times(config: LoadConfig, work: Work) -> list[float]:
 
 
 async def _keep_records() -> None:
-    """Let the collector of garbage pass over what is there, again and again.
+    """Freeze for the garbage collector what is there, again and again.
 
     Records stay to the end. To look at half a million of them stops the test for half a second.
     """

@@ -50,7 +50,7 @@ class CallServer:
         options: Iterable[tuple[str, int]],
         back_off: BackOff | None = None,
     ) -> None:
-        """With a `back_off` calls may come several at a time."""
+        """`back_off` makes the server take several calls at a time."""
         self._arrived = arrived
         self._back_off = back_off or BackOff()
         self._loop = asyncio.get_running_loop()
@@ -195,7 +195,7 @@ class ServerCall:
         return cast(Pairs, self._metadata)
 
     def replace_metadata(self, key: str, value: str) -> None:
-        """Have another value there in what the client sent."""
+        """Replace a value in the metadata of the client."""
         others = ((name, one) for name, one in self._metadata if name != key)
         self._metadata = (*others, (key, value))
 
@@ -238,7 +238,7 @@ class ServerCall:
                 self._task.cancel()
 
     def answer(self, answer: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let a coroutine answer the call; it is cancelled if the client goes away."""
+        """Answer the call by a coroutine; it is cancelled if the client goes away."""
         self._task = self._loop.create_task(self._run(answer))
         self._task.add_done_callback(partial(self._has_run, answer))
         watch = core.receive_close()

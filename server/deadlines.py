@@ -44,7 +44,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, one: InTime) -> None:
-        """Let a block expire at its time, unless `leave` comes before."""
+        """Make a block expire at its time, unless `leave` comes before."""
         loop = asyncio.get_running_loop()
         if one.ends < loop.time() + _NEAR:
             one.set_timer(loop)
@@ -54,7 +54,7 @@ class Deadlines:
             self._timer = loop.call_later(_LOOK_PERIOD, self._look, loop)
 
     def leave(self, one: InTime) -> None:
-        """Know a block no more."""
+        """Forget a block."""
         self._far.discard(one)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:

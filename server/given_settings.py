@@ -51,7 +51,7 @@ class Command:
     options: Mapping[str, str] = field(default_factory=dict)  # those of another name
 
     def takes(self, name: str) -> bool:
-        """Say whether a setting means something to the command."""
+        """Return whether a setting means something to the command."""
         return name in self.sections or name.partition(".")[0] in self.sections
 
     def option(self, known: Known) -> str | None:

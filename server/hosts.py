@@ -7,7 +7,7 @@ import socket
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches a host to listen on; of a name, all its addresses."""
+    """Return whether only this machine reaches a host, or all addresses of a name."""
     if host == "localhost" or host.startswith("unix:"):
         return True
     found = addresses_of(host)

@@ -53,14 +53,14 @@ class LocalServices:
         interceptors: Sequence[aio.ServerInterceptor],
         read_timeout: float | None = None,
     ) -> None:
-        """With `read_timeout`, a call that brings no message ends after so many seconds."""
+        """`read_timeout` is how long a call may bring no message, in seconds."""
         self._interceptors = interceptors
         self._read_timeout = read_timeout
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._found: dict[str, Handler] = {}  # by method, as the interceptors have made them
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Know more methods."""
+        """Add methods."""
         self._handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:

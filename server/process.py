@@ -44,12 +44,12 @@ def prepare_to_relay() -> None:
 
 
 def switch_threads_often() -> None:
-    """Let the threads of this process take turns more often than Python's do."""
+    """Switch between the threads of this process more often than Python does by default."""
     sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def keep_what_is_there() -> None:
-    """Let the collector pass over all that has been made so far: a server keeps it to its end.
+    """Freeze for the garbage collector all that was made so far: a server keeps it to its end.
 
     Modules and models are hundreds of thousands of objects. To look at all of them again and again
     was a sixth of what a gateway does, and stopped its streams for as long as it took.

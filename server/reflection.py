@@ -21,7 +21,7 @@ class _Server(Protocol):
 
 
 def enable_reflection(services: Iterable[str], server: _Server) -> None:
-    """Let clients list `services` and read their descriptions; both reflections are among them."""
+    """Serve reflection of `services`, in both versions."""
     names = (*services, *REFLECTION)
     _describe_v1()
     # Both versions have the same messages, under other names.
@@ -37,7 +37,7 @@ def enable_reflection(services: Iterable[str], server: _Server) -> None:
 
 
 def _describe_v1() -> None:
-    """Let the descriptors of v1 be found too; grpcio has those of v1alpha only."""
+    """Register the descriptors of v1 too; grpcio has those of v1alpha only."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileByName(_V1_FILE)

@@ -10,7 +10,7 @@ MAX_REQUEST_ID_CHARS = 128
 
 
 def is_request_id(text: str) -> bool:
-    """Say whether a client may call its request so; every other id stays out of logs, too."""
+    """Return whether a client may call its request so; every other id stays out of logs, too."""
     return len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
 
 

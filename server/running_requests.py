@@ -15,7 +15,7 @@ class RunningRequests:
         self._running: dict[str, list[Abortable]] = {}  # two clients may use the same id
 
     def abortable(self, request_id: str) -> Abortable:
-        """Let `abort` end what the task does in the block, which then raises RequestAborted.
+        """Make the block abortable by `abort`: it then raises RequestAborted.
 
         Without an id nobody can name it.
         """

@@ -48,12 +48,12 @@ class Listen:
     )
     gateway: bool = setting(
         True,
-        "With a gateway, or workers only: `tokenweir gateway` then runs those, on a Ray cluster.",
+        "Run a gateway, or workers only, for gateways of `tokenweir gateway` on a Ray cluster.",
         option="--gateway/--no-gateway",
     )
     grace: float = setting(
         30.0,
-        "Requests in flight at SIGTERM or Ctrl-C get this long to finish.",
+        "Time for requests in flight to finish at SIGTERM or Ctrl-C.",
         option="--grace",
         **_SECONDS_OR_NONE,
     )
@@ -86,7 +86,7 @@ class Tls:
 
     cert: Path | None = setting(
         None,
-        "Take calls by TLS only, with this certificate; a renewed file is read by itself.",
+        "Accept TLS only, with this certificate; it is read again when the file changes.",
         option="--tls-cert",
         metavar="PEM",
     )
@@ -95,7 +95,7 @@ class Tls:
     )
     client_ca: Path | None = setting(
         None,
-        "Take clients only that show a certificate which one of these has signed.",
+        "Accept only clients whose certificate one of these has signed.",
         option="--tls-client-ca",
         metavar="PEM",
     )
@@ -119,13 +119,13 @@ class Auth:
 
     tokens: Path | None = setting(
         None,
-        "Take calls only with a token of this file; `tokenweir token` makes one.",
+        "Accept only calls with a token of this file; `tokenweir token` makes one.",
         option="--tokens",
         metavar="TOML",
     )
     insecure: bool = setting(
         False,
-        "Let other machines call without certificates or tokens (see --host).",
+        "Allow other machines to call without TLS or authentication.",
         option="--insecure",
     )
 
@@ -136,14 +136,14 @@ class Admin:
 
     port: int | None = setting(
         None,
-        "Port of those who operate the server; 0: any free one.",
+        "Port for operators; 0: any free one.",
         option="--admin-port",
         unset="none",
         **_PORT,
     )
     tokens: Path | None = setting(
         None,
-        "Take calls at the admin port only with a token of this file.",
+        "Accept only calls at the admin port with a token of this file.",
         option="--admin-tokens",
         metavar="TOML",
     )
@@ -176,11 +176,17 @@ class Http:
     max_body_bytes: int = setting(
         4 << 20, "Bytes of a request; a longer one is refused.", option="--max-body-bytes", ge=1
     )
-    body_seconds: float = setting(30.0, "Time for the body of a request to come.", **_SECONDS)
-    head_seconds: float = setting(10.0, "Time for the head of a request to come.", **_SECONDS)
+    body_seconds: float = setting(
+        30.0, "Time in which the body of a request must arrive.", **_SECONDS
+    )
+    head_seconds: float = setting(
+        10.0, "Time in which the head of a request must arrive.", **_SECONDS
+    )
     max_head_bytes: int = setting(64 << 10, "Bytes of the head of a request.", ge=1)
     keep_alive_seconds: float = setting(
-        75.0, "Time of a connection without a request; proxies should wait less.", **_SECONDS
+        75.0,
+        "Time that an idle connection is kept; proxies should keep theirs for less.",
+        **_SECONDS,
     )
     ping_seconds: float = setting(1.0, "Silence in a stream before a comment is sent.", **_SECONDS)
     allowed_origins: tuple[str, ...] = setting(
@@ -217,7 +223,7 @@ class Kserve:
 
 @dataclass(frozen=True)
 class Limits(RequestLimits):
-    """The most that clients may ask for, and times after which somebody is given up."""
+    """The most that clients may ask for, and timeouts."""
 
     max_request_bytes: int = setting(
         MEBIBYTE,
@@ -235,17 +241,17 @@ class Limits(RequestLimits):
     )
     contended_calls_per_worker: int = setting(
         2,
-        "Calls at a worker of tenants that have more waiting, while another has none: with fewer "
-        "it waits less, with more they get more done in a second.",
+        "Calls at a worker of tenants with calls waiting, while another tenant has none: fewer "
+        "shorten its wait, more raise their throughput.",
         option="--contended-calls",
         ge=1,
     )
     worker_wait: float = setting(10.0, "Time that a call waits for a worker.", **_SECONDS)
     worker_keepalive_timeout: float = setting(
-        4.0, "A worker that leaves a ping unanswered so long is lost.", **_SECONDS
+        4.0, "Time for a worker to answer a ping; then it is lost.", **_SECONDS
     )
     client_keepalive_timeout: float = setting(
-        20.0, "A client that leaves a ping unanswered so long is gone; its calls end.", **_SECONDS
+        20.0, "Time for a client to answer a ping; then its calls end.", **_SECONDS
     )
 
 
@@ -274,7 +280,7 @@ class Engine(EngineConfig):
         **FINITE,
     )
     downscale_delay: float = setting(
-        30.0, "Low load for so long stops a worker.", **_SECONDS_OR_NONE
+        30.0, "Time of low load before a worker is stopped.", **_SECONDS_OR_NONE
     )
     num_gpus_per_replica: float | None = setting(
         None,
@@ -284,7 +290,7 @@ class Engine(EngineConfig):
         **{"metavar": "SHARE", "ge": 0, "le": 1},
     )
     health_period: float = setting(
-        0.5, "Time between two looks at the engines' health.", **_SECONDS
+        0.5, "Time between two checks of the engines' health.", **_SECONDS
     )
 
     def __post_init__(self) -> None:
@@ -305,7 +311,7 @@ class Packages:
     )
     cache: Path | None = setting(
         None,
-        "Where a node keeps packages that it has fetched.",
+        "Where each node keeps downloaded packages.",
         option="--package-cache",
         metavar="DIRECTORY",
         unset="~/.cache/tokenweir/packages",
@@ -323,7 +329,7 @@ class Log:
     """Log lines of all processes of a server, on the standard error of the command."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Least level of a line; each request has one at info.", option="--log-level"
+        "info", "Minimum log level; at info every request is logged.", option="--log-level"
     )
     format: Literal["text", "json"] = setting(
         "text", "Lines for people, or a JSON object a line.", option="--log-format"
@@ -360,7 +366,7 @@ class Tracing:
         metavar="URL",
     )
     sample_ratio: float = setting(
-        1.0, "Share of the calls whose client does not decide it.", ge=0, le=1
+        1.0, "Share of calls that are sampled, where the client does not decide it.", ge=0, le=1
     )
 
     def __post_init__(self) -> None:

@@ -44,11 +44,15 @@ from server.cli.tables import print_table
 @click.option("--strategy", type=click.Choice(["greedy", "topk"]), help="[default: greedy]")
 @click.option("--beam", type=click.IntRange(2), metavar="WIDTH", help="Beam search instead.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="Of the model.  [default: one a core]")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads of the model.  [default: one a core]"
+)
 @engine_option("device")
 @engine_option("gpu_memory_utilization")
 @engine_option("decode_buckets")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and draws.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of prompts and of sampling."
+)
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
 @needs("cpu")
 def bench(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=Number(min=0.5, max=0.999),
     default=0.95,
     show_default=True,
-    help="Of all intervals together.",
+    help="Confidence of all intervals together.",
 )
 @needs("loadtest")
 def compare(first: Path, second: Path, confidence: float) -> int:

@@ -37,14 +37,18 @@ if TYPE_CHECKING:
 @load_test_options
 @click.option("--search", is_flag=True, help="Find the highest rate that keeps --slo.")
 @click.option(
-    "--rounds", type=click.IntRange(1, 100), default=6, show_default=True, help="Of --search."
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=6,
+    show_default=True,
+    help="Rounds of --search.",
 )
 @click.option(
     "--tolerance",
     type=Number(min=0.001, max=1),
     default=0.05,
     show_default=True,
-    help="Of --search: the width of the interval at which a round ends.",
+    help="Width of the interval at which a round of --search ends.",
 )
 @click.option(
     "--sweep", callback=read_rates, metavar="RATE,...", help="Run at each rate, such as 10,20,40."

@@ -72,7 +72,7 @@ _WORK = (
         default="100-999",
         show_default=True,
         metavar="LOW-HIGH",
-        help="That prompts are drawn from.",
+        help="Token ids of drawn prompts.",
     ),
     click.option(
         "--method",
@@ -100,9 +100,11 @@ _WORK = (
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        help="Of a session: the next prompt is the last answer.",
+        help="Requests of a session; each prompt is the last answer.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn."),
+    click.option(
+        "--seed", type=int, default=0, show_default=True, help="Seed of everything random."
+    ),
 )
 # As `tokenweir generate` has them; a seed that all requests have is an --option.
 REQUEST_OPTIONS = request_options(without=["seed"])
@@ -129,7 +131,7 @@ _ARRIVAL = (
         "--duration",
         type=Number(min=0, min_open=True),
         metavar="SECONDS",
-        help="In which requests are due.",
+        help="Length of the test.",
     ),
     _left_out("--warmup", "At the beginning"),
     _left_out("--cooldown", "At the end of --duration"),
@@ -158,7 +160,7 @@ _ARRIVAL = (
         default=1.0,
         show_default=True,
         metavar="SHAPE",
-        help="Of gamma arrivals: 1 is Poisson, less comes in bursts.",
+        help="Shape of gamma arrivals: 1 is Poisson, less comes in bursts.",
     ),
     click.option(
         "--trace-speed",
@@ -173,7 +175,7 @@ _ARRIVAL = (
         type=click.IntRange(1, 64),
         default=1,
         show_default=True,
-        help="That send, where one is not enough.",
+        help="Number of client processes.",
     ),
     timeout_option,
     server_option,
@@ -187,7 +189,7 @@ _ARRIVAL = (
         envvar="TOKENWEIR_ADMIN_TOKEN",
         show_envvar=True,
         metavar="TOKEN",
-        help="Of an operator, for --admin.",
+        help="Token of an operator, for --admin.",
     ),
 )
 
@@ -202,14 +204,14 @@ _GOALS = (
         type=Number(min=0, min_open=True, max=100),
         default=99.0,
         show_default=True,
-        help="Of the requests, failed ones too, that keeps each bound.",
+        help="Share of requests (in %) that must meet each SLO; failed ones count as missed.",
     ),
     click.option(
         "--verify",
         type=Number(min=0, max=1),
         default=0.0,
         metavar="SHARE",
-        help="Of the answers, asked again alone and compared bit for bit.",
+        help="Share of answers that are asked again alone and compared bit for bit.",
     ),
     click.option(
         "--expect",

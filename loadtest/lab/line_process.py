@@ -64,7 +64,7 @@ class LineProcess(AbstractContextManager["LineProcess"]):
         return answer
 
     def close(self) -> None:
-        """Let it end, for there is no more to read."""
+        """End it, for there is no more to read."""
         try:
             self._process.communicate(timeout=_END_TIMEOUT)
         except subprocess.TimeoutExpired:

@@ -119,7 +119,7 @@ def _overhead(
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="Of what is counted; with 0 first tokens alone are measured.",
+    help="Rounds of counting; 0: first tokens alone are measured.",
 )
 @click.option("--stages", default=",".join(STAGES), show_default=True, metavar="STAGE,...")
 @click.option(

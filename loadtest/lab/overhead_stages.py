@@ -56,7 +56,7 @@ Clocks = Mapping[str, Callable[[], float]]  # processor time of each process so 
 
 @asynccontextmanager
 async def core_alone(num_slots: int, seconds_a_row: float) -> AsyncIterator[Do]:
-    """Let the inner loop run by itself, all in one thread."""
+    """Run the inner loop by itself, in one thread."""
     model = StandInModel(num_slots, seconds_a_row)
     core, keys = stand_in_core(stand_in_config(num_slots), model), count()
 
@@ -73,7 +73,7 @@ async def core_alone(num_slots: int, seconds_a_row: float) -> AsyncIterator[Do]:
 
 @asynccontextmanager
 async def engine_alone(num_slots: int, seconds_a_row: float) -> AsyncIterator[Do]:
-    """Let streams be read from the engine in this process."""
+    """Read streams from the engine in this process."""
     names = count()
     with tempfile.TemporaryDirectory() as directory:
         engine = stand_in_engine(num_slots, seconds_a_row, Path(directory))
@@ -88,7 +88,7 @@ async def engine_alone(num_slots: int, seconds_a_row: float) -> AsyncIterator[Do
 
 @asynccontextmanager
 async def served(num_slots: int, seconds_a_row: float, *, last: str) -> AsyncIterator[Do]:
-    """Let a client in this process ask a worker, or the gateway in front of it."""
+    """Call a worker, or the gateway in front of it, from this process."""
     with ExitStack() as stack:
         parts = start_parts(stack, last, num_slots, f"{seconds_a_row}")
         clocks = {name: partial(_processor_seconds, part.pid) for name, part in parts.items()}

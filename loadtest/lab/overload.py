@@ -158,10 +158,18 @@ def _answered_a_second(loop: LightLoop, timeout: float, seconds: float) -> float
 @click.command()
 @click.argument("model")
 @click.option("--address", default="127.0.0.1:50051", show_default=True)
-@click.option("--times", type=float, default=4.0, show_default=True, help="Of the capacity.")
+@click.option(
+    "--times",
+    type=float,
+    default=4.0,
+    show_default=True,
+    help="Load, as a multiple of the capacity.",
+)
 @click.option("--timeout", type=float, default=1.0, show_default=True, help="Seconds.")
 @click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--seconds", type=float, default=6.0, show_default=True, help="Of every loop.")
+@click.option(
+    "--seconds", type=float, default=6.0, show_default=True, help="Seconds of every loop."
+)
 @click.option("--rounds", type=click.IntRange(1), default=6, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(

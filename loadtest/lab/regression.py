@@ -189,7 +189,7 @@ async def _client(address: str) -> AsyncClient:
 def take_turns(
     sides: Sequence[Side], num_streams: int, work: BenchmarkWork, seconds: float
 ) -> Turns:
-    """Let all do the same work again and again; return the turns of each, behind the first."""
+    """Run the same work on all in turn; return the turns of each, after the first."""
     found: Turns = [[] for _ in sides]
     number, end = 0, time.monotonic() + seconds
     while number < 2 or time.monotonic() < end:
@@ -217,7 +217,9 @@ def take_turns(
 @click.option("--new-tokens", type=click.IntRange(1), default=16, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--seconds", type=float, default=30.0, show_default=True, help="A count of streams.")
-@click.option("--starts", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
+@click.option(
+    "--starts", type=click.IntRange(1), default=1, show_default=True, help="Starts of each."
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
     package: Path,

@@ -195,7 +195,11 @@ def drift_of(latencies: Iterable[tuple[float, float | None]], window: Window) ->
 @click.option("--rate", type=float, required=True, help="Requests a second.")
 @click.option("--warmup", type=float, default=60, show_default=True, help="Seconds before.")
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--server-cores", metavar="LIST", help="Of taskset, for the server; all by default.")
+@click.option(
+    "--server-cores",
+    metavar="LIST",
+    help="Cores of the server, as taskset takes them; all by default.",
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
 def main(
     package: Path,

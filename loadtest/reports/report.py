@@ -153,7 +153,7 @@ def series_notes(report: SeriesReport) -> list[str]:
 
 
 def _too_short(config: LoadConfig, rate: float) -> list[str]:
-    """Say so where a test at a rate ends before a queue that grows is seen."""
+    """Warn if a test at a rate ends before a growing queue would show."""
     seconds = config.duration or math.inf
     if config.num_requests is not None:
         seconds = min(seconds, config.num_requests / rate)

@@ -37,7 +37,7 @@ async def check_reach(config: AdapterConfig, client: AsyncClient, *, has_token: 
     except Unauthenticated:
         return
     raise ConfigError(
-        f"host ({host}) is reached from other machines, and the server behind asks nobody who he "
-        f"is; start that with --tokens, ask clients for certificates (--listen-tls-client-ca), "
-        f"{_WAYS_OUT}"
+        f"host ({host}) is reached from other machines, and the server behind has no "
+        f"authentication; start that with --tokens, ask clients for certificates "
+        f"(--listen-tls-client-ca), {_WAYS_OUT}"
     )

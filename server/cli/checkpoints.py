@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Continue an interrupted run in --out.")
 @click.option("--seed", type=int, help="The same seed, the same run.  [default: 0]")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps.  [default: the task's]")
-@click.option("--file", "files", type=existing_file, multiple=True, help="What to learn from.")
-@click.option("--pairs", type=existing_file, help="What `translation` learns from.")
-@click.option("--dir", "folder", type=existing_directory, help="What `images` learns from.")
+@click.option("--file", "files", type=existing_file, multiple=True, help="Training data.")
+@click.option("--pairs", type=existing_file, help="Training data of `translation`.")
+@click.option("--dir", "folder", type=existing_directory, help="Training data of `images`.")
 @click.option("--valid", type=existing_path, help="Examples to judge by.  [default: a part]")
-@click.option("--size", type=click.Choice(["tiny", "base"]), help="Of a fresh model.  [tiny]")
+@click.option("--size", type=click.Choice(["tiny", "base"]), help="Size of a fresh model.  [tiny]")
 @click.option("--init", type=checkpoint_path, help="Checkpoint to start from.")
 @click.option("--check", is_flag=True, help="Read the data, say what is in them, and stop.")
 @needs("export")
@@ -103,7 +103,7 @@ def train(
 
 
 def _tell_data(task: Task) -> None:
-    """Say how much of what is in the data."""
+    """Print how much of each kind is in the data."""
     click.echo(task.data_summary or f"{len(task.held_out):,} examples are held out")
 
 
@@ -154,7 +154,7 @@ def _builder(task: str, given: dict[str, Any]) -> Callable[[int], Task]:
 
 
 def print_report(report: TrainingReport) -> None:
-    """Say how the training went."""
+    """Print how the training went."""
     click.echo(
         f"{report.steps} steps in {report.seconds:.0f} s, {report.num_parameters:,} parameters; "
         f"the best checkpoint is that of step {report.best_step}"

@@ -55,12 +55,12 @@ LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="Where the model is exported for, verified and served; with cuda two workers share a GPU.",
+    help="Device for the model; with cuda two workers share a GPU.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "bf16"]),
-    help="In which it computes.  [default: fp32; with --device cuda fp16]",
+    help="Type of numbers.  [default: fp32; with --device cuda fp16]",
 )
 @needs("serve", "cpu", "export", "loadtest")
 def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | None) -> int:
@@ -121,7 +121,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
 
 
 def _is_interrupted(checkpoint: Path, last: Path) -> bool:
-    """Say whether an earlier demo did not come to its last file, and left a run to go on with.
+    """Return whether an earlier demo did not come to its last file, and left a run to go on with.
 
     Another task's is not touched.
     """

@@ -126,12 +126,12 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option("--prefix", "target_prefix", metavar="TEXT", help="The answer begins with it."),
     click.option("--ids", is_flag=True, help="TEXT and --prefix are token ids, such as 5,7,9."),
     click.option("--chat", is_flag=True, help="TEXT is what a user says to a chat model."),
-    click.option("--system", metavar="TEXT", help="With --chat: what the model is told first."),
+    click.option("--system", metavar="TEXT", help="System message of --chat."),
     click.option(
         "--chat-template-kwargs",
         type=_JsonObject(),
         metavar="JSON",
-        help='With --chat: variables of the template, such as {"enable_thinking": false}.',
+        help='Variables of the template of --chat, such as {"enable_thinking": false}.',
     ),
     *_of_table("stopping", "output"),
     click.option(
@@ -141,7 +141,9 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="NAME",
         help="Not the model's default of this option, such as banned_tokens; * for all.",
     ),
-    click.option("--tokens-per-message", type=int, help="Of the stream.  [default: 1]"),
+    click.option(
+        "--tokens-per-message", type=int, help="Tokens of a message of the stream.  [default: 1]"
+    ),
     click.option("--priority", type=int, help="Lower runs earlier.  [default: 0]"),
     click.option("--tenant", help="Tenant; capacity is shared fairly between tenants."),
     click.option(

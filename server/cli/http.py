@@ -40,7 +40,7 @@ _ADMIN_SECONDS = 4.0
     envvar="TOKENWEIR_ADMIN_TOKEN",
     show_envvar=True,
     metavar="TOKEN",
-    help="Of the admin port, if it asks for one; who reads the load on the page needs it too.",
+    help="Token for the admin port; readers of the load on the page need it too.",
 )
 @server_option
 @needs("http")

@@ -31,7 +31,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def cleaned_up() -> Iterator[Interruption]:
-    """Let the signals interrupt the block as Ctrl-C does, so that its `finally`s run.
+    """Turn the signals into KeyboardInterrupt in the block, so that its `finally`s run.
 
     Then the command ends with 128 + the signal's number. asyncio makes the interrupt of SIGINT a
     cancellation; whoever handles that one handles the others.

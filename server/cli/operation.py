@@ -34,7 +34,7 @@ _percent = Number(min=0, max=100)
     "share",
     type=_percent,
     metavar="PERCENT",
-    help="Of the calls that name no version.  [default: 0; all if no other version serves]",
+    help="Share of the calls that name no version.  [default: 0; 100 if no other version serves]",
 )
 @click.option("--check", is_flag=True, help="Check the package only.")
 @json_option

@@ -99,7 +99,7 @@ model_option: Decorator = click.option(
 version_option: Decorator = click.option(
     "--model-version",
     metavar="VERSION",
-    help="Of the model; `tokenweir models` lists them.  [default: what is served]",
+    help="Version of the model; `tokenweir models` lists them.  [default: any]",
 )
 
 request_id_option: Decorator = click.option(

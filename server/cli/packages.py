@@ -66,7 +66,7 @@ text_option = click.option(
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="What the graphs are made for.",
+    help="Device for the graphs.",
 )
 @click.option(
     "--precision",
@@ -284,6 +284,6 @@ def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineC
 
 @contextmanager
 def _interruptible(last_word: str) -> Iterator[None]:
-    """Let a signal end the block soon, also in the middle of a computation, with a last word."""
+    """End the block soon after a signal, even amid a computation, with a last line."""
     with cleaned_up(), ended_soon(last_word, remove_own_directories):
         yield

@@ -28,7 +28,7 @@ class Tell(Protocol):
     def __call__(
         self, done: int, total: int, what: str = "", seconds_left: float | None = None
     ) -> None:
-        """Tell what is being done, how much of how much is, and how long the rest takes."""
+        """Show what is being done, how much of it is done, and how long the rest takes."""
 
 
 def show_progress(
@@ -94,7 +94,7 @@ def _lines(title: str, console: Console, interval: float) -> Iterator[Tell]:
 
 
 def _more(seconds: float) -> str:
-    """Say about how long the rest takes."""
+    """Return about how long the rest takes, in words."""
     if seconds < 90:
         return f"about {max(5, 5 * round(seconds / 5))} seconds more"
     return f"about {round(seconds / 60)} minutes more"

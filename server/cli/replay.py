@@ -68,7 +68,7 @@ def _asked_again(client: Client, recorded: Recorded, timeout: float) -> dict[str
 
 
 def differences(recorded: Recorded, now: dict[str, Any]) -> Iterator[str]:
-    """Say what of an answer is not what it was; nothing if all bits are the same.
+    """Return the differences of an answer from what it was; none if all bits are the same.
 
     Its origin is named only if its bits are others.
     """

@@ -62,7 +62,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         envvar="TOKENWEIR_TOKEN",
         show_envvar=True,
         metavar="TOKEN",
-        help="Says who calls.  What is typed, others on this machine can see: prefer the variable.",
+        help="Bearer token; prefer the variable, as others on this machine see what is typed.",
     ),
     click.option(
         "--tls-ca",
@@ -104,7 +104,7 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(tls_ca: Path, tls_cert: Path | None, tls_key: Path | None) -> None:
-    """Have OpenSSL look at the files: gRPC says of a wrong one only that nobody answers."""
+    """Check the files with OpenSSL: for a wrong one gRPC says only that nobody answers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(tls_ca)
     if tls_cert is not None:

@@ -106,7 +106,7 @@ def serve(
 
 
 def say(text: str, config: Log) -> None:
-    """Tell the user of a command, in the form that its log has."""
+    """Print a line for the user of a command, in the form of its log."""
     if config.format == "text":
         return click.echo(text, err=True)
     log_to_stderr(config)
@@ -175,7 +175,7 @@ def serve_until_ended(config: Settings) -> None:
 
 
 def announce(service: Service, models: Iterable[str], log: Log) -> None:
-    """Say where the models are served, and where the server is operated."""
+    """Print where the models are served, and where the server is operated."""
     if service.admin_address is not None:
         say(f"operated on {service.admin_address}", log)
     if service.http_url is not None:

@@ -77,7 +77,7 @@ def print_settings(given: GivenSettings) -> None:
 
 
 def is_given(option: str) -> bool:
-    """Say whether an option of the running command was typed, or is in the environment."""
+    """Return whether an option of the running command was typed, or is in the environment."""
     source = click.get_current_context().get_parameter_source(option)
     return source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 

@@ -104,7 +104,7 @@ def _compared(found: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def _near(largest: float) -> str:
-    """Say how near a number comes to the largest of float16."""
+    """Return how near a number comes to the largest of float16, in words."""
     share = f"{largest:,.0f}" if largest >= 10 else f"{largest:.2g}"
     return f"{share} of 65,504: larger inputs may pass it" if largest > 32_752 else share
 

@@ -22,20 +22,26 @@ _NUM_BYTES = 32
         "tokenweir serve packages/dates --tokens tokens.toml",
     ),
 )
-@click.option("--tenant", required=True, metavar="NAME", help="Whose calls they are.")
+@click.option("--tenant", required=True, metavar="NAME", help="Tenant of the calls.")
 @click.option(
     "--max-priority",
     type=click.IntRange(-(2**31), 2**31 - 1),
-    help="The lowest number, so the earliest turn, of its requests.  [default: 0]",
+    help="Highest priority of its requests; lower numbers run earlier.  [default: 0]",
 )
-@click.option("--max-requests", type=click.IntRange(1), help="Open at once.  [default: no limit]")
+@click.option(
+    "--max-requests", type=click.IntRange(1), help="Requests open at once.  [default: no limit]"
+)
 @click.option(
     "--tokens-per-minute",
     type=click.IntRange(1),
-    help="Of texts read and generated.  [default: no limit]",
+    help="Tokens read and generated, a minute.  [default: no limit]",
 )
 @click.option(
-    "--model", "models", multiple=True, metavar="NAME", help="No other one; may be repeated."
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="Allowed model; may be repeated.  [default: all]",
 )
 def token(
     tenant: str,

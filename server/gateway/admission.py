@@ -53,7 +53,7 @@ class Admission:
         self._refusal: TokenweirError | None = None
 
     def set_slots(self, num_slots: int | None, num_contended: int | None = None) -> None:
-        """Let so many calls be under way at once; None: all of them.
+        """Limit the calls in flight to so many; None: no limit.
 
         Only `num_contended` of them are of tenants that have calls waiting, while another tenant
         has none. That one sends less than its share, and a flood must not slow it down.

@@ -38,7 +38,7 @@ class CallRecord:
     def fields(self) -> Fields:
         """Return what the line says; times are in seconds, of several inputs the longest.
 
-        They count from the arrival at the worker; `waited` is how long the gateway had the call.
+        They count from the arrival at the worker, but for `gateway_queue`, the time before that.
         """
         told = self.told
         fields: dict[str, str | int | float] = {
@@ -48,7 +48,7 @@ class CallRecord:
             "tenant": self.tenant[:_MAX_CHARS],
             "input_tokens": sum(part.input_tokens for part in told.parts),
             "output_tokens": sum(part.output_tokens for part in told.parts),
-            "waited": round(self.waited, 6),
+            "gateway_queue": round(self.waited, 6),
             "seconds": round(told.seconds, 6),
         }
         if told.parts:

@@ -39,7 +39,7 @@ class FairQueue:
         return self._size
 
     def add(self, waiting: Waiting) -> None:
-        """Let a call wait."""
+        """Enqueue a call."""
         with self._lock:
             one_class = self._classes.setdefault(waiting.priority, _PriorityClass())
             if waiting.tenant not in one_class.lines:
@@ -53,7 +53,7 @@ class FairQueue:
             self._waiting[waiting.tenant] += 1
 
     def remove(self, waiting: Waiting) -> None:
-        """Let a call go that was not taken."""
+        """Remove a call that was not taken."""
         with self._lock:
             one_class = self._classes[waiting.priority]
             del one_class.lines[waiting.tenant][waiting]

@@ -299,7 +299,7 @@ class Gateway:
     def _has_come(
         self, call: ServerCall, request: bytes | TokenweirError, identity: Identity | None
     ) -> None:
-        """Have a call answered, or refuse it at once; in any thread.
+        """Pass a call on to be answered, or refuse it at once; in any thread.
 
         The cheapest way under overload: the event loop is not woken, and the thread backs off.
         """

@@ -55,7 +55,7 @@ class Relay:
         book: Book,
         has_crashed: HasCrashed = lambda address: None,
     ) -> None:
-        """Let a call wait `worker_wait` seconds for a worker; tell workers how many wait here.
+        """Calls wait `worker_wait` seconds for a worker; workers are told how many wait here.
 
         `has_crashed` is that of Losses.
         """
@@ -139,7 +139,7 @@ class Relay:
         attempts: Attempts,
         context: ServerCall,
     ) -> tuple[WorkerCall, Metadata]:
-        """Have a worker answer to the end; return the call and the trailing metadata.
+        """Relay a call to its end; return the call and the trailing metadata.
 
         `end_calls` may end it. The worker is told how many calls wait here for each.
         """
@@ -224,7 +224,7 @@ def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | 
 def _go_on_or_raise(
     attempts: Attempts, stream: ResumableStream, backend: Backend, error: WorkerFailed | WorkerLost
 ) -> None:
-    """Let another worker go on with a stream that has begun, else raise how it ends.
+    """Resume a stream that has begun at another worker, else raise how it ends.
 
     That is ReplicasLost if it would end the next worker, too.
     """
@@ -244,7 +244,7 @@ def _go_on_or_raise(
 
 
 def _look_elsewhere_or_raise(attempts: Attempts, stream: ResumableStream, backend: Backend) -> None:
-    """Let a worker of the same origin go on with a stream; raise if this one was, and differed."""
+    """Resume a stream at a worker of the same origin; raise if this one was, and differed."""
     status = _lost(attempts.request_id)
     if stream.difference:
         logger.error(
@@ -265,7 +265,7 @@ def _status(error: WorkerFailed | WorkerLost, request_id: str) -> CallStatus:
 
 
 def _crashed(error: WorkerFailed | WorkerLost) -> bool | None:
-    """Say whether a lost worker crashed, as far as it shows here: one that hangs did not."""
+    """Return whether a lost worker crashed, as far as it shows here: one that hangs did not."""
     if isinstance(error, WorkerLost):
         return False
     return True if is_workers_own(error) else None
@@ -280,5 +280,5 @@ def _lost(request_id: str) -> CallStatus:
 
 
 def _is_clients(key: str) -> bool:
-    """Say whether a worker hears of it; of what is between client and gateway it does not."""
+    """Return whether a key of metadata goes on to a worker; those of the connection do not."""
     return key not in _OWN and not key.startswith("grpc-")

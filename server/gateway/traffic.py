@@ -35,7 +35,7 @@ class Traffic:
         self._closed: set[ModelVersion] = set()
 
     def see(self, versions: Iterable[ModelVersion]) -> None:
-        """Know versions that serve; open are those that nobody has closed."""
+        """Take in the versions that serve; those that nobody has closed are open."""
         for one in sorted(versions):
             if one not in self._closed and one.version not in self._shares.get(one.model, {}):
                 self.open(one)
@@ -74,7 +74,7 @@ class Traffic:
         self._shares[one.model] = {v: scaled.get(v, share) for v in shares}
 
     def forget(self, one: ModelVersion) -> None:
-        """Know nothing of a version any more."""
+        """Forget a version."""
         self.close(one)
         self._closed.discard(one)
 
@@ -84,7 +84,7 @@ class Traffic:
         return {"shares": {model: {**s} for model, s in self._shares.items()}, "closed": closed}
 
     def adopt(self, told: Mapping[str, Any]) -> None:
-        """Be as another one has told; ValueError, TypeError or KeyError for what is none."""
+        """Take over the state of another one; ValueError, TypeError or KeyError for no state."""
         closed = {ModelVersion(str(model), str(version)) for model, version in told["closed"]}
         self._shares = {
             str(model): {str(version): float(share) for version, share in shares.items()}
@@ -93,7 +93,7 @@ class Traffic:
         self._closed = closed
 
     def is_open(self, one: ModelVersion) -> bool:
-        """Say whether a version takes new calls."""
+        """Return whether a version takes new calls."""
         return one.version in self._shares.get(one.model, {})
 
     def share(self, one: ModelVersion) -> float:
@@ -126,7 +126,7 @@ class Traffic:
         return tuple(ModelVersion(model, one) for one in by_share)
 
     def is_closed(self, one: ModelVersion) -> bool:
-        """Say whether a version, or without one all of a model, is known and takes no new calls."""
+        """Return whether a known version, or without one a model, takes no new calls."""
         if one.version:
             return one in self._closed
         return one.model not in self._shares and any(c.model == one.model for c in self._closed)

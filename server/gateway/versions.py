@@ -69,7 +69,7 @@ class Deployment(Protocol):
         """
 
     async def end(self, group: Group) -> None:
-        """Have workers drain within the server's grace; return when their processes are gone."""
+        """Drain workers within the server's grace; return when their processes are gone."""
 
 
 @dataclass(frozen=True)

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def is_remote(address: Path | str) -> bool:
-    """Say whether a package is to be fetched, and not read where it lies."""
+    """Return whether a package is to be fetched, and not read where it lies."""
     return "://" in str(address) and not isinstance(address, Path)

@@ -36,7 +36,7 @@ def fields_of(record: logging.LogRecord) -> Fields:
 
 
 def set_level(config: Log) -> None:
-    """Let this process log what the settings ask for."""
+    """Set up logging of this process by the settings."""
     for name in OWN_LOGGERS:
         logging.getLogger(name).setLevel(config.level.upper())
     logging.getLogger(REQUESTS).setLevel(logging.NOTSET if config.requests else logging.WARNING)

@@ -82,6 +82,6 @@ class _Listener(socket.socket):
 
 
 def _cut_off(connection: socket.socket) -> None:
-    """Have both sides of a connection meet its end."""
+    """Shut a connection down, in both directions."""
     with contextlib.suppress(OSError):  # it has gone already
         connection.shutdown(socket.SHUT_RDWR)

@@ -69,7 +69,7 @@ class Tracing:
 
     @contextmanager
     def relaying(self, call: ServerCall, start: float) -> Iterator[Span]:
-        """Have a span while a call is relayed, within which those of its worker are."""
+        """Open a span while a call is relayed; those of its worker are within."""
         from opentelemetry.trace import set_span_in_context
 
         traceparent = traceparent_in(call.invocation_metadata())
@@ -93,7 +93,7 @@ def end_span(span: Span, seconds: float) -> None:
 
 
 def set_status(span: Span, code: str) -> None:
-    """Say with which gRPC code a call has ended."""
+    """Set the status of a span by the gRPC code of its call."""
     from opentelemetry.trace import StatusCode
 
     span.set_attribute("rpc.response.status_code", code)

@@ -56,7 +56,7 @@ class Worker:
         peers: Peers | None = None,
         log: WorkerLog | None = None,
     ) -> None:
-        """With `peers` it takes calls of them only. Gateways that want it are given the log."""
+        """`peers`, if given, are the only callers. Gateways that want it are given the log."""
         clash = {"", *SERVICES} & set(models)
         if clash:
             raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")

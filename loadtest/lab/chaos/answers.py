@@ -13,7 +13,7 @@ Verdict = Literal["right", "lost", "doubled", "different"]
 
 
 def verdict(got: GeneratedSequence, expected: GeneratedSequence) -> Verdict:
-    """Say whether a sequence is what it has to be, bit for bit.
+    """Return whether a sequence is what it has to be, bit for bit.
 
     "lost" has only a part of the tokens, "doubled" has all of them and more.
     """

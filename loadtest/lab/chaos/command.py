@@ -121,7 +121,9 @@ def run(server: Server, plan: Plan) -> Outcome:
 @click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--serving", type=click.IntRange(min=1), help="Workers that serve before the next.")
 @click.option("--concurrency", type=click.IntRange(min=1), default=12, show_default=True)
-@click.option("--tokens", type=click.IntRange(min=1), default=200, help="Of an answer, at most.")
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=200, help="Tokens of an answer, at most."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Without an ending.")
 def main(
     package: Path,

@@ -51,7 +51,7 @@ def _signal_one(what: str, signal_number: int, server: Server) -> int:
 
 
 def _pause(pid: int) -> None:
-    """Let a process stand still for a while, as on a machine that does."""
+    """Stop a process for a while, as on a machine that hangs."""
     os.kill(pid, signal.SIGSTOP)
     try:
         time.sleep(_STILL)

@@ -87,7 +87,7 @@ def _is_found_elsewhere(package: Any, execution: Execution) -> bool:
 
 
 def certificate(settings: Settings, model: str, form: str) -> Outcome:
-    """Let the product's own `verify` compare a package with its eager model on the device."""
+    """Compare a package with its eager model on the device, by the product's own `verify`."""
     package = make_package(settings, f"{model}.{form}")
     options = ["--device", "cuda"] if settings.device == "cuda" else []
     if options and read_manifest(package).generation is not None:

@@ -47,9 +47,13 @@ def _numbers(_: object, __: object, text: str) -> tuple[int, ...]:
     help="Seconds for all parts; none is begun that would take longer.",
 )
 @click.option("--prepare", is_flag=True, help="Make packages on spare cores meanwhile.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of a speed.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
 @click.option(
-    "--concurrency", default="1,32,256", show_default=True, callback=_numbers, help="Of a speed."
+    "--concurrency",
+    default="1,32,256",
+    show_default=True,
+    callback=_numbers,
+    help="Streams at once.",
 )
 @click.option("--quick", is_flag=True, help="Tiny models: tries the check itself.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)

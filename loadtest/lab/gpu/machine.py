@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 def look(settings: Settings) -> Outcome:
-    """Say what is here; a product and an attention on the device must be right."""
+    """Return what is here; check a product and an attention on the device."""
     names = {one.metadata["Name"]: one.version for one in distributions()}
     found: Found = {"python": sys.version, "machine": machine_name(), "versions": names}
     print({name: names.get(name) for name in _DISTRIBUTIONS.split("|")}, flush=True)

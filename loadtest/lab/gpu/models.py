@@ -159,7 +159,7 @@ def make_package(settings: Settings, name: str) -> Path:
 
 
 def serve_unproven(package: Path, buckets: tuple[int, ...]) -> None:
-    """Let an engine take a package here, in decode calls of so many rows, for its speed alone."""
+    """Make a package loadable here, in decode calls of so many rows, for its speed alone."""
     device, manifest = open_device(), read_manifest(package)
     use = use_of(device, buckets)
     shown = DeviceCertificate(

@@ -23,11 +23,13 @@ from loadtest.lab.result import heading
 @click.option("--work", "name", type=click.Choice(list(WORKS)), required=True)
 @click.option("--concurrency", default="1,8,32", show_default=True, metavar="N,...")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="Of every engine.  [default: one a core]")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads of every engine.  [default: one a core]"
+)
 @click.option(
     "--engine", "engines", multiple=True, help="Only engines whose name holds this; repeatable."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @click.option(
     "--models",
     type=click.Path(path_type=Path),

@@ -53,7 +53,7 @@ class Peer(Protocol):
     versions: Mapping[str, str]
 
     def ask(self, loop: Loop) -> Answered:
-        """Let it answer all requests of a loop."""
+        """Run all requests of a loop."""
 
     def close(self) -> None:
         """End it."""
@@ -210,7 +210,7 @@ class _Turns:
                     yield Agreement(*who, sum(same), len(same))
 
     def _compared(self, engine: Engine, concurrency: int) -> Iterator[bool]:
-        """Say of each answer whether ours to the same request is the same."""
+        """Return for each answer whether ours to the same request is the same."""
         for number in range(self._plan.num_rounds):
             theirs = self._answers.get((engine.name, concurrency, number))
             ours = self._answers.get((engine.against or "", concurrency, number))
@@ -267,6 +267,6 @@ class _Turns:
 
 
 def _is_same(one: Answer, other: Answer) -> bool:
-    """Say whether two answers have the same tokens, or the same text where ids are not told."""
+    """Return whether two answers have the same tokens, or the same text where ids are not told."""
     field = "token_ids" if "token_ids" in one and "token_ids" in other else "text"
     return one[field] == other[field]

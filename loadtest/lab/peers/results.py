@@ -73,7 +73,7 @@ def summarize(work: Work, comparison: Comparison) -> tuple[Line, ...]:
 
 
 def disagreements(agreements: Iterable[Agreement]) -> tuple[str, ...]:
-    """Say of every engine that must agree and does not how far it does."""
+    """Return a line for every engine that must agree and does not."""
     return tuple(
         f"{a.engine} at concurrency {a.concurrency}: {a.equal} of {a.compared} outputs are those "
         f"of {a.against}"

@@ -42,7 +42,7 @@ class Cell:
         self._addresses: set[str] = set()
 
     async def keep_worker(self) -> None:
-        """Have one worker, and the next one when it is gone."""
+        """Run one worker, and the next one when it is gone."""
         while True:
             process = await asyncio.create_subprocess_exec(
                 *_WORKER,

@@ -56,7 +56,7 @@ async def serve_gateway(num_slots: int, worker: str) -> None:
 
 
 async def _tell(address: str) -> None:
-    """Say that the process serves; return when it is to end."""
+    """Announce that the process serves; return when it is to end."""
     keep_what_is_there()
     print(json.dumps(address), flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -92,7 +92,7 @@ class Endpoints:
         self._client, self._config = client, config
 
     async def health(self, request: Request) -> Response:
-        """Say whether the server behind serves: 200 or 503."""
+        """Return whether the server behind serves: 200 or 503."""
         status = await self.server_health()
         return JSONResponse({"status": status}, 200 if status == "SERVING" else 503)
 
@@ -112,7 +112,7 @@ class Endpoints:
         return JSONResponse({"object": "list", "data": list(map(_model_json, listed))})
 
     async def model(self, request: Request) -> Response:
-        """Say what one model is."""
+        """Describe one model."""
         name = request.path_params["model"]
         for model in await self.caller(request).models():
             if model.model == name:

@@ -41,19 +41,19 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerLive(
         self, request: protocol.ServerLiveRequest, context: Context
     ) -> protocol.ServerLiveResponse:
-        """Say that this process answers."""
+        """Answer that this process is alive."""
         return protocol.ServerLiveResponse(live=True)
 
     async def ServerReady(
         self, request: protocol.ServerReadyRequest, context: Context
     ) -> protocol.ServerReadyResponse:
-        """Say whether the server behind serves."""
+        """Return whether the server behind serves."""
         return protocol.ServerReadyResponse(ready=await self._is_serving(""))
 
     async def ModelReady(
         self, request: protocol.ModelReadyRequest, context: Context
     ) -> protocol.ModelReadyResponse:
-        """Say whether a model serves, or one version of it."""
+        """Return whether a model serves, or one version of it."""
         ready = await self._is_serving(request.name)
         if ready and request.version:
             found = await _answered(context, self._described(context, request.name))
@@ -64,7 +64,7 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerMetadata(
         self, request: protocol.ServerMetadataRequest, context: Context
     ) -> protocol.ServerMetadataResponse:
-        """Say what this is."""
+        """Describe this server."""
         return protocol.ServerMetadataResponse(
             name="tokenweir", version=metadata.version("tokenweir")
         )
@@ -72,7 +72,7 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelMetadata(
         self, request: protocol.ModelMetadataRequest, context: Context
     ) -> protocol.ModelMetadataResponse:
-        """Say what a model takes and gives, over all of its tasks."""
+        """Describe the inputs and outputs of a model, over all of its tasks."""
         return await _answered(context, self._metadata(request, context))
 
     async def ModelInfer(

@@ -202,7 +202,7 @@ _MUTUAL = Tls(Path("c"), Path("k"), Path("r"))
         ("127.0.0.1", Tls(), False, True, ""),
         ("::1", Tls(), False, True, ""),
         ("0.0.0.0", Tls(), True, False, "calls need to be encrypted"),
-        ("0.0.0.0", _TLS, False, False, "asks nobody who he is"),
+        ("0.0.0.0", _TLS, False, False, "has no authentication"),
         ("0.0.0.0", _TLS, True, True, "would go on with --token"),
         ("0.0.0.0", _TLS, True, False, ""),
         ("0.0.0.0", _MUTUAL, False, True, ""),
