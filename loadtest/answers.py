@@ -21,7 +21,7 @@ class KeptAnswer:
     turn: int
     ask: Ask
     answer: Answer
-    seed: int = 0  # with which it was sampled; 0: nothing was drawn
+    seed: int = 0  # seed of the sampling; 0: nothing was sampled
     is_sample: bool = False  # it is to be asked again
 
 

@@ -29,7 +29,7 @@ class _Part:
     kept: list[KeptAnswer]
     expected: list[WrongAnswer | None]
     num_in_flight: int
-    own_load: OwnLoad | None = None  # with the last one
+    own_load: OwnLoad | None = None  # comes with the last one
 
 
 class Clients:

@@ -27,7 +27,7 @@ class LoadReport:
     summary: LoadSummary
     records: tuple[RequestRecord, ...]  # by index, then turn
     kinds: Mapping[str, LoadSummary] = field(default_factory=dict)  # parts of a mix
-    goodput: Goodput | None = None  # with bounds only
+    goodput: Goodput | None = None  # only with bounds
     goals: tuple[GoalOutcome, ...] = ()
     checks: Checks = Checks()
     server: tuple[ServerSample, ...] = ()  # the server's own figures meanwhile
@@ -35,7 +35,7 @@ class LoadReport:
     interrupted: bool = False  # requests under way then are in no record
     command: str = ""
     commit: str = ""  # the load test's code
-    machine: str = ""  # that the load test ran on
+    machine: str = ""  # machine of the load test
     invalid: tuple[str, ...] = ()  # why the figures may not be those of the server
 
     @property

@@ -18,7 +18,7 @@ class RequestRecord:
     """One request; times are in seconds from the start of the test."""
 
     index: int
-    prompt: int  # which of the different requests of the work
+    prompt: int  # index among the different requests of the work
     scheduled: float  # when it was due; latencies count from here
     sent: float  # when it was sent
     finished: float  # the end of its call, good or bad
@@ -109,7 +109,7 @@ class LoadSummary:
     duration: float  # seconds of the window
     num_ok: int
     errors: Mapping[str, int]  # by status and reason
-    requests_per_second: float  # that succeeded
+    requests_per_second: float  # successful ones
     output_tokens_per_second: float
     input_tokens: int
     output_tokens: int

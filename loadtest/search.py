@@ -47,7 +47,7 @@ class Round:
     """The ends of the interval that a round has come to."""
 
     low: float  # requests a second that keep the bounds
-    high: float  # that do not
+    high: float  # the same that miss them
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Search:
     rate: float | None  # requests a second that keep the bounds; None: none was found
     low: float | None
     high: float | None
-    confidence: float  # that the median of many such rounds lies from low to high
+    confidence: float  # probability that the median of many such rounds is between low and high
     rule: str  # by which it was stopped
     stopped: str  # why it ended before its rounds were done; "" if they are
     rounds: tuple[Round, ...]

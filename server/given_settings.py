@@ -125,7 +125,7 @@ class GivenSettings:
             if section in SECTIONS and not isinstance(table, dict):
                 raise ConfigError(f"{origin}: {section} is a section, [{section}], not a value")
             for name in _names(section, table):
-                if name not in KNOWN or section not in SECTIONS:  # which "listen.port" is not
+                if name not in KNOWN or section not in SECTIONS:  # "listen.port" = 1 is none
                     told = name if name.isprintable() and name not in KNOWN else repr(name)
                     (nearest,) = get_close_matches(name, KNOWN, 1, cutoff=0.0)
                     raise ConfigError(

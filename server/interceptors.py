@@ -45,7 +45,7 @@ _Response = TypeVar("_Response")
 # somebody asks for it, "" of a call that has none.
 _request_id: ContextVar[str] = ContextVar("request_id")
 
-_MAX_CHARS = 200  # that a record has of an error
+_MAX_CHARS = 200  # characters of an error in a record
 _DEADLINE_MARGIN = 0.02  # seconds; less than that of the engines, whose words say more
 
 
@@ -87,7 +87,7 @@ class StatusInterceptor(WrappingInterceptor):
         deadlines = self._deadlines
 
         async def around(behavior: Behavior, request: Any, context: Context) -> Any:
-            _request_id.set(getattr(context, "request_id", ""))  # which a gateway gives
+            _request_id.set(getattr(context, "request_id", ""))  # a gateway gives one
             record = current_record()
             try:
                 async with InTime(context, _DEADLINE_MARGIN, deadlines):
@@ -156,7 +156,7 @@ class StreamParsingInterceptor(aio.ServerInterceptor):
         answer = cast(Callable[[Any, Context], AsyncIterator[Any]], handler.stream_stream)
 
         async def behavior(messages: AsyncIterator[bytes], context: Context) -> None:
-            _request_id.set(getattr(context, "request_id", ""))  # which a gateway gives
+            _request_id.set(getattr(context, "request_id", ""))  # a gateway gives one
             requests = (_parsed(parse, message, method) async for message in messages)
             try:
                 async with InTime(context, _DEADLINE_MARGIN, deadlines):

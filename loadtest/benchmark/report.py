@@ -42,7 +42,7 @@ class ConcurrencyResult:
     tokens_per_second: float  # new ones, over the time of the whole work
     prefill_tokens_per_second: float  # prompts, over their time alone
     decode_step: DecodeStep | None  # None: the work has one new token only
-    cache_bytes: int  # that the sequences reach at their full length
+    cache_bytes: int  # at the full length of the sequences
     memory: Memory  # after the last round
     rounds: tuple[Round, ...]
 

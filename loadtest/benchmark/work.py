@@ -24,7 +24,7 @@ class BenchmarkWork:
     num_prompt_tokens: int = 128
     num_new_tokens: int = 64  # exactly: the end of a sequence is ignored
     strategy: Choice = "greedy"
-    top_k: int = 50  # with "topk" only; a smaller vocabulary is drawn from whole
+    top_k: int = 50  # for "topk" only; a smaller vocabulary is sampled whole
     beam_width: int = 1  # above 1 with "beam" only
     seed: int = 0  # for prompts and draws
     prompt_logprobs: int | None = None  # alternatives of every given token; None: it is not scored

@@ -52,7 +52,7 @@ class Cost(NamedTuple):
     """Costs of one process, in microseconds of processor time."""
 
     token: float
-    message: float  # that of the tokens, by messages
+    message: float  # time of the tokens, by messages
     request: float  # without its tokens
 
 

@@ -243,7 +243,7 @@ def main(
     of_starts: dict[int, list[Turns]] = {count: [] for count in counts}
     for number in range(starts):
         with ExitStack() as stack:
-            turned = -1 if number % 2 else 1  # which of them starts first makes a difference, too
+            turned = -1 if number % 2 else 1  # the order of starts makes a difference, too
             engines = [stack.enter_context(engine_of(tree, limits)) for tree in trees[::turned]]
             sides: list[Side] = [*engines[::turned]]
             if has_servers:
@@ -264,7 +264,7 @@ Pairs = dict[str, tuple[int, int]]  # two sides that are compared, by what they 
 
 def pairs_of(commits: Sequence[str], has_servers: bool) -> Pairs:
     """Return what is compared: the first tree with others, and every engine with its server."""
-    pairs, servers = Pairs(), len(commits)  # which stand behind the engines
+    pairs, servers = Pairs(), len(commits)  # they stand behind the engines
     for one, commit in enumerate(commits):
         if one:
             pairs[f"engine by engine of {commit}"] = (0, one)

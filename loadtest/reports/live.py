@@ -31,7 +31,7 @@ class Figures:
     num_failed: int = 0
     num_tokens: int = 0
     num_in_flight: int = 0
-    recent: list[tuple[float, RequestRecord]] = field(default_factory=list)  # with when it was seen
+    recent: list[tuple[float, RequestRecord]] = field(default_factory=list)  # each with its time
     started: float | None = None
 
     def look(self, course: Course) -> None:

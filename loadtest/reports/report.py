@@ -21,7 +21,7 @@ from loadtest.series import SeriesReport
 from loadtest.trial import Trial
 
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max", "count")
-_LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # with borders; five digits
+_LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # borders included; five digits
 _MAX_WRONG = 10  # wrong answers that are shown
 _REPORT: TypeAdapter[LoadReport] = TypeAdapter(LoadReport)
 _SERIES: TypeAdapter[SeriesReport] = TypeAdapter(SeriesReport)

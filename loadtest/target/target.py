@@ -31,7 +31,7 @@ class Reply:
     server_first_token: float | None = None  # seconds from arrival, as the server measured it
     server_batch_size: float | None = None  # sequences in its steps, mean
     answer: Answer | None = None  # if it was to be kept
-    seed: int = 0  # with which it was sampled; 0: nothing was drawn
+    seed: int = 0  # seed of the sampling; 0: nothing was sampled
 
 
 class CallFailed(Exception):

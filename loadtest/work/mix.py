@@ -27,7 +27,7 @@ class Kind:
     name: str
     options: Mapping[str, JsonValue]
     method: Method | None = None
-    target: str | None = None  # that a score asks for
+    target: str | None = None  # target of a score
 
     def of(self, ask: Ask) -> Ask:
         """Return a request in this kind; options of another call do not go with it."""

@@ -10,7 +10,7 @@ import grpc
 from server.hosts import is_loopback
 
 NAME = "tokenweir-peer"  # in the certificate, whatever the addresses are
-_YEARS = 10  # that a service may go on
+_YEARS = 10  # longest life of a service
 _CLOCKS_APART = timedelta(days=1)  # on the machines of a cluster, at most
 
 

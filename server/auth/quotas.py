@@ -13,7 +13,7 @@ from server.auth.tokens import Identity
 _LEAST_RETRY = 0.05  # seconds
 _NEW = 0.2  # the weight of the last call in what is expected of the next
 _GUESS = 64.0  # tokens of a tenant's call, before it has had one
-_GUESS_SECONDS = 1.0  # that it takes
+_GUESS_SECONDS = 1.0  # length of such a call
 _SAMPLE = 64  # open requests: under a flood many more would cost too much to look at
 
 
@@ -60,8 +60,8 @@ class _Tenant:
 
     def __init__(self) -> None:
         self._open: set[Lease] = set()
-        self._seconds: float | None = None  # that a call takes
-        self._tokens: float | None = None  # that a call takes
+        self._seconds: float | None = None  # moving average of a call
+        self._tokens: float | None = None  # moving average of a call
         self._used = 0.0  # tokens, of which the quota of a minute forgives so many in a minute
         self._updated = 0.0
 

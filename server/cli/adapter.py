@@ -29,11 +29,11 @@ Serve = Callable[["AsyncClient", ConfigT, Callable[[str], None]], Awaitable[None
 class Adapter(Generic[ConfigT]):
     """A server of another protocol, in front of one of ours."""
 
-    server: Server  # that one
+    server: Server  # the server behind
     settings: Settings
     config: ConfigT  # the part of them for this server
     serve: Serve[ConfigT]
-    announcement: str  # with a place for the address
+    announcement: str  # has a place for the address
 
     def run(self) -> None:
         """Serve until a signal ends it, by uvloop where that is installed: it takes less."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MODEL = "dates"
 NUM_REPLICAS = 2
 NUM_WRONG_ALLOWED = 1  # typed dates; a model that is 99 % right errs now and then
-_PORT = 50051  # with --keep-serving
+_PORT = 50051  # for --keep-serving
 LAST = "loadtest.json"  # written at the end of a demo
 LOAD_REQUESTS, LOAD_CONCURRENCY = 400, 16
 

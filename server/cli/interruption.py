@@ -91,7 +91,7 @@ def ended_soon(last_word: str, clean_up: Callable[[], None]) -> Iterator[None]:
     finally:
         ended.set()
         signal.set_wakeup_fd(before)
-        theirs.close()  # which ends the thread
+        theirs.close()  # ends the thread
 
 
 def _handle(number: signal.Signals, handler: signal._HANDLER) -> signal._HANDLER:

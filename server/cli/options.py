@@ -78,7 +78,7 @@ package_path, checkpoint_path = ModelPath("package"), ModelPath("checkpoint")
 existing_path = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
 directory_path = click.Path(file_okay=False, resolve_path=True, path_type=Path)  # made if missing
-any_file = click.Path(dir_okay=False, path_type=Path)  # that is written, if there is none
+any_file = click.Path(dir_okay=False, path_type=Path)  # written if missing
 
 timeout_option: Decorator = click.option(
     "--timeout",

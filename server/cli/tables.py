@@ -184,7 +184,7 @@ def model_table(model: ModelInfo) -> Table:
     table = Table(title=f"{model.model} {model.model_version}", title_justify="left")
     table.show_header = False
     table.add_row("state", f"{model.state}: {model.message}" if model.message else model.state)
-    if (traffic := model.traffic) is not None:  # which an admin port tells
+    if (traffic := model.traffic) is not None:  # only admin ports tell it
         table.add_row("traffic", f"{traffic.share:g} % of the calls, workers: {traffic.replicas}")
     table.add_row("architecture", model.architecture)
     if model.device:

@@ -15,7 +15,7 @@ from server.gateway.backend import Backend
 from server.gateway.request_head import message_views
 
 _NEAR = 4  # calls that a worker may have more than the least busy one
-_MAX_PREFIXES = 16_384  # that are remembered
+_MAX_PREFIXES = 16_384  # most that are remembered
 _BLOCK = 256  # characters of a text, or a quarter of it of tokens; shorter prompts are left alone
 
 # A stream has the request one level down.

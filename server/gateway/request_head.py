@@ -27,7 +27,7 @@ class RequestHead:
     tenant: str = ""  # the beginning of one that is too long for any worker
     priority: int = 0  # lower runs earlier
     request_id: str = ""  # whatever the client wrote there
-    model: str = ""  # that answers it, as the client wrote it
+    model: str = ""  # as the client wrote it
     model_version: str = ""  # "": any
     is_resumed: bool = False  # a stream of which the client has the beginning
     is_readable: bool = True  # False: its bytes are not a message

@@ -54,7 +54,7 @@ class RequestReader:
         self._lock = threading.Lock()
         self._under_way: dict[_Reading, None] = {}  # in order of their start
         self._num_reading: dict[bytes, int] = {}  # by connection
-        self._lines: dict[bytes, deque[_Reading]] = {}  # that wait for a place
+        self._lines: dict[bytes, deque[_Reading]] = {}  # calls that wait for a place
 
     def read(self, call: Readable, read: Read) -> None:
         """Call `read`, from any thread, with the message of a call, or with why there is none.

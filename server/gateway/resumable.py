@@ -50,7 +50,7 @@ class ResumableStream:
         self._client = client
         self._origin = ""
         self._is_second = False  # not the first answer to the request, so messages have new numbers
-        self._num_messages = 0  # that the client has
+        self._num_messages = 0  # messages that the client has
         self._heard = Heard()
         self._catching_up: CatchingUp | None = None
 

@@ -25,7 +25,7 @@ class ServerFacts:
     """Facts of the process that GetServerInfo and ListModels tell."""
 
     version: str
-    start_time: datetime  # with a time zone
+    start_time: datetime  # has a time zone
     features: tuple[str, ...]
     limits: RequestLimits
     max_request_bytes: int

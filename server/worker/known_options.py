@@ -23,7 +23,7 @@ from server.worker.checks import (
 from server.worker.params import sampling_params
 
 _MAX_BYTES = 1 << 14  # larger requests are not looked for: a mebibyte has room for half a million
-_MAX_OPTIONS = 256  # that are remembered
+_MAX_OPTIONS = 256  # most that are remembered
 
 _Key = tuple[bytes, Collection[str]]
 

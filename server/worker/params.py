@@ -58,7 +58,7 @@ def sampling_params(
         asked["strategy"] = strategy
     if strategy == "beam" and "beam_width" not in asked:
         if defaults.beam is None or without & {"beam", filling.ALL}:
-            asked["beam_width"] = 0  # which is refused
+            asked["beam_width"] = 0  # refused later
     return filling.sampling_params(asked, defaults, without)
 
 

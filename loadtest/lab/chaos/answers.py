@@ -34,7 +34,7 @@ class Tally:
     different: int = 0
     broken: int = 0  # messages were missing, twice or other ones, and the client has noticed
     hung: int = 0  # no end within their timeout
-    failed: Counter[str] = field(default_factory=Counter)  # that said so, by code, reason and place
+    failed: Counter[str] = field(default_factory=Counter)  # by code, reason and place
     num_tokens: int = 0  # in the right ones
 
     def judge(self, got: GeneratedSequence, expected: GeneratedSequence) -> Verdict:

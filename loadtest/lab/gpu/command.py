@@ -21,7 +21,7 @@ from loadtest.lab.gpu.running import run_parts
 from loadtest.lab.result import heading
 from loadtest.result_file import write_atomically, write_document
 
-_COMMIT = Path(__file__).parents[3] / ".carry" / "commit"  # where there is no history
+_COMMIT = Path(__file__).parents[3] / ".carry" / "commit"  # stands in for a missing history
 _WATCHED = "memory.used,utilization.gpu,clocks.sm,power.draw,temperature.gpu"
 _EMULATED = "The device is emulated: nothing is computed, and no number means anything."
 

@@ -34,7 +34,7 @@ class Part:
     """Something that is asked of the machine; "kind.model.more" is its name."""
 
     name: str
-    package: str  # that it needs, "MODEL.FORMAT"; "": none
+    package: str  # needed package, "MODEL.FORMAT"; "": none
     seconds: float  # it is expected to take on a GPU, its package there
     limit: float  # seconds after which it is ended
 

@@ -165,7 +165,7 @@ def _run(command: list[str], output: int, limit: float, ended: Event) -> int | N
         return None
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what is left would hold the device
+            os.killpg(process.pid, signal.SIGKILL)  # a process that is left would hold the device
         process.wait()
 
 

@@ -66,7 +66,7 @@ def speed(settings: Settings, shape: str, form: str) -> Outcome:
     them the part fails; only the emulated device has none of torch.
     """
     package = make_package(settings, f"{shape}.{form}")
-    named = package.with_name(f"tokenweir-{form}")  # where the adapter of ours looks for it
+    named = package.with_name(f"tokenweir-{form}")  # the place in which our adapter looks
     if not named.exists():
         named.symlink_to(package.name)
     num_prompt, num_new = work_of(settings, shape)

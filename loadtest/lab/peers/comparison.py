@@ -71,7 +71,7 @@ class Plan:
     num_rounds: int
     num_threads: int
     vocab_size: int
-    directory: Path  # with the models
+    directory: Path  # has the models
     seed: int = 0
 
     def options(self, engine: Engine, setting: Setting) -> LoadOptions:

@@ -21,7 +21,7 @@ Prompts = Sequence[Sequence[int]]
 class LoadOptions:
     """Options by which an adapter loads a model."""
 
-    directory: str  # with the model in all its forms, see models.py
+    directory: str  # has the model in all its forms, see models.py
     weights: str
     num_threads: int
     max_concurrency: int

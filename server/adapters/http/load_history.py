@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tokenweir import AsyncClient, ReplicaInfo, ReplicaLoad, TokenweirClientError
 
 _PAUSE = 5.0  # seconds between two looks
-_SECONDS = 600.0  # that are remembered
+_SECONDS = 600.0  # length of the history
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class Body(BaseModel):
                 yield from ((f"{name}.{one}", f"{name}.{what}") for one, what in inner.faults())
 
     def _is_taken(self, name: str, value: object) -> bool:
-        if value in (False, 0):  # which may be meant, of a name that is misspelt
+        if value in (False, 0):  # may be meant, under a misspelt name
             return not self._nearest(name)
         return value in _ABSENT
 

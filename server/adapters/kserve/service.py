@@ -27,7 +27,7 @@ T = TypeVar("T")
 Versions = list[ModelInfo]  # one model's, at least one
 Context = grpc.aio.ServicerContext[Any, Any]
 _PLATFORM = "tokenweir_onnx"
-_KNOWN_SECONDS = 5.0  # that a model's description is believed
+_KNOWN_SECONDS = 5.0  # validity of a model's description
 
 
 class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):

@@ -31,7 +31,7 @@ class Waiting:
     tokens: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)
 
 
-Told = Callable[[int, int], None]  # which of the prompts, and its next token
+Told = Callable[[int, int], None]  # index of the prompt, and its next token
 # Runs prompts as one batch, in any thread, and tells every token.
 RunBatch = Callable[[Sequence[Sequence[int]], int, Told], None]
 
