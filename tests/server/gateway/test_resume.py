@@ -31,9 +31,9 @@ from engine.requests.request import Deltas, GenerationRequest
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server.config import GatewayConfig, WorkerConfig
-from server.gateway.catching_up import CatchingUp, Different
+from server.gateway.fast_forward import Different, FastForward
 from server.gateway.gateway import Gateway
-from server.gateway.heard import Heard
+from server.gateway.received_answer import ReceivedAnswer
 from server.worker.worker import Worker
 from tests.fakes.calls import Stubs, failure_of, stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
@@ -543,45 +543,45 @@ def delta(text: str, *ids: int, index: int = 0) -> pb.GenerateStreamResponse:
     return pb.GenerateStreamResponse(delta=made)
 
 
-def heard(*messages: pb.GenerateStreamResponse) -> dict[int, pb.Received]:
-    found = Heard()
+def came(*messages: pb.GenerateStreamResponse) -> dict[int, pb.Received]:
+    found = ReceivedAnswer()
     for message in messages:
         found.add(message.SerializeToString())
     return {index: one.message(index) for index, one in found.sequences().items()}
 
 
 def test_the_same_in_other_pieces_has_the_same_hash() -> None:
-    pieces = heard(delta("one ", 1), delta("two", 2, 3), delta("x", 9, index=1), delta("é", -4))
-    joined = heard(delta("one twoé", 1, 2, 3, -4), delta("x", 9, index=1))
+    pieces = came(delta("one ", 1), delta("two", 2, 3), delta("x", 9, index=1), delta("é", -4))
+    joined = came(delta("one twoé", 1, 2, 3, -4), delta("x", 9, index=1))
 
     assert pieces == joined
     assert (pieces[0].text_bytes, pieces[0].tokens, pieces[0].finished) == (9, 4, False)
-    assert heard(delta("one twoe", 1, 2, 3, -4))[0].sha256 != pieces[0].sha256
-    assert heard(delta("one twoé", 1, 2, 3, -5))[0].sha256 != pieces[0].sha256
+    assert came(delta("one twoe", 1, 2, 3, -4))[0].sha256 != pieces[0].sha256
+    assert came(delta("one twoé", 1, 2, 3, -5))[0].sha256 != pieces[0].sha256
 
 
 def test_many_messages_have_the_same_hash_as_one() -> None:
     letters = [chr(ord("a") + i % 26) for i in range(10_000)]
 
-    assert heard(*map(delta, letters)) == heard(delta("".join(letters)))
+    assert came(*map(delta, letters)) == came(delta("".join(letters)))
 
 
 def test_what_is_known_is_cut_off() -> None:
-    catching_up = CatchingUp(heard(delta("ab", 1, 2), delta("x", 9, index=1)), Heard())
+    fast_forward = FastForward(came(delta("ab", 1, 2), delta("x", 9, index=1)), ReceivedAnswer())
 
     rests = [
-        catching_up.rest_of(message.SerializeToString())
+        fast_forward.rest_of(message.SerializeToString())
         for message in (delta("a", 1), delta("y", 8, index=2), delta("bcé", 2, 3, 4))
     ]
 
     assert rests[0] is None
     assert pb.GenerateStreamResponse.FromString(rests[1] or b"") == delta("y", 8, index=2)
     assert pb.GenerateStreamResponse.FromString(rests[2] or b"") == delta("cé", 3, 4)
-    assert not catching_up.is_done
-    now = catching_up.received()
+    assert not fast_forward.is_done
+    now = fast_forward.received()
     assert (now[0].text_bytes, now[1].text_bytes, now[2].text_bytes) == (5, 1, 1)
-    assert catching_up.rest_of(delta("x", 9, index=1).SerializeToString()) is None
-    assert catching_up.is_done
+    assert fast_forward.rest_of(delta("x", 9, index=1).SerializeToString()) is None
+    assert fast_forward.is_done
 
 
 @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ def test_what_is_known_is_cut_off() -> None:
     ids=["text", "ids", "fewer ids", "less text"],
 )
 def test_what_differs_is_seen(second: pb.GenerateStreamResponse) -> None:
-    catching_up = CatchingUp(heard(delta("ab", 1, 2)), Heard())
+    fast_forward = FastForward(came(delta("ab", 1, 2)), ReceivedAnswer())
 
     with pytest.raises(Different):
-        catching_up.rest_of(second.SerializeToString())
+        fast_forward.rest_of(second.SerializeToString())

@@ -9,10 +9,10 @@ from tokenweir.v1 import common_pb2
 
 from server.gateway.stream_view import RunView, StreamView, index_of_end
 
-_MAX_BYTES = 16 * 2**10  # that are kept until they are looked at
+_MAX_BYTES = 16 * 2**10  # kept at most until they are looked at
 
 
-class Heard:
+class ReceivedAnswer:
     """Lengths and hashes of all sequences of one answer.
 
     Messages are looked at when there are some kilobytes of them, or somebody asks: most streams
@@ -31,12 +31,12 @@ class Heard:
             self._look()
 
     def sequence(self, index: int) -> ReceivedSequence:
-        """Return what was said of a sequence, to be added to."""
+        """Return what has come of a sequence, to be added to."""
         self._look()
         return self._of(index)
 
     def sequences(self) -> dict[int, ReceivedSequence]:
-        """Return what was said of all sequences, by index."""
+        """Return what has come of all sequences, by index."""
         self._look()
         return self._sequences
 

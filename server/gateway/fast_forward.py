@@ -8,7 +8,7 @@ from typing import Any
 from tokenweir.received import ReceivedSequence
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from server.gateway.heard import Heard
+from server.gateway.received_answer import ReceivedAnswer
 from server.gateway.stream_view import StreamView, index_of_end
 
 
@@ -16,17 +16,17 @@ class Different(Exception):
     """The second answer is not the first."""
 
 
-class CatchingUp:
+class FastForward:
     """Recognises what the client has by lengths and hashes, and lets through what is behind it.
 
     The two may be cut into messages differently. Nothing of a sequence goes on before all that
     the client has of it was recognised.
     """
 
-    def __init__(self, received: Mapping[int, pb.Received], heard: Heard) -> None:
-        """Note what is heard of the second answer in `heard`."""
+    def __init__(self, received: Mapping[int, pb.Received], answer: ReceivedAnswer) -> None:
+        """Note the second answer in `answer`."""
         self._received = received
-        self._heard = heard
+        self._answer = answer
         self._behind = {index for index, one in received.items() if _has_anything(one)}
 
     @property
@@ -36,11 +36,11 @@ class CatchingUp:
 
     def received(self) -> dict[int, pb.Received]:
         """Return what the client has now, by index: new things come of some sequences before."""
-        heard = {i: one.message(i) for i, one in self._heard.sequences().items()}
-        return heard | {index: self._received[index] for index in self._behind}
+        found = {i: one.message(i) for i, one in self._answer.sequences().items()}
+        return found | {index: self._received[index] for index in self._behind}
 
     def rest_of(self, message: bytes) -> bytes | None:
-        """Return what of a message the client has not; None if it has all of it.
+        """Return the part of a message that the client does not have; None if it has all of it.
 
         Raises Different.
         """
@@ -54,7 +54,7 @@ class CatchingUp:
         return message
 
     def _rest_of_delta(self, view: Any, delta: Any) -> bytes | None:
-        index, own = delta.index, self._heard.sequence(delta.index)
+        index, own = delta.index, self._answer.sequence(delta.index)
         text, ids, logprobs = delta.text, list(delta.tokens.ids), list(delta.logprobs)
         if index in self._behind:
             one = self._received[index]
@@ -77,7 +77,7 @@ class CatchingUp:
 
     def _unless_known(self, message: bytes, end: bytes) -> bytes | None:
         index = index_of_end(end)
-        own = self._heard.sequence(index)
+        own = self._answer.sequence(index)
         own.end = end
         if index not in self._behind:
             return message
