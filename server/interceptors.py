@@ -102,7 +102,8 @@ class StatusInterceptor(WrappingInterceptor):
                 fields = with_fields(request_id=request_id)
                 logger.exception("%s, request %s failed", method, request_id, extra=fields)
                 record.error = type(error).__name__
-                await _abort(context, _failure(request_id))
+                what = f"request {request_id} failed inside the server; its log says why"
+                await _abort(context, EngineFailure(what))
             record.request_id = current_request_id()
             return response
 
@@ -190,10 +191,6 @@ def _parsed(parse: Callable[[bytes], Any], data: bytes, method: str) -> Any:
         raise MalformedMessage(
             [FieldViolation("request", f"{len(data)} bytes are not a request of {method}")]
         ) from error
-
-
-def _failure(request_id: str) -> EngineFailure:
-    return EngineFailure(f"request {request_id} failed inside the server; its log says why")
 
 
 async def _abort(context: Context, error: TokenweirError) -> None:

@@ -92,8 +92,9 @@ def call_status(error: errors.TokenweirError, request_id: str) -> CallStatus:
     code = status_code(type(error))
     message = _clip(str(error), _MAX_MESSAGE_BYTES)
     request_id = _clip(request_id, _MAX_DESCRIPTION_BYTES)
-    retry_after = _retry_after(error)
-    milliseconds = None if retry_after is None else round(retry_after * 1000)
+    milliseconds = None
+    if isinstance(error, errors.CannotMeet | errors.Overloaded | errors.Unavailable):
+        milliseconds = None if error.retry_after is None else round(error.retry_after * 1000)
     if request_id and not isinstance(error, _WITH_MORE):
         before, behind = _plain_details(error.reason, milliseconds, len(request_id))
         details = before + request_id.encode() + behind
@@ -143,12 +144,6 @@ def status_code(error_class: type[errors.TokenweirError]) -> grpc.StatusCode:
     return next(STATUS_CODES[c] for c in error_class.__mro__ if c in STATUS_CODES)
 
 
-def _retry_after(error: errors.TokenweirError) -> float | None:
-    if isinstance(error, errors.CannotMeet | errors.Overloaded | errors.Unavailable):
-        return error.retry_after
-    return None
-
-
 def _own_details(error: errors.TokenweirError, request_id: str) -> list[Message]:
     info = error_details_pb2.ErrorInfo(
         reason=error.reason, domain=DOMAIN, metadata={"request_id": request_id}
@@ -157,7 +152,10 @@ def _own_details(error: errors.TokenweirError, request_id: str) -> list[Message]
         case errors.InvalidRequest():
             return [info, _bad_request(error)]
         case errors.TenantQuota():
-            return [info, _quota_failure(error)]
+            failure = error_details_pb2.QuotaFailure()
+            tenant = _clip(error.tenant, _MAX_DESCRIPTION_BYTES)
+            failure.violations.add(subject=f"tenant:{tenant}", description=error.quota)
+            return [info, failure]
         case errors.CapabilityNotSupported() if error.features:
             info.metadata["features"] = _clip(",".join(error.features), _MAX_DESCRIPTION_BYTES)
     return [info]
@@ -174,13 +172,6 @@ def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
         what = f"{more} more fields are wrong: {_MAX_VIOLATIONS} are named in an answer"
         bad_request.field_violations.add(field="request", description=what)
     return bad_request
-
-
-def _quota_failure(error: errors.TenantQuota) -> error_details_pb2.QuotaFailure:
-    failure = error_details_pb2.QuotaFailure()
-    tenant = _clip(error.tenant, _MAX_DESCRIPTION_BYTES)
-    failure.violations.add(subject=f"tenant:{tenant}", description=error.quota)
-    return failure
 
 
 def _clip(text: str, max_bytes: int) -> str:

@@ -147,20 +147,11 @@ def _fail(message: str, code: int) -> int:
 def _message(error: Exception) -> str:
     match error:
         case ModuleNotFoundError():
-            return _missing_module(error)
+            if (how := how_to_install(error)) is None:
+                raise error
+            return how
         case OSError():
-            return _system_problem(error)
+            reason = error.strerror or str(error)
+            return f"{error.filename}: {reason}" if error.filename else reason
         case _:
             return str(error)
-
-
-def _missing_module(error: ModuleNotFoundError) -> str:
-    how = how_to_install(error)
-    if how is None:
-        raise error
-    return how
-
-
-def _system_problem(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason

@@ -91,7 +91,8 @@ def generate(
             _print_result(found := client.generate(model, prompt, **options), typed)
         else:
             found = print_stream(client, model, prompt, cast("StreamOptions", options))
-            _print_rest(found, typed)
+            _print_details(found.sequences[0], found, typed)  # the text has been streamed
+        _print_prompt(found)
         note(model, prompt, options, found)
 
     def answer_together(texts: Sequence[str]) -> bool:
@@ -200,14 +201,8 @@ def _print_result(answer: Generation | Result, typed: dict[str, Any]) -> None:
     is_ranked = typed["beam"] is not None or typed["best_of"] is not None
     has_scores = is_ranked and (typed["num_outputs"] or 1) > 1
     for sequence in answer.sequences:
-        click.echo(_scored(sequence) if has_scores else sequence.text)
+        click.echo(f"{sequence.score:.4f}\t{sequence.text}" if has_scores else sequence.text)
         _print_details(sequence, answer, typed)
-    _print_prompt(answer)
-
-
-def _print_rest(answer: Generation, typed: dict[str, Any]) -> None:
-    """Print what was asked for besides the text, which has been streamed."""
-    _print_details(answer.sequences[0], answer, typed)
     _print_prompt(answer)
 
 
@@ -224,10 +219,6 @@ def _print_details(
 def _print_prompt(answer: Generation | Result) -> None:
     if answer.prompt_logprobs:
         print_table(prompt_table(answer.prompt_logprobs))
-
-
-def _scored(sequence: GeneratedSequence) -> str:
-    return f"{sequence.score:.4f}\t{sequence.text}"
 
 
 def _print_logprobs(positions: Iterable[PositionLogprobs]) -> None:

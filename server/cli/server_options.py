@@ -38,8 +38,15 @@ class Server:
         if self.tls_ca is None:
             return None
         try:
-            _check(self.tls_ca, self.tls_cert, self.tls_key)
-            roots, key, cert = map(_content, (self.tls_ca, self.tls_key, self.tls_cert))
+            # First by OpenSSL: for a wrong file gRPC says only that nobody answers.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(self.tls_ca)
+            if self.tls_cert is not None:
+                context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+            roots, key, cert = (
+                None if path is None else path.read_bytes()
+                for path in (self.tls_ca, self.tls_key, self.tls_cert)
+            )
         except (OSError, ValueError) as error:  # ssl's errors are among them
             files = ", ".join(map(str, filter(None, (self.tls_ca, self.tls_cert, self.tls_key))))
             raise CommandError(f"TLS cannot use {files}: {error}", NOT_USABLE) from error
@@ -101,15 +108,3 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         wrapped = option(wrapped)
     return wrapped
-
-
-def _check(tls_ca: Path, tls_cert: Path | None, tls_key: Path | None) -> None:
-    """Check the files with OpenSSL: for a wrong one gRPC says only that nobody answers."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(tls_ca)
-    if tls_cert is not None:
-        context.load_cert_chain(tls_cert, tls_key, password="")
-
-
-def _content(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()

@@ -189,7 +189,9 @@ def model_table(model: ModelInfo) -> Table:
     table.add_row("architecture", model.architecture)
     if model.device:
         table.add_row("runs on", f"{model.device}, in {model.precision}")
-    table.add_row("limits", _limits(model))
+    limits = model.limits
+    counts = {"tokens in": limits.max_input_tokens, "out": limits.max_output_tokens}
+    table.add_row("limits", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
     table.add_row("parity", _parity(model))
     if model.parity is not None and (quality := model.parity.text_quality):
         table.add_row("chrF of answers", f"{_chrf(quality)}, on {quality.lines:,} lines")
@@ -218,13 +220,6 @@ def _default(value: object) -> str:
         return str(value)
     shown = " ".join(_default(one) for one in value[:_MOST_IDS])
     return f"[{shown}, {len(value)} in all]" if len(value) > _MOST_IDS else f"[{shown}]"
-
-
-def _limits(model: ModelInfo) -> str:
-    limits = model.limits
-    parts = [f"{limits.max_input_tokens} tokens in"] if limits.max_input_tokens else []
-    parts += [f"{limits.max_output_tokens} out"] if limits.max_output_tokens else []
-    return ", ".join(parts)
 
 
 def _parity(model: ModelInfo) -> str:

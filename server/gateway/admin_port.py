@@ -85,13 +85,10 @@ class AdminPort:
                 return
             level = logging.DEBUG if call.method in _ASKED_OFTEN else logging.INFO
             logger.log(level, "%s, asked by %s", call.method, who)
-        self._loop.call_soon_threadsafe(self._begin, call)
+        self._loop.call_soon_threadsafe(lambda: call.answer(self._services.answer(call)))
 
     def _name(self, call: ServerCall) -> str:
         """Return the caller's name; Unauthenticated if it is not known."""
         if self._tokens is None:
             return call.peer().decode()
         return self._tokens.identity(call.invocation_metadata()).tenant
-
-    def _begin(self, call: ServerCall) -> None:
-        call.answer(self._services.answer(call))

@@ -209,12 +209,8 @@ class Admission:
             return True
         if self._num_under_way >= self._num_slots:
             return False
-        return self._queue.num_contending < self._num_contended or not self._is_anyone_satisfied()
-
-    def _is_anyone_satisfied(self) -> bool:
-        """Return whether a tenant is there that has no calls waiting."""
         self._forget_who_has_left()
-        return bool(self._satisfied)
+        return self._queue.num_contending < self._num_contended or not self._satisfied
 
     def _forget_who_has_left(self) -> None:
         now = self._clock()

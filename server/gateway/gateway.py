@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -285,16 +285,13 @@ class Gateway:
             if not call.method.startswith(_HEALTH):
                 identity = self._authenticator.identity(call)
             if not call.method.startswith(_PACKAGE):
-                self._loop.call_soon_threadsafe(self._answer_locally, call)
+                self._loop.call_soon_threadsafe(lambda: call.answer(self._local.answer(call)))
                 return
             self._wall.enter()
         except (Unauthenticated, QueueFull) as error:
             self._refuse(call, error, NO_HEAD, identity)
             return
         self._reader.read(call, lambda request: self._has_come(call, request, identity))
-
-    def _answer_locally(self, call: ServerCall) -> None:
-        call.answer(self._local.answer(call))
 
     def _has_come(
         self, call: ServerCall, request: bytes | TokenweirError, identity: Identity | None
@@ -419,12 +416,12 @@ class Gateway:
             what = f"{len(data)} bytes are not a request of {_LIST_MODELS}"
             raise MalformedMessage([FieldViolation("request", what)]) from None
         await self._relay.wait_for_worker()
-        models = [info for info in list_models(self._pool) if self._is_shown(info, usable)]
+        models = [
+            info
+            for info in list_models(self._pool)
+            if (usable is None or info.model in usable) and self._traffic.is_open(version_of(info))
+        ]
         return page_of(models, request).SerializeToString()
-
-    def _is_shown(self, info: pb.ModelInfo, usable: Container[str] | None) -> bool:
-        is_usable = usable is None or info.model in usable
-        return is_usable and self._traffic.is_open(version_of(info))
 
 
 def _check_is_public(method: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from tokenweir.v1 import admin_service_pb2 as pb
 
@@ -14,7 +15,7 @@ from server.gateway.traffic import ModelVersion
 def list_models(pool: Pool) -> list[pb.ModelInfo]:
     """Return every version that some worker serves, by name."""
     found = {version_of(info): info for worker in pool.serving for info in worker.infos}
-    return [_copy_of(found[one]) for one in sorted(found)]
+    return [deepcopy(found[one]) for one in sorted(found)]  # callers add to them
 
 
 def version_of(info: pb.ModelInfo) -> ModelVersion:
@@ -38,10 +39,3 @@ def page_of(models: Sequence[pb.ModelInfo], request: pb.ListModelsRequest) -> pb
 
 def _token(info: pb.ModelInfo) -> str:
     return f"{info.model} {info.model_version}"
-
-
-def _copy_of(info: pb.ModelInfo) -> pb.ModelInfo:
-    """Return it to be added to."""
-    copy = pb.ModelInfo()
-    copy.CopyFrom(info)
-    return copy

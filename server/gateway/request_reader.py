@@ -79,7 +79,8 @@ class RequestReader:
         """End what has waited too long for its message."""
         since = time.monotonic() - READ_TIMEOUT
         while (first := next(iter(self._under_way), None)) and first.started <= since:
-            self._end(first, _too_late())
+            what = f"its message did not come within {READ_TIMEOUT:g} s; ask again"
+            self._end(first, ExpiredInQueue(what))
 
     def _end(self, reading: _Reading, result: bytes | TokenweirError | None) -> None:
         with self._lock:
@@ -88,7 +89,9 @@ class RequestReader:
             following = self._leave(reading)
         if following is not None:  # first: whatever comes of this one, it has the place
             following.call.receive(partial(self._end, following))
-        reading.read(_no_message() if result is None else result)
+        if result is None:
+            result = MalformedMessage([FieldViolation("request", "the call brought no message")])
+        reading.read(result)
 
     def _may_read(self, connection: bytes) -> bool:
         return self._num_free > 0 and self._num_reading.get(connection, 0) < self._share
@@ -113,11 +116,3 @@ class RequestReader:
                 self._enter(following)
                 return following
         return None
-
-
-def _no_message() -> MalformedMessage:
-    return MalformedMessage([FieldViolation("request", "the call brought no message")])
-
-
-def _too_late() -> ExpiredInQueue:
-    return ExpiredInQueue(f"its message did not come within {READ_TIMEOUT:g} s; ask again")

@@ -10,8 +10,8 @@ from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import FieldViolation, InvalidRequest
 from server.call_server import ServerCall
-from server.gateway.catching_up import CatchingUp, Different
-from server.gateway.heard import Heard
+from server.gateway.fast_forward import Different, FastForward
+from server.gateway.received_answer import ReceivedAnswer
 from server.gateway.stream_view import numbered
 from server.wire.protocol import Metadata
 
@@ -51,8 +51,8 @@ class ResumableStream:
         self._origin = ""
         self._is_second = False  # not the first answer to the request, so messages have new numbers
         self._num_messages = 0  # messages that the client has
-        self._heard = Heard()
-        self._catching_up: CatchingUp | None = None
+        self._answer = ReceivedAnswer()
+        self._fast_forward: FastForward | None = None
 
     def resume(self) -> None:
         """Continue after the part that a client has, if its request tells of one.
@@ -88,17 +88,17 @@ class ResumableStream:
     @property
     def is_complete(self) -> bool:
         """Whether the client has all of the answer, but for its status."""
-        return self._catching_up is None and self._heard.is_complete
+        return self._fast_forward is None and self._answer.is_complete
 
     def begin_again(self) -> None:
         """Get ready for another worker, that says everything from its beginning."""
         self.is_answered = self._is_of_another_origin = False
         if not self._is_second:
             self.request += pb.GenerateStreamRequest(origin=self._origin).SerializeToString()
-        if self._catching_up is not None:
-            self._begin(self._catching_up.received())
+        if self._fast_forward is not None:
+            self._begin(self._fast_forward.received())
         else:
-            self._begin({i: one.message(i) for i, one in self._heard.sequences().items()})
+            self._begin({i: one.message(i) for i, one in self._answer.sequences().items()})
 
     def pass_metadata(self, metadata: Metadata, passed: _Passed) -> None:
         """Hand on what comes first, of the first worker; see ServerCall.pass_message."""
@@ -134,7 +134,7 @@ class ResumableStream:
         if self._origin and self._is_second:
             rest = self._new_of(message)
         elif self._origin:
-            self._heard.add(message)
+            self._answer.add(message)
         if rest is not None:
             self.has_begun = True
             self._num_messages += 1
@@ -142,18 +142,18 @@ class ResumableStream:
 
     def _begin(self, received: Mapping[int, pb.Received]) -> None:
         self._is_second = True
-        self._heard = Heard()
-        self._catching_up = CatchingUp(received, self._heard)
+        self._answer = ReceivedAnswer()
+        self._fast_forward = FastForward(received, self._answer)
 
     def _new_of(self, message: bytes) -> bytes | None:
         """Return what is to be sent of a message of a second answer."""
-        if self._catching_up is not None and self._catching_up.is_done:
-            self._catching_up = None
-        if self._catching_up is None:
-            self._heard.add(message)
+        if self._fast_forward is not None and self._fast_forward.is_done:
+            self._fast_forward = None
+        if self._fast_forward is None:
+            self._answer.add(message)
             return numbered(message, self._num_messages + 1)
         try:
-            rest = self._catching_up.rest_of(message)
+            rest = self._fast_forward.rest_of(message)
         except (Different, DecodeError) as error:
             self.difference = str(error)
             return None

@@ -116,7 +116,9 @@ class Versions:
         OperationInProgress.
         """
         check_share(order.share)
-        _check_replicas(order.replicas)
+        if not 0 <= order.replicas <= MAX_REPLICAS:
+            what = f"{order.replicas} must be 1 to {MAX_REPLICAS}, or 0 for as many as at the start"
+            raise InvalidRequest([FieldViolation("replicas", what)])
         address = _CREDENTIALS.sub("://", order.package)  # refused addresses are logged too
         what = f"the load of {address}"
         package = await self._alone(what, order.request_id, lambda: self._load(order))
@@ -283,9 +285,3 @@ class Versions:
             what = f"is empty, and of {model} there are {names}; name one of them"
             raise InvalidRequest([FieldViolation("model_version", what)])
         return versions[0]
-
-
-def _check_replicas(replicas: int) -> None:
-    if not 0 <= replicas <= MAX_REPLICAS:
-        what = f"{replicas} must be 1 to {MAX_REPLICAS}, or 0 for as many as at the start"
-        raise InvalidRequest([FieldViolation("replicas", what)])

@@ -84,7 +84,12 @@ def _download(remote: RemotePackage, url: str, digest: str, cache: Path) -> None
         raw = remote.manifest()
         check_digest(sha256(raw).hexdigest(), digest, url)
         manifest = parse_manifest(raw, url)
-        _check_space(url, sum(entry.size for entry in manifest.files.values()), cache)
+        num_bytes = sum(entry.size for entry in manifest.files.values())
+        if num_bytes > (free := shutil.disk_usage(cache).free):
+            raise PackageError(
+                f"{url} has {num_bytes:,} bytes, and {cache} has room for {free:,}; make room, or "
+                "choose another directory with --package-cache"
+            )
         logger.info("fetching %s", url)
         for name, entry in manifest.files.items():
             remote.copy(name, entry, part / name)
@@ -101,15 +106,6 @@ def check_digest(found: str, expected: str, address: Path | str) -> None:
         raise PackageError(
             f"{address} is another package than when the server was started; start it again to "
             "serve this one, or put the other back"
-        )
-
-
-def _check_space(url: str, num_bytes: int, cache: Path) -> None:
-    free = shutil.disk_usage(cache).free
-    if num_bytes > free:
-        raise PackageError(
-            f"{url} has {num_bytes:,} bytes, and {cache} has room for {free:,}; make room, or "
-            "choose another directory with --package-cache"
         )
 
 

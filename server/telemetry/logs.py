@@ -79,7 +79,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": _told(record.created),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -95,10 +95,6 @@ def traceback_of(record: logging.LogRecord) -> str:
     if record.exc_info and not record.exc_text:
         return logging.Formatter().formatException(record.exc_info)
     return record.exc_text or ""
-
-
-def _told(created: float) -> str:
-    return datetime.fromtimestamp(created, UTC).isoformat(timespec="microseconds")
 
 
 def _plain(value: str | int | float) -> str:

@@ -9,7 +9,6 @@ from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.config import RequestLimits
 from engine.package.manifest import Certificate, Judged, Loss
-from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.load import LoadSnapshot
 from server.worker.answers import ServedModel
 
@@ -23,7 +22,9 @@ def model_info(
     max_request_bytes: int,
 ) -> pb.ModelInfo:
     """Return what a client may know of a model."""
-    manifest = model.package.manifest
+    manifest, defaults = model.package.manifest, Struct()
+    given = manifest.defaults.given
+    defaults.update(manifest.defaults.model_dump(mode="json", include={*given}))
     return pb.ModelInfo(
         model=model.name,
         model_version=manifest.version,
@@ -37,14 +38,8 @@ def model_info(
         labels=manifest.labels,
         device=model.device,
         precision=manifest.precision,
-        defaults=_defaults(manifest.defaults),
+        defaults=defaults,
     )
-
-
-def _defaults(defaults: GenerationDefaults) -> Struct:
-    message = Struct()
-    message.update(defaults.model_dump(mode="json", include={*defaults.given}))
-    return message
 
 
 def replica_load(

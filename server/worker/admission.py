@@ -44,16 +44,13 @@ class AdmissionInterceptor(WrappingInterceptor):
             if self.draining:
                 raise Draining("this worker is stopping; ask again", _DRAINING_RETRY_AFTER)
             with self._wall.holding(len(request)):
-                self._begin()
+                self.live += 1
+                self._idle.clear()
                 # After the status was sent, not before. The stubs want a class that nobody makes.
                 context.add_done_callback(cast(Any, self._end))
                 return await behavior(request, context)
 
         return with_behavior(handler, around)
-
-    def _begin(self) -> None:
-        self.live += 1
-        self._idle.clear()
 
     def _end(self, ctx: Context) -> None:
         self.live -= 1

@@ -18,6 +18,7 @@ from server.worker.params import named_options
 
 MAX_TENANT_CHARS = 128
 MAX_NAME_CHARS = 32  # a wrong name is repeated up to here
+_NOT_SCORED = "a conversation is continued, not scored; give its text or tokens"
 
 
 def check_count(path: str, count: int, limits: RequestLimits) -> None:
@@ -105,7 +106,11 @@ def wrong_fields_of_score(
         *check_logprobs(request.top_logprobs, "top_logprobs", limits),
         *wrong_request_id(request.request_id),
         *_empty_inputs(request.inputs),
-        *_scored_chats(request.inputs),
+        *(
+            FieldViolation(f"inputs[{i}].chat", _NOT_SCORED)
+            for i, one in enumerate(request.inputs)
+            if one.HasField("chat")
+        ),
         *(
             FieldViolation(
                 f"inputs[{i}]", "it has no target to score; set prefix_text or prefix_tokens"
@@ -137,15 +142,6 @@ def _empty_inputs(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldV
         if one.HasField("chat") and not one.chat.messages:
             found.append(FieldViolation(f"inputs[{i}].chat.messages", "give at least one"))
     return found
-
-
-def _scored_chats(inputs: Sequence[generation_service_pb2.Input]) -> list[FieldViolation]:
-    what = "a conversation is continued, not scored; give its text or tokens"
-    return [
-        FieldViolation(f"inputs[{i}].chat", what)
-        for i, one in enumerate(inputs)
-        if one.HasField("chat")
-    ]
 
 
 def _empty_constraint(decoding: generation_service_pb2.Decoding) -> list[FieldViolation]:

@@ -49,18 +49,14 @@ def find_entities(
     probabilities (num_tokens, num_labels); `continues` tells of each token whether it goes on with
     the word before it.
     """
-    parts = [
+    count = len(spans)
+    starts = [i for i in range(count) if strategy == "simple" or i == 0 or not continues[i]]
+    parts = [  # tokens from first to last get one label
         _chosen(probabilities[first:last], spans[first:last], strategy)
-        for first, last in _words(continues, len(spans), strategy)
+        for first, last in pairwise([*starts, count])
     ]
     found = [_entity(group, labels) for group in _groups(parts, labels)]
     return [entity for entity in found if entity.label != _OUTSIDE]
-
-
-def _words(continues: Sequence[bool], count: int, strategy: Strategy) -> Iterator[tuple[int, int]]:
-    """Yield first and last of the tokens that get one label."""
-    starts = [i for i in range(count) if strategy == "simple" or i == 0 or not continues[i]]
-    yield from pairwise([*starts, count])
 
 
 def _chosen(

@@ -21,14 +21,10 @@ def nested_in(path: str) -> Iterator[None]:
             [FieldViolation(f"{path}.{v.field}", v.description) for v in error.violations]
         ) from error
     except CapabilityNotSupported as error:
-        raise _renamed(path, error) from error
-
-
-def _renamed(path: str, error: CapabilityNotSupported) -> CapabilityNotSupported:
-    fields = generation_service_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
-    features = [
-        f"{path}.{name}" if re.split(r"[.[]", name)[0] in fields else name
-        for name in error.features  # not all are paths
-    ]
-    message = str(error).replace(", ".join(error.features), ", ".join(features), 1)
-    return CapabilityNotSupported(message, features)
+        fields = generation_service_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
+        features = [
+            f"{path}.{name}" if re.split(r"[.[]", name)[0] in fields else name
+            for name in error.features  # not all are paths
+        ]
+        message = str(error).replace(", ".join(error.features), ", ".join(features), 1)
+        raise CapabilityNotSupported(message, features) from error

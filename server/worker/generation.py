@@ -118,13 +118,10 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
             manifest=model.package.manifest,
             capabilities=model.capabilities,
             limits=self._limits,
-            request_ids=self._engine_ids(),
+            # A client may send one id twice; the engine's names must not collide.
+            request_ids=(f"{current_request_id()}#{number}" for number in self._numbers),
             deadline=engine_deadline(context),
         )
-
-    def _engine_ids(self) -> Iterator[str]:
-        # A client may send one id twice; the engine's names must not collide.
-        return (f"{current_request_id()}#{number}" for number in self._numbers)
 
 
 def _answering(request: pb.GenerateRequest, found: Found[GeneratingEngine]) -> GenerationAnswers:

@@ -13,22 +13,21 @@ T = TypeVar("T")
 
 
 async def all_of(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all requests at once; raise what the first to fail raised, the others then aborted."""
+    """Run all requests at once; raise the first error, the others then aborted.
+
+    If inputs are invalid, the error names everything that is wrong with any of them.
+    """
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        _raise_all_violations([task for task in tasks if task in done])
+        ended = (task.exception() for task in tasks if task in done)
+        errors = [error for error in ended if error is not None]
+        violations = [v for e in errors if isinstance(e, InvalidRequest) for v in e.violations]
+        raise_if_any(list(dict.fromkeys(violations)))
+        if errors:
+            raise errors[0]
         return [task.result() for task in tasks]
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _raise_all_violations(tasks: Sequence[asyncio.Task[T]]) -> None:
-    """Raise the first error; where inputs are invalid, one that names everything of all inputs."""
-    errors = [error for task in tasks if (error := task.exception()) is not None]
-    violations = [v for e in errors if isinstance(e, InvalidRequest) for v in e.violations]
-    raise_if_any(list(dict.fromkeys(violations)))
-    if errors:
-        raise errors[0]

@@ -51,7 +51,9 @@ class KnownOptions:
         key = _options_in(request), capabilities
         if (params := self._params.get(key)) is None:
             params = _checked_params(request, manifest, capabilities, limits)
-            self._remember(key, params)
+            self._params[key] = params
+            if len(self._params) > _MAX_OPTIONS:
+                self._params.popitem(last=False)
             return params
         assert manifest.generation is not None
         check_count("inputs", len(request.inputs), limits)
@@ -59,11 +61,6 @@ class KnownOptions:
         check_inputs(request.inputs, capabilities)
         raise_if_any(wrong_inputs(request))
         return params
-
-    def _remember(self, key: _Key, params: SamplingParams) -> None:
-        self._params[key] = params
-        if len(self._params) > _MAX_OPTIONS:
-            self._params.popitem(last=False)
 
 
 def _options_in(request: pb.GenerateRequest) -> bytes:

@@ -50,7 +50,8 @@ def sampling_params(
     asked: dict[str, Any] = {"constraint": _constraint(request.decoding)}
     for option, value in named_options(request):
         if option.kind == "word":
-            asked[option.field] = _word(option, value)
+            is_known = 1 <= value <= len(option.words)
+            asked[option.field] = option.words[value - 1] if is_known else str(value)
         else:
             read = _READ.get(option.kind)
             asked[option.field] = read(value) if read else value
@@ -60,11 +61,6 @@ def sampling_params(
         if defaults.beam is None or without & {"beam", filling.ALL}:
             asked["beam_width"] = 0  # refused later
     return filling.sampling_params(asked, defaults, without)
-
-
-def _word(option: Option, number: int) -> str:
-    is_known = 1 <= number <= len(option.words)
-    return option.words[number - 1] if is_known else str(number)
 
 
 def _constraint(decoding: pb.Decoding) -> Constraint | None:

@@ -58,7 +58,10 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
 
     async def Label(self, request: pb.LabelRequest, context: Context) -> pb.LabelResponse:
         """Return the label of every token of every item, or its entities."""
-        strategy = _strategy(request.aggregation)
+        if (aggregation := request.aggregation) not in _STRATEGIES:
+            what = f"{aggregation} is none of {[*_STRATEGIES]}"
+            raise_if_any([FieldViolation("aggregation", what)])
+        strategy = _STRATEGIES[aggregation]
         model, prediction = await self._predict("label", request, context)
         labels = model.package.manifest.labels
         return pb.LabelResponse(
@@ -98,10 +101,3 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         tokens = sum(item.input_tokens for item in prediction.items)
         answered(record, Usage(tokens, output_tokens=0), prediction.timing)
         return found.model, prediction
-
-
-def _strategy(aggregation: int) -> Strategy | None:
-    """Return how tokens become entities; InvalidRequest for what this release does not know."""
-    if aggregation not in _STRATEGIES:
-        raise_if_any([FieldViolation("aggregation", f"{aggregation} is none of {[*_STRATEGIES]}")])
-    return _STRATEGIES[aggregation]

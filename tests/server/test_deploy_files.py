@@ -136,7 +136,7 @@ def test_the_application_is_one_that_we_build() -> None:
     [
         ({}, "name no package"),
         ({"listen": {"prot": 1}}, "no setting listen.prot; the nearest is listen.port"),
-        ({"listen": {"grace": -1}}, "listen.grace .-1. cannot be used"),
+        ({"listen": {"grace": -1}}, "listen.grace .-1.0. must be at least 0"),
     ],
 )
 def test_settings_of_an_application_are_checked(args: dict[str, Any], message: str) -> None:

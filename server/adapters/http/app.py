@@ -167,18 +167,22 @@ class Endpoints:
         request_id = request.state.request_id
         with refused_arguments():
             options = asked.options
-        if asked.leaves_search_open and not await _has_search(client, asked.model):
-            options["strategy"] = "sampling"  # as OpenAI's temperature of 1 does
+        if asked.leaves_search_open:
+            found = [one.defaults for one in await client.models() if one.model == asked.model]
+            if not any(one.get("strategy") in ("beam", "sampling") for one in found):
+                options["strategy"] = "sampling"  # as OpenAI's temperature of 1 does
         options["request_id"] = request_id
         if not asked.stream:
             options["answer_others"] = False  # nobody would get their answers
+            known = GenerateOptions.__annotations__  # the others are those of a stream
+            whole = {name: value for name, value in options.items() if name in known}
             with refused_arguments(asked.as_sent):
-                call = client.generate_many(asked.model, prompts, **_of_a_whole(options))
-                found = await _unless_gone(request, call)
-            results = [sequence for result in found.results for sequence in result.sequences]
+                call = client.generate_many(asked.model, prompts, **cast(GenerateOptions, whole))
+                answers = await _unless_gone(request, call)
+            results = [sequence for result in answers.results for sequence in result.sequences]
             choices = [form.choice(index, one) for index, one in enumerate(results)]
             body = envelope(request_id, form.object, asked.model, choices)
-            body["usage"] = usage_json(found.usage)
+            body["usage"] = usage_json(answers.usage)
             return JSONResponse(body, headers={_REQUEST_ID: request_id})
         return await self._stream(request, asked, prompts, form, client, options)
 
@@ -247,18 +251,6 @@ def _for_pages(origins: Sequence[str]) -> list[Middleware]:
 
 def _is_id(given: str) -> bool:
     return 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
-
-
-async def _has_search(client: AsyncClient, name: str) -> bool:
-    """Return whether a model has a default by which it finds several outputs."""
-    found = [model.defaults for model in await client.models() if model.model == name]
-    return any(defaults.get("strategy") in ("beam", "sampling") for defaults in found)
-
-
-def _of_a_whole(options: StreamOptions) -> GenerateOptions:
-    """Return the options without those that only a stream has."""
-    known = GenerateOptions.__annotations__
-    return cast(GenerateOptions, {name: said for name, said in options.items() if name in known})
 
 
 async def _unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:

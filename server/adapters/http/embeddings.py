@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import PlainValidator
@@ -73,13 +72,11 @@ def embeddings_json(
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": list(vector) if is_plain else _base64(vector),
+                "embedding": list(vector)
+                if is_plain
+                else base64.b64encode(struct.pack(f"<{size}f", *vector)).decode(),
             }
             for index, vector in enumerate(found.results)
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-
-
-def _base64(vector: Sequence[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -89,10 +89,6 @@ def refused_arguments(as_sent: AsSent = str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         message = as_sent(str(error))
-        raise HttpError(400, message, param=_first_name(message)) from error
-
-
-def _first_name(message: str) -> str | None:
-    """Return the field that a message begins with, as in `seed=-1: ...` or `stop[0] is ...`."""
-    found = re.match(r"(\w+)(?:\[|\.|=|, \w+|:| is )", message)
-    return found[1] if found else None
+        # Messages begin with a field, as in `seed=-1: ...` or `stop[0] is ...`.
+        field = re.match(r"(\w+)(?:\[|\.|=|, \w+|:| is )", message)
+        raise HttpError(400, message, param=field[1] if field else None) from error

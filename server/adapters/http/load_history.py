@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenweir import AsyncClient, ReplicaInfo, ReplicaLoad, TokenweirClientError
@@ -50,16 +50,13 @@ class LoadHistory:
             self.now, self.workers, self.problem = (), (), f"the admin port: {error}"
         else:
             self.workers, self.problem = info.replicas, ""
-            self.moments.append(_moment(now, self.now))
+            moment = Moment(
+                now,
+                sum(load.running for load in self.now),
+                sum(load.waiting for load in self.now),
+                sum(load.tokens_per_second for load in self.now),
+                100 * max((load.cache_used for load in self.now), default=0.0),
+            )
+            self.moments.append(moment)
         while self.moments and self.moments[0].time < now - _SECONDS:
             self.moments.popleft()
-
-
-def _moment(now: float, loads: Sequence[ReplicaLoad]) -> Moment:
-    return Moment(
-        now,
-        sum(load.running for load in loads),
-        sum(load.waiting for load in loads),
-        sum(load.tokens_per_second for load in loads),
-        100 * max((load.cache_used for load in loads), default=0.0),
-    )

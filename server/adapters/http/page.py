@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from tokenweir import AsyncClient, ModelInfo
+from tokenweir import AsyncClient
 
 from server.adapters.http.counts import Counts
 from server.adapters.http.errors import HttpError
@@ -69,7 +69,8 @@ class Page:
     async def models(self, request: Request) -> Response:
         """Return the models that the caller may list, with their certificates."""
         models = await self._caller(request).models()
-        found = {"health": await self._health(), "models": list(map(_model, models))}
+        listed = [asdict(model) | {"defaults": dict(model.defaults)} for model in models]
+        found = {"health": await self._health(), "models": listed}
         return JSONResponse(found, headers=_NEVER_KEPT)
 
     async def load(self, request: Request) -> Response:
@@ -103,10 +104,6 @@ class Page:
             message = "Workers and load are for operators: give the token of the admin port"
             raise HttpError(401, message, kind="authentication_error", code="invalid_api_key")
         return None
-
-
-def _model(model: ModelInfo) -> dict[str, object]:
-    return asdict(model) | {"defaults": dict(model.defaults)}
 
 
 def _policy(html: str) -> str:

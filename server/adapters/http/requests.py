@@ -193,7 +193,8 @@ class OpenAiRequest(Body):
                 return "chat_template_kwargs"
             is_one_of = path["number"] is not None and self.num_inputs > 1
             place = f"[{path['number']}]" if is_one_of else ""
-            return f"{self.input_field}{place}{_index_in(rest)}"
+            index = re.search(r"(?:^|\.ids)(\[\d+\].*)$", rest)  # of an id, or of a message
+            return f"{self.input_field}{place}{index[1] if index else ''}"
 
         named = _PATH.sub(renamed, message)
         return re.sub(rf"\b({'|'.join(names)})\b", lambda word: names[word[0]], named)
@@ -207,12 +208,6 @@ class OpenAiRequest(Body):
             ours: name for name, ours in _RENAMED.items() if name in given or ours not in names
         }
         return names | others
-
-
-def _index_in(rest: str) -> str:
-    """Return the place of an id, or of a message, in the path behind an input."""
-    found = re.search(r"(?:^|\.ids)(\[\d+\].*)$", rest)
-    return found[1] if found else ""
 
 
 class StreamDetails(Body):

@@ -199,7 +199,10 @@ class Chunks:
         yield from self._more(finished.index, sequence.text, sequence.logprobs)
         value = sequence.finish_reason or finished.finish_reason
         place = self._first_index + finished.index
-        yield self._chunk(self._form.last(place, finish_reason(_name(value))))
+        known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(value)
+        # A newer reason has its number.
+        name = known.name.removeprefix("FINISH_REASON_").lower() if known else str(value)
+        yield self._chunk(self._form.last(place, finish_reason(name)))
 
     def _chunk(self, *choices: Json) -> Json:
         return envelope(self._id, self._form.chunk_object, self._model, choices)
@@ -224,12 +227,6 @@ async def events(
     except TokenweirClientError as error:
         place = streams.failure[0] if streams.failure is not None else 0
         yield _event(dict(http_error(error, as_sent(place)).body))
-
-
-def _name(reason: int) -> str:
-    """Return the name of a reason as our client does; the number of one that is newer."""
-    known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(reason)
-    return known.name.removeprefix("FINISH_REASON_").lower() if known else str(reason)
 
 
 def _event(data: Json) -> bytes:

@@ -57,7 +57,11 @@ async def abort(context: grpc.aio.ServicerContext, error: TokenweirClientError) 
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
         pushback = ((_PUSHBACK, str(round(1000 * error.retry_after))),)
     if error.violations:
-        details.append(_bad_request(error))
+        violation = error_details_pb2.BadRequest.FieldViolation
+        fields = (
+            violation(field=one.field, description=one.description) for one in error.violations
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=fields))
     message = str(error).partition(": ")[2]  # without the name of the code
     packed = [any_pb2.Any() for _ in details]
     for one, detail in zip(packed, details, strict=True):
@@ -66,12 +70,3 @@ async def abort(context: grpc.aio.ServicerContext, error: TokenweirClientError) 
         status_pb2.Status(code=error.code.value[0], message=message, details=packed)
     )
     await context.abort(error.code, message, (*found.trailing_metadata, *pushback))
-
-
-def _bad_request(error: TokenweirClientError) -> error_details_pb2.BadRequest:
-    violation = error_details_pb2.BadRequest.FieldViolation
-    return error_details_pb2.BadRequest(
-        field_violations=[
-            violation(field=one.field, description=one.description) for one in error.violations
-        ]
-    )

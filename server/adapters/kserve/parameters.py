@@ -49,7 +49,12 @@ def generation_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     check_names(parameters, GENERATION, "a generation")
     found = {name: _value(name, value) for name, value in parameters.items()}
     if (bias := found.get("logit_bias")) is not None:
-        found["logit_bias"] = _by_token(bias)
+        try:
+            found["logit_bias"] = {int(token): value for token, value in bias.items()}
+        except (AttributeError, ValueError) as error:
+            raise Refused(
+                'parameter logit_bias is to be JSON as {"5": -1.5}: a bias for every token id'
+            ) from error
     return found
 
 
@@ -60,12 +65,3 @@ def _value(name: str, value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise Refused(f"parameter {name} is {short(value)!r}; give its value as JSON") from error
-
-
-def _by_token(bias: Any) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except (AttributeError, ValueError) as error:
-        raise Refused(
-            'parameter logit_bias is to be JSON as {"5": -1.5}: a bias for every token id'
-        ) from error

@@ -115,7 +115,11 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             "answer_others": False,  # nobody would get their answers
         }
         with self._wall.holding(request.ByteSize()):
-            model = await self._model(client, request.model_name)
+            # The call itself refuses callers that may not use the model.
+            told, models = self._models.get(request.model_name, (0.0, []))
+            if not models or time.monotonic() - told >= _KNOWN_SECONDS:
+                models = await self._asked_for(client, request.model_name)
+            model = models[0]
             task = task_for(model, [output.name for output in request.outputs])
             asked = Asked(model, read_inputs(request), parameters, options)
             with refused_arguments():
@@ -132,13 +136,6 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def _described(self, context: Context, name: str) -> Versions:
         """Return the server's description of a model for the caller."""
         return await self._asked_for(_client_as(self._client, context), name)
-
-    async def _model(self, client: AsyncClient, name: str) -> ModelInfo:
-        """Return a model's description; the call itself refuses callers that may not use it."""
-        told, found = self._models.get(name, (0.0, []))
-        if not found or time.monotonic() - told >= _KNOWN_SECONDS:
-            found = await self._asked_for(client, name)
-        return found[0]
 
     async def _asked_for(self, client: AsyncClient, name: str) -> Versions:
         now = time.monotonic()

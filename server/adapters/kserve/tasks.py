@@ -212,17 +212,6 @@ async def _items(asked: Asked) -> list[Any]:
         of_items = [name for name in known if name in _OF_ITEMS]
         raise Refused(f"{len(given)} {theirs} were given; give one of {', '.join(of_items)}")
     (tensor,) = given
-    _check_number(tensor)
-    match tensor.name:
-        case "text":
-            return _texts(tensor)
-        case "input_ids":
-            return _rows(tensor)
-    return await asyncio.to_thread(encoded_images, tensor)
-
-
-def _check_number(tensor: Tensor) -> None:
-    """Raise Refused for too many items, before anything is made of each."""
     number = 1
     if tensor.datatype == "BYTES":
         number = len(tensor.values)
@@ -230,6 +219,12 @@ def _check_number(tensor: Tensor) -> None:
         number = tensor.shape[0]
     if number > _MAX_ITEMS:
         raise Refused(f"{tensor.name} has {number:,} items, more than {_MAX_ITEMS:,}; send fewer")
+    match tensor.name:
+        case "text":
+            return _texts(tensor)
+        case "input_ids":
+            return _rows(tensor)
+    return await asyncio.to_thread(encoded_images, tensor)
 
 
 def _options(asked: Asked) -> dict[str, Any]:
