@@ -238,10 +238,7 @@ def _checked(known: Known, value: Any, origin: str, folder: Path) -> Any:
         raise ConfigError(
             f"{origin}: {where} ({first['input']!r:.200}) cannot be used: {first['msg']}"
         ) from error
-    try:
-        check_value(known.name, found, known.field.metadata)
-    except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+    check_value(f"{origin}: {known.name}", found, known.field.metadata)
     return _placed(found, folder)
 
 

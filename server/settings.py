@@ -425,11 +425,11 @@ class Settings:
         if not is_loopback(self.listen.host):
             needed = {
                 **certificate,
-                "to know who calls (--tokens or --tls-client-ca)": self.auth.tokens
+                "authentication of clients (--tokens or --tls-client-ca)": self.auth.tokens
                 or self.tls.client_ca,
             }
             if self.admin.port is not None:
-                needed["to know who operates it (--admin-tokens)"] = self.admin.tokens
+                needed["authentication of operators (--admin-tokens)"] = self.admin.tokens
             where = (
                 f"listen.host ({self.listen.host}) is reached from other machines, so the server"
             )
@@ -437,7 +437,7 @@ class Settings:
         if self.metrics.port is not None and not is_loopback(self.metrics.host):
             needed = {
                 **certificate,
-                "to know who reads them (--admin-tokens, with --admin-port)": self.admin.tokens,
+                "authentication of readers (--admin-tokens, with --admin-port)": self.admin.tokens,
             }
             where = f"metrics.host ({self.metrics.host}) is reached from other machines, so the"
             _check_given(f"{where} metrics need", needed, "leave out --metrics-host")
@@ -506,6 +506,6 @@ def _check_given(what: str, needed: Mapping[str, Path | None], way_out: str) -> 
     missing = [name for name, given in needed.items() if given is None]
     if missing:
         raise ConfigError(
-            f"{what} {', and '.join(missing)}; give that, {way_out}, or type --insecure to let "
-            "everybody in who can reach it"
+            f"{what} {' and '.join(missing)}; give that, {way_out}, or type --insecure to take "
+            "calls from everywhere"
         )

@@ -8,7 +8,7 @@ from engine.errors import ConfigError
 from server.adapters.config import AdapterConfig
 from server.hosts import is_loopback
 
-_WAYS_OUT = "listen on 127.0.0.1, or type --insecure to let everybody in who can reach it"
+_WAYS_OUT = "listen on 127.0.0.1, or type --insecure to take calls from everywhere"
 
 
 async def check_reach(config: AdapterConfig, client: AsyncClient, *, has_token: bool) -> None:

@@ -1,4 +1,4 @@
-"""Tokens are made, and serve takes them, certificates and the words that let everybody in."""
+"""Tokens are made; serve takes them, certificates and --insecure."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_serve_lets_other_machines_in_only_if_it_is_told_to(
     served: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*SERVE, "--host", "0.0.0.0"]) == 3
-    assert "type --insecure to let everybody in" in capsys.readouterr().err
+    assert "type --insecure to take calls from everywhere" in capsys.readouterr().err
     assert not served
 
     assert run([*SERVE, "--host", "0.0.0.0", "--insecure"]) == 0
