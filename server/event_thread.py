@@ -48,7 +48,7 @@ def start_event_thread(
     `poll` waits for the next event until a time of the system's clock, None for as long as it
     takes; an event without a tag says that none has come.
 
-    To be woken costs more than most events. So a thread that is woken again soon pauses before it
+    Waking up costs more than most events. So a thread that is woken again soon pauses before it
     waits once more, and then takes all that has come meanwhile; it backs off where that is wanted.
     Either only when nothing is there. How long an event took to come does not show that: another
     thread may have held the interpreter, and backing off then lets calls pile up.

@@ -31,7 +31,7 @@ def max_message_bytes(max_request_bytes: int) -> int:
 def max_connections(host: str) -> int:
     """Return how many connections each address of a host may have, so that files are left.
 
-    Without files this process could not reach its workers and Ray.
+    A process without free files could not reach its workers and Ray.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -80,7 +80,7 @@ def listen(
 ) -> int:
     """Bind a server, return its port; ConfigError if it cannot be had.
 
-    With credentials it takes encrypted connections only.
+    `credentials` make it take encrypted connections only.
     """
     try:
         if credentials is not None:

@@ -17,7 +17,7 @@ class RunningRequests:
     def abortable(self, request_id: str) -> Abortable:
         """Make the block abortable by `abort`: it then raises RequestAborted.
 
-        Without an id nobody can name it.
+        A task without an id cannot be named.
         """
         return Abortable(self._running, request_id)
 

@@ -17,9 +17,8 @@ from server.settings import Tls
 def server_credentials(tls: Tls) -> grpc.ServerCredentials | None:
     """Return the credentials of one port of gRPC; None if calls are not encrypted.
 
-    Whoever connects after a change of the files meets the new ones; connections that are there
-    stay as they are. Raises ConfigError if the files cannot be used; a change to such files is
-    logged, and the ones before go on.
+    New connections get changed files; open ones stay as they are. Raises ConfigError if the files
+    cannot be used; a change to such files is logged, and the ones before go on.
     """
     if tls.cert is None:
         return None

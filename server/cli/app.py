@@ -127,7 +127,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has gone; there is nobody to tell, at the interpreter's exit too.
+        # The reader of our output has gone; there is nobody to tell, at the interpreter's exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except MemoryError as error:

@@ -79,7 +79,7 @@ def generate(
 ) -> int:
     """Generate from each TEXT and print the answer while it comes.
 
-    Without TEXT, or where it is -, every line of the standard input is one, an empty line too.
+    If TEXT is missing or -, each line of the standard input is one, an empty line too.
     """
     options = _options(texts, timeout, typed)
 

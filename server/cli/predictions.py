@@ -54,7 +54,7 @@ def classify(
 ) -> int:
     """Print the most likely labels of each TEXT or image, with their probabilities.
 
-    Without TEXT, or where it is -, every line of the standard input is one.
+    If TEXT is missing or -, each line of the standard input is one.
     """
     sent = cast("PredictOptions", options)
 
@@ -103,7 +103,7 @@ def label(
 ) -> int:
     """Print every labelled stretch of each TEXT with its label.
 
-    Without TEXT, or where it is -, every line of the standard input is one.
+    If TEXT is missing or -, each line of the standard input is one.
     """
     sent = cast("PredictOptions", options)
 
@@ -135,7 +135,7 @@ def embed(
 ) -> int:
     """Print the vector of each TEXT as a JSON list, one a line.
 
-    Without TEXT, or where it is -, every line of the standard input is one.
+    If TEXT is missing or -, each line of the standard input is one.
     """
     sent = cast("PredictOptions", options)
 

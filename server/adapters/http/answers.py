@@ -124,7 +124,7 @@ def _text_logprobs(positions: Positions, offset: int) -> Json | None:
 def _names(tokens: Sequence[TokenLogprob | common_pb2.TokenLogprob]) -> list[str]:
     """Return what tells tokens of a position apart: their texts, or as vLLM does their ids.
 
-    That is where a token has no text, or another one the same.
+    It is one where a token has no text, or another one the same.
     """
     ids = [one.token_id if isinstance(one, TokenLogprob) else one.id for one in tokens]
     texts = [token_text(one.piece) for one in tokens]
