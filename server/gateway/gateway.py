@@ -250,7 +250,7 @@ class Gateway:
     def _publish_health(self) -> None:
         serving = self._pool.serving
         served = {one for backend in serving for one in backend.models}
-        self._traffic.see(served)
+        self._traffic.update(served)
         self._set_slots()
         ready = {one.model for one in served if self._traffic.is_open(one)}
         self._models |= ready

@@ -27,14 +27,14 @@ class Traffic:
 
     Shares are percent of the calls that name no version. Those of a model are 100 together, while
     one of its versions is open. A call falls to a version by the hash of its request id: asked
-    again it goes the same way, and whoever goes to a version goes there when its share is raised.
+    again it goes the same way, and calls of a version stay there when its share is raised.
     """
 
     def __init__(self) -> None:
         self._shares: dict[str, dict[str, float]] = {}  # the newest version of a model first
         self._closed: set[ModelVersion] = set()
 
-    def see(self, versions: Iterable[ModelVersion]) -> None:
+    def update(self, versions: Iterable[ModelVersion]) -> None:
         """Take in the versions that serve; those that nobody has closed are open."""
         for one in sorted(versions):
             if one not in self._closed and one.version not in self._shares.get(one.model, {}):
@@ -78,17 +78,17 @@ class Traffic:
         self.close(one)
         self._closed.discard(one)
 
-    def told(self) -> dict[str, Any]:
-        """Return all of it for other gateways, as JSON has it; see `adopt`."""
+    def state(self) -> dict[str, Any]:
+        """Return all of it for other gateways, as JSON has it; see `apply`."""
         closed = [list(one) for one in sorted(self._closed)]
         return {"shares": {model: {**s} for model, s in self._shares.items()}, "closed": closed}
 
-    def adopt(self, told: Mapping[str, Any]) -> None:
+    def apply(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another one; ValueError, TypeError or KeyError for no state."""
-        closed = {ModelVersion(str(model), str(version)) for model, version in told["closed"]}
+        closed = {ModelVersion(str(model), str(version)) for model, version in state["closed"]}
         self._shares = {
             str(model): {str(version): float(share) for version, share in shares.items()}
-            for model, shares in dict(told["shares"]).items()
+            for model, shares in dict(state["shares"]).items()
         }
         self._closed = closed
 

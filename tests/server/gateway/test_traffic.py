@@ -15,7 +15,7 @@ IDS = [f"request {number}".encode() for number in range(4000)]
 
 def two_versions(share: float = 0.0) -> Traffic:
     traffic = Traffic()
-    traffic.see([OLD])
+    traffic.update([OLD])
     traffic.open(NEW, share)
     return traffic
 
@@ -27,7 +27,7 @@ def of_new(traffic: Traffic) -> set[bytes]:
 def test_the_first_version_of_a_model_has_all_calls() -> None:
     traffic = Traffic()
 
-    traffic.see([OLD])
+    traffic.update([OLD])
 
     assert traffic.share(OLD) == 100
     assert traffic.candidates("dates", "", b"a") == (OLD,)
@@ -79,7 +79,7 @@ def test_a_closed_version_gets_nothing_and_its_share_goes_to_the_others() -> Non
     assert traffic.share(NEW) == 100
     assert traffic.candidates("dates", "1", b"a") == ()
     assert {traffic.candidates("dates", "", key) for key in IDS[:9]} == {(NEW,)}
-    traffic.see([OLD, NEW])  # its workers are there until they have drained
+    traffic.update([OLD, NEW])  # its workers are there until they have drained
     assert not traffic.is_open(OLD)
 
 
@@ -87,7 +87,7 @@ def test_a_version_that_is_closed_before_it_is_seen_gets_nothing_until_it_is_ope
     traffic = Traffic()
     traffic.close(NEW)
 
-    traffic.see([OLD, NEW])
+    traffic.update([OLD, NEW])
 
     assert traffic.versions("dates") == (OLD,)
     traffic.open(NEW, 10)
@@ -115,7 +115,7 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 
 def test_the_only_version_keeps_all_calls() -> None:
     traffic = Traffic()
-    traffic.see([OLD])
+    traffic.update([OLD])
 
     with pytest.raises(InvalidRequest, match="dates 1 is the only one"):
         traffic.set_share(OLD, 50)
@@ -123,7 +123,7 @@ def test_the_only_version_keeps_all_calls() -> None:
 
 def test_an_unknown_model_or_version_is_named_with_those_that_serve() -> None:
     traffic = two_versions()
-    traffic.see([ModelVersion("digits", "1")])
+    traffic.update([ModelVersion("digits", "1")])
 
     with pytest.raises(ModelNotFound, match="no model 'date' here; served: dates, digits"):
         traffic.refuse(ModelVersion("date", ""))
@@ -135,7 +135,7 @@ def test_a_version_that_is_forgotten_may_come_again() -> None:
     traffic = two_versions(100)
 
     traffic.forget(OLD)
-    traffic.see([OLD, NEW])
+    traffic.update([OLD, NEW])
 
     assert (traffic.share(NEW), traffic.share(OLD)) == (100, 0)
 
@@ -144,8 +144,8 @@ def test_another_gateway_divides_calls_alike() -> None:
     traffic, other = two_versions(30), Traffic()
     traffic.close(ModelVersion("dates", "3"))
 
-    other.adopt(json.loads(json.dumps(traffic.told())))
+    other.apply(json.loads(json.dumps(traffic.state())))
 
     assert of_new(other) == of_new(traffic)
     assert other.is_closed(ModelVersion("dates", "3"))
-    assert other.told() == traffic.told()
+    assert other.state() == traffic.state()
