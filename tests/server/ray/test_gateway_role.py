@@ -80,11 +80,11 @@ async def test_two_gateways_hand_a_worker_one_batch_together() -> None:
             calls += [others.generation.Generate(generate("HOLD")) for _ in range(6)]
             await until(lambda: two._admission.num_waiting == 4)
             await until(lambda: len(engine.requests) == 6)  # half a batch is everybody's
-            await until(lambda: one._admission._places == 2)
+            await until(lambda: one._admission._num_slots == 2)
 
             engine.release.set()
             await asyncio.gather(*calls)
-            await until(lambda: one._admission._places == two._admission._places == 4)
+            await until(lambda: one._admission._num_slots == two._admission._places == 4)
             assert len(engine.requests) == 12
         engine.release.clear()
         last = [stubs.generation.Generate(generate("HOLD")) for _ in range(4)]
