@@ -137,7 +137,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         """Give a version its share of the calls; answer with all versions of its model."""
         versions = self._operated("SetTraffic")
         versions.set_share(ModelVersion(request.model, request.model_version), request.share)
-        await self._pool.tell()
+        await self._pool.notify()
         models = [info for info in await self._list() if info.model == request.model]
         return pb.SetTrafficResponse(models=models)
 

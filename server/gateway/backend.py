@@ -19,7 +19,7 @@ from tokenweir.v1 import admin_service_pb2
 
 from engine.background import in_background
 from server.api import HEALTH
-from server.auth.peers import CHANNEL_OPTIONS, Peers
+from server.auth.internal_certificate import CHANNEL_OPTIONS, InternalCertificate
 from server.gateway.traffic import ModelVersion
 from server.status import DETAILS_KEY
 from server.telemetry.metrics import Snapshot, known_samples
@@ -67,14 +67,14 @@ class Backend:
         changed: Callable[[], Awaitable[None]],
         *,
         silence: float,
-        peers: Peers | None = None,
+        certificate: InternalCertificate | None = None,
         logs: bool = False,
         only_watches: bool = False,
     ) -> None:
         """Call `changed` when it serves other models or others send it more or fewer calls.
 
-        With `peers` all is encrypted. What it logs is logged here if asked for. It may only be
-        watched: then no calls are sent there.
+        All is encrypted if there is a certificate. What it logs is logged here if asked for. It may
+        only be watched: then no calls are sent there.
         """
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
@@ -85,7 +85,7 @@ class Backend:
         self.samples: Snapshot = []  # its engines'
         self.models: frozenset[ModelVersion] = frozenset()  # likewise
         self._silence = silence
-        self.heard = -math.inf  # when it has last told its state, if it may go on
+        self.last_heard = -math.inf  # when it has last told its state, if it may go on
         self._says_it_serves = True  # in its last state
         self.is_lost = False  # its calls were ended because it does not answer
         self._is_retiring = False
@@ -93,7 +93,7 @@ class Backend:
         self._changed = changed
         self._idle = asyncio.Event()
         self._idle.set()
-        self._connect(peers, logs=logs, only_watches=only_watches)
+        self._connect(certificate, logs=logs, only_watches=only_watches)
 
     @property
     def load(self) -> int:
@@ -190,13 +190,15 @@ class Backend:
         await asyncio.gather(self._watching, return_exceptions=True)
         self._connection.close()
 
-    def _connect(self, peers: Peers | None, *, logs: bool, only_watches: bool) -> None:
+    def _connect(
+        self, certificate: InternalCertificate | None, *, logs: bool, only_watches: bool
+    ) -> None:
         keepalive = keepalive_options(self._silence, self._silence)
         options: list[tuple[str, int | str]] = [*CONNECTION_OPTIONS, *keepalive]
         credentials = None
-        if peers is not None:
+        if certificate is not None:
             options += CHANNEL_OPTIONS
-            credentials = peers.of_channel()
+            credentials = certificate.channel_credentials()
         log = partial(log_of_worker, worker=self.address) if logs else None
         self._connection = Connection(
             self.address, options, credentials, log, only_watches=only_watches
@@ -226,7 +228,7 @@ class Backend:
             async for state in carrier.states():
                 await self._take(state)
             end = carrier.end
-            self.heard = -math.inf
+            self.last_heard = -math.inf
             await self._set(None)
             refusal = carrier.mismatch or ("" if end.code in _ENDS else end.details)
             if refusal and refusal != told:
@@ -236,7 +238,7 @@ class Backend:
             await asyncio.sleep(max(0.0, started + pause - time.monotonic()))
 
     async def _take(self, state: State) -> None:
-        self.heard, self._says_it_serves = time.monotonic(), state.serving
+        self.last_heard, self._says_it_serves = time.monotonic(), state.serving
         self.samples = known_samples(
             (one.name, tuple(one.labels), [*one.values] if len(one.values) > 1 else one.values[0])
             for one in state.samples

@@ -28,7 +28,7 @@ from engine.errors import (
     Unauthenticated,
 )
 from server.api import HEALTH, METHODS, SERVICES
-from server.auth.peers import Peers
+from server.auth.internal_certificate import InternalCertificate
 from server.auth.quotas import Lease
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity
@@ -84,16 +84,16 @@ class Gateway:
         self,
         config: GatewayConfig,
         lost: Callable[[str], Awaitable[None]] | None = None,
-        peers: Peers | None = None,
+        certificate: InternalCertificate | None = None,
         tracing: Tracing | None = None,
         deployment: tuple[Deployment, Group] | None = None,
         has_crashed: HasCrashed = lambda address: None,
     ) -> None:
         """Call `lost` with the address of a worker that `sync` left out and that hangs.
 
-        `peers` are those that the workers take calls of, None for workers that take all. With a
-        deployment, and what it has started, operators load and unload models. `has_crashed` is that
-        of Losses.
+        `certificate` is the one that the workers ask for, None for workers that take all calls.
+        Operators load and unload models if there is a deployment, with the models that it has
+        started. `has_crashed` is that of Losses.
         """
         self._config = config
         self._traffic = Traffic()
@@ -103,7 +103,7 @@ class Gateway:
             lost or _nothing_to_do,
             silence=config.worker_keepalive_timeout,
             traffic=self._traffic,
-            peers=peers,
+            certificate=certificate,
             affinity=Affinity() if config.prefix_affinity else None,
             logs_workers=config.logs_workers,
         )

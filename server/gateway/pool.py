@@ -14,7 +14,7 @@ import grpc
 
 from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
-from server.auth.peers import Peers
+from server.auth.internal_certificate import InternalCertificate
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend
 from server.gateway.losses import Loss, Losses
@@ -130,14 +130,14 @@ class Pool:
         *,
         silence: float,
         traffic: Traffic | None = None,
-        peers: Peers | None = None,
+        certificate: InternalCertificate | None = None,
         affinity: Affinity | None = None,
         logs_workers: bool = False,
         only_watches: bool = False,
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
-        `silence` and `peers` are those of Backend. `traffic` says which versions get which
+        `silence` and `certificate` are those of Backend. `traffic` says which versions get which
         calls. With `affinity` a call goes to where its prompt's beginning may be kept. What
         workers log is logged here if asked for. One that only watches sends them no calls.
         """
@@ -145,7 +145,7 @@ class Pool:
         self._changed = changed
         self._lost = lost
         self._silence = silence
-        self._peers = peers
+        self._certificate = certificate
         self._affinity = affinity
         self._logs_workers, self._only_watches = logs_workers, only_watches
         self._backends: dict[str, Backend] = {}
@@ -178,32 +178,32 @@ class Pool:
             if address not in self._backends:
                 self._backends[address] = Backend(
                     address,
-                    self.tell,
+                    self.notify,
                     silence=self._silence,
-                    peers=self._peers,
+                    certificate=self._certificate,
                     logs=self._logs_workers,
                     only_watches=self._only_watches,
                 )
-        await self.tell()
+        await self.notify()
 
-    def trust(self, peers: Peers | None) -> None:
+    def trust(self, certificate: InternalCertificate | None) -> None:
         """Use this certificate for workers that are new from now on."""
-        self._peers = peers
+        self._certificate = certificate
 
-    def hears(self, address: str, within: float) -> bool:
+    def is_responsive(self, address: str, within: float) -> bool:
         """Say whether a worker has told its state in the last `within` seconds, and may go on."""
         backend = self._backends.get(address)
-        return backend is not None and time.monotonic() - backend.heard <= within
+        return backend is not None and time.monotonic() - backend.last_heard <= within
 
-    def told_traffic(self) -> Mapping[str, Any]:
-        """Which versions get which calls, for other gateways; see `divide`."""
-        return self._traffic.told()
+    def traffic_state(self) -> Mapping[str, Any]:
+        """Which versions get which calls, for other gateways; see `apply_traffic`."""
+        return self._traffic.state()
 
-    async def divide(self, traffic: Mapping[str, Any]) -> None:
+    async def apply_traffic(self, traffic: Mapping[str, Any]) -> None:
         """Send versions the calls that another gateway has told, where models are loaded."""
-        if traffic != self._traffic.told():
-            self._traffic.adopt(traffic)
-            await self.tell()
+        if traffic != self._traffic.state():
+            self._traffic.apply(traffic)
+            await self.notify()
 
     async def refuse_waiting(self, error: TokenweirError) -> None:
         """End every call that waits for a worker, or will."""
@@ -219,7 +219,7 @@ class Pool:
         backends = tuple(self._backends.values())
         self._backends.clear()
         await asyncio.gather(*retiring, *(b.close() for b in backends), return_exceptions=True)
-        await self.tell()
+        await self.notify()
 
     async def choose(self, attempts: Attempts) -> Backend:
         """Return a worker of its version with little under way; wait until there is one.
@@ -294,7 +294,7 @@ class Pool:
         except TimeoutError:
             attempts.refused.clear()
 
-    async def tell(self) -> None:
+    async def notify(self) -> None:
         """Let calls look again for a worker: workers, or what they are sent, have changed."""
         self._changed()
         async with self._news:

@@ -203,7 +203,7 @@ class Versions:
                 raise
             self._groups.append(group)
             self._traffic.open(one, order.share)
-            await self._pool.tell()
+            await self._pool.notify()
         return package
 
     async def _read(self, order: LoadOrder) -> LoadedPackage:
@@ -234,7 +234,7 @@ class Versions:
             )
         self.leaving = one
         share = self._traffic.close(one)
-        await self._pool.tell()
+        await self._pool.notify()
         rest = {model: p for model, p in group.packages.items() if model != one.model}
         try:
             if rest:  # other models of these processes go on in new ones
@@ -243,7 +243,7 @@ class Versions:
                 self._groups.append(following)
         except BaseException:
             self._traffic.open(one, share)
-            await self._pool.tell()
+            await self._pool.notify()
             raise
         self._groups.remove(group)
         await self._deployment.end(group)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.auth.peers import Peers
+from server.auth.internal_certificate import InternalCertificate
 from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.internals import Table
 from server.ray.last_words import has_crashed, last_words, num_oom_kills
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 class Workers(Protocol):
     """Those that a gateway sends calls; `Pool` in production."""
 
-    def trust(self, peers: Peers | None) -> None:
+    def trust(self, certificate: InternalCertificate | None) -> None:
         """Use this certificate for workers that are new from now on."""
 
     async def sync(self, addresses: list[str]) -> None:
         """Send new calls to these workers only."""
 
-    async def divide(self, traffic: Mapping[str, Any]) -> None:
+    async def apply_traffic(self, traffic: Mapping[str, Any]) -> None:
         """Send versions of models the calls that this says."""
 
-    def hears(self, address: str, within: float) -> bool:
+    def is_responsive(self, address: str, within: float) -> bool:
         """Say whether a worker has said something in so many seconds."""
 
 
@@ -130,18 +130,18 @@ class Discovery:
                 raise OSError("nobody serves under this name")
             if (service := ServiceEntry.from_json(data)) != self.service:
                 self.service = service
-                pool.trust(service.peers)
+                pool.trust(service.certificate)
                 told(service)
                 # Before the workers: a version that is being loaded is closed.
                 if service.traffic is not None:
-                    await pool.divide(service.traffic)
+                    await pool.apply_traffic(service.traffic)
         now = self._clock()
         for key, value in entries.items():
             with contextlib.suppress(ValueError):  # a release wrote it that says other things
                 self._see(key, WorkerEntry.from_json(value), now)
         for key, seen in tuple(self._seen.items()):
             is_silent = key not in entries or self._is_silent(seen, now)
-            if is_silent and not pool.hears(seen.entry.address, TIME_TO_LIVE):
+            if is_silent and not pool.is_responsive(seen.entry.address, TIME_TO_LIVE):
                 del self._seen[key]
                 self._leave(seen, is_lost=True)
                 self._left[seen.entry.address] = seen

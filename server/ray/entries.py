@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from server.auth.peers import Peers
+from server.auth.internal_certificate import InternalCertificate
 
 SERVICE = "service"  # its key
 
@@ -18,7 +18,7 @@ class ServiceEntry:
     """A service: how its workers are reached, and what of its settings concerns gateways."""
 
     id: str  # another one whenever the service is started
-    peers: Peers | None  # the certificate of its workers, None: they have none
+    certificate: InternalCertificate | None  # the certificate of its workers, None: they have none
     max_request_bytes: int
     max_calls_per_worker: int
     is_claimed: bool = False  # by a command, see claim.py

@@ -72,7 +72,9 @@ async def running_gateway_role(
         first = await _wait_for(table, config.listen.name)
         settings = _settings(gateway_settings, first)
         discovery = Discovery(table)
-        gateway = Gateway(settings, None, first.peers, tracing, has_crashed=discovery.has_crashed)
+        gateway = Gateway(
+            settings, None, first.certificate, tracing, has_crashed=discovery.has_crashed
+        )
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:

@@ -23,7 +23,7 @@ class Presence:
         self._writing = asyncio.Lock()
         self._beating = in_background("telling that the worker lives", self._beat)
 
-    async def tell(self, **changes: Any) -> None:
+    async def publish(self, **changes: Any) -> None:
         """Change the entry, and write it if the cluster answers."""
         async with self._writing:  # what is older is never written behind it
             self.entry = replace(self.entry, **changes, beat=self.entry.beat + 1)
@@ -37,5 +37,5 @@ class Presence:
 
     async def _beat(self) -> None:
         while True:
-            await self.tell()
+            await self.publish()
             await asyncio.sleep(BEAT)

@@ -17,7 +17,7 @@ from engine.background import in_background
 from engine.config import EngineConfig
 from engine.errors import EngineFailure, PackageError, TokenweirError
 from engine.factory import load_engine
-from server.auth.peers import peers_of
+from server.auth.internal_certificate import internal_certificate
 from server.config import gateway_config, worker_config
 from server.packages.address import is_remote
 from server.packages.pinned import PinnedPackage
@@ -74,16 +74,16 @@ class WorkerReplica:
         try:
             engines = await asyncio.to_thread(_load_engines, config, packages)
             settings = worker_config(config, self._serve_port.host)
-            self._worker = Worker(engines, settings, found.peers, log)
+            self._worker = Worker(engines, settings, found.certificate, log)
             address = await self._worker.start()
         except Exception as error:
             is_expected = isinstance(error, TokenweirError)
             problem = str(error) if is_expected else traceback.format_exc()
-            await self._presence.tell(state="failed", problem=problem)
+            await self._presence.publish(state="failed", problem=problem)
             await self._presence.close()
             raise
         keep_what_is_there()
-        await self._presence.tell(address=address, replica_id=self._worker.replica_id)
+        await self._presence.publish(address=address, replica_id=self._worker.replica_id)
         self._watching = in_background("watching the worker", self._end_when_unhealthy)
 
     async def check_health(self) -> None:
@@ -105,7 +105,7 @@ class WorkerReplica:
             return  # never got as far as to serve
         self._watching.cancel()
         self._worker.leave()
-        await self._presence.tell(state="leaving")
+        await self._presence.publish(state="leaving")
         await asyncio.sleep(LEAVING_PAUSE)
         await self._worker.drain(0.0 if await self._is_over() else self._grace)
         await self._presence.close()
@@ -126,7 +126,7 @@ class WorkerReplica:
         logger.error("%s cannot serve any more; its process ends", self._presence.entry)
         try:
             async with asyncio.timeout(UNHEALTHY_EXIT):
-                await self._presence.tell(state="failed")
+                await self._presence.publish(state="failed")
                 await self._worker.drain(min(self._grace, UNHEALTHY_GRACE))
         finally:
             os._exit(1)
@@ -164,10 +164,10 @@ def _tell_application(table: Table, config: Settings, host: str) -> None:
     """Write the entry of an application, whose workers are on hosts like this, or renew it."""
     limits = gateway_config(config)
     most = limits.max_request_bytes, limits.max_calls_per_worker
-    own = ServiceEntry(secrets.token_hex(8), peers_of(host), *most)
+    own = ServiceEntry(secrets.token_hex(8), internal_certificate(host), *most)
     table.put(SERVICE, own.to_json(), overwrite=False)  # one of them is the first
     found = _service_in(table, None)
-    own = dataclasses.replace(own, id=found.id, peers=found.peers)
+    own = dataclasses.replace(own, id=found.id, certificate=found.certificate)
     if own != found:  # it is deployed with other limits
         table.put(SERVICE, own.to_json())
 

@@ -27,7 +27,7 @@ from engine.errors import ConfigError, EngineFailure
 from engine.factory import device_of
 from engine.package.manifest import Manifest
 from server.adapters.config import http_config
-from server.auth.peers import peers_of
+from server.auth.internal_certificate import internal_certificate
 from server.config import gateway_config
 from server.gateway.authenticator import check_access
 from server.gateway.gateway import Gateway
@@ -119,7 +119,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         ray = await stack.enter_async_context(running_ray(config))
         host = await ray.run(node_address)
-        peers = peers_of(host)
+        certificate = internal_certificate(host)
         table = await ray.run(table_of, config.listen.name)
         discovery = Discovery(table)
         settings = replace(gateway_config(config), logs_workers=True)
@@ -127,7 +127,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             settings = replace(settings, local_socket=stack.enter_context(private_socket()))
         own = ServiceEntry(
             secrets.token_hex(8),
-            peers,
+            certificate,
             settings.max_request_bytes,
             settings.max_calls_per_worker,
             is_claimed=joins_cluster(),
@@ -137,7 +137,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         gateway = port = None
         if config.listen.gateway:
             started = (deployment, _first_group(packages, manifests))
-            gateway = Gateway(settings, hung, peers, tracing, started, discovery.has_crashed)
+            gateway = Gateway(settings, hung, certificate, tracing, started, discovery.has_crashed)
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the workers have had their last words
             pool = gateway.pool
@@ -146,7 +146,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
                 lambda: None,
                 hung,
                 silence=settings.worker_keepalive_timeout,
-                peers=peers,
+                certificate=certificate,
                 logs_workers=True,
                 only_watches=True,
             )
@@ -157,7 +157,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         stack.push_async_callback(_withdraw, table)
         stack.push_async_callback(ray.finish, deployment.undeploy)
         await discovery.publish(
-            lambda: own if gateway is None else replace(own, traffic=pool.told_traffic())
+            lambda: own if gateway is None else replace(own, traffic=pool.traffic_state())
         )
         await ray.run(deploy, config, own.id, packages, config.listen.name)
         if joins_cluster():

@@ -115,7 +115,7 @@ class Bearer:
         self._is_closed = True
         self._has_news.set()
 
-    def tell_state(self) -> None:
+    def send_state(self) -> None:
         """Tell how the worker is now."""
         state = self._state()
         models = state.models.SerializeToString(deterministic=True)
@@ -164,7 +164,7 @@ class Bearer:
 
     async def _tell_states(self, period: float) -> None:
         while True:
-            self.tell_state()
+            self.send_state()
             await asyncio.sleep(period)
 
     def _read(self) -> None:

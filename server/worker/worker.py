@@ -21,7 +21,7 @@ from tokenweir.v1 import (
 from engine.background import in_background
 from engine.errors import ConfigError
 from server.api import ADMIN, FEATURES, GENERATION, HEALTH, PREDICTION, SERVICES
-from server.auth.peers import Peers
+from server.auth.internal_certificate import InternalCertificate
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
 from server.config import WorkerConfig
@@ -53,16 +53,16 @@ class Worker:
         self,
         models: Mapping[str, Engine],
         config: WorkerConfig,
-        peers: Peers | None = None,
+        certificate: InternalCertificate | None = None,
         log: WorkerLog | None = None,
     ) -> None:
-        """`peers`, if given, are the only callers. Gateways that want it are given the log."""
+        """Ask callers for a certificate, if it is given; send the log to gateways that want it."""
         clash = {"", *SERVICES} & set(models)
         if clash:
             raise ConfigError(f"no model can be named {sorted(clash)}: health uses these names")
         self.replica_id = uuid.uuid4().hex
         self._config = config
-        self._peers, self._log = peers, log
+        self._certificate, self._log = certificate, log
         self._is_leaving = False
         self._catalog = Catalog(models, self.replica_id)
         self._wall = CallWall(config.max_worker_calls, config.max_open_bytes)
@@ -101,7 +101,7 @@ class Worker:
             max_bytes, config.client_keepalive_timeout, max_connections(config.host)
         )
         self._server = CallServer(self._arrived, options)
-        credentials = None if self._peers is None else self._peers.of_server()
+        credentials = None if self._certificate is None else self._certificate.server_credentials()
         port = listen(self._server, config.host, config.port, credentials)
         self._publish_health()
         self._server.start()
@@ -177,7 +177,7 @@ class Worker:
 
     def _tell_state(self) -> None:
         for bearer in self._bearers:
-            bearer.tell_state()
+            bearer.send_state()
 
     def _make_services(self) -> LocalServices:
         config = self._config

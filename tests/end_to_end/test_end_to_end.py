@@ -27,6 +27,7 @@ import pytest
 import torch
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from server.auth.peers import peers_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient, Generation, Unavailable
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
@@ -35,7 +36,6 @@ from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.api import REPLICA_KEY
-from server.auth.peers import peers_of
 from server.ray.serving import serving
 from server.settings import Admin, Engine, Listen, Packages, Settings
 from tests.fakes.calls import until

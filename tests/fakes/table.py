@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from server.auth.peers import Peers
+from server.auth.internal_certificate import InternalCertificate
 from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.internals import Table
 
@@ -40,11 +40,13 @@ class FakeTable(Table):
         if self.is_broken:
             raise OSError("the cluster does not answer")
 
-    def serve(self, peers: Peers | None = None, service: str = "s", batch: int = 33) -> None:
+    def serve(
+        self, certificate: InternalCertificate | None = None, service: str = "s", batch: int = 33
+    ) -> None:
         """Tell a service."""
-        self.put(SERVICE, ServiceEntry(service, peers, 1 << 20, batch).to_json())
+        self.put(SERVICE, ServiceEntry(service, certificate, 1 << 20, batch).to_json())
 
-    def tell(self, worker: WorkerEntry) -> None:
+    def publish(self, worker: WorkerEntry) -> None:
         """Tell a worker, once more if it is told already."""
         self.put(worker.key, replace(worker, beat=next(self._beats)).to_json())
 

@@ -37,7 +37,7 @@ class Two:
     async def give_new(self, share: float) -> None:
         """Give the new version so much of the calls."""
         shares = {"dates": {NEW.version: share, OLD.version: 100 - share}, "other": {"7": 100}}
-        await self.gateway.pool.divide({"shares": shares, "closed": []})
+        await self.gateway.pool.apply_traffic({"shares": shares, "closed": []})
 
     def num_waiting(self) -> Any:
         """Return how many calls wait at the gateway."""
@@ -142,7 +142,7 @@ async def test_what_no_worker_has_is_not_found_among_all(
 
 
 async def test_a_gateway_divides_calls_as_another_one_tells(two: Two) -> None:
-    await two.gateway.pool.divide(
+    await two.gateway.pool.apply_traffic(
         {"shares": {"dates": {"8": 100, "7": 0}}, "closed": [["other", "7"]]}
     )
 

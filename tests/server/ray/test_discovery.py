@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from engine.errors import EngineFailure
-from server.auth.peers import Peers, peers_of
+from server.auth.internal_certificate import InternalCertificate, internal_certificate
 from server.ray.discovery import TIME_TO_LIVE, Discovery
 from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.last_words import last_words
@@ -40,23 +40,23 @@ class FakePool:
 
     def __init__(self) -> None:
         self.told: list[object] = []
-        self.heard: set[str] = set()
+        self.responsive: set[str] = set()
 
     @property
     def addresses(self) -> list[str]:
         return next((one for one in reversed(self.told) if isinstance(one, list)), [])
 
-    def trust(self, peers: Peers | None) -> None:
-        self.told.append(peers)
+    def trust(self, certificate: InternalCertificate | None) -> None:
+        self.told.append(certificate)
 
     async def sync(self, addresses: list[str]) -> None:
         self.told.append(addresses)
 
-    async def divide(self, traffic: Mapping[str, Any]) -> None:
+    async def apply_traffic(self, traffic: Mapping[str, Any]) -> None:
         self.told.append(traffic)
 
-    def hears(self, address: str, within: float) -> bool:
-        return address in self.heard
+    def is_responsive(self, address: str, within: float) -> bool:
+        return address in self.responsive
 
 
 class Look:
@@ -83,13 +83,13 @@ async def test_a_gateway_knows_workers_that_serve_and_those_that_start_are_count
 ) -> None:
     caplog.set_level(logging.INFO, "server")
     starting = replace(TWO, address="", replica_id="")
-    look.table.tell(ONE)
-    look.table.tell(starting)
+    look.table.publish(ONE)
+    look.table.publish(starting)
     look.table.put("of another release", b'{"state": "asleep"}')
 
     assert await look() == [ONE.address]
     assert look.discovery.num_here == 2
-    look.table.tell(TWO)
+    look.table.publish(TWO)
     assert await look() == [ONE.address, TWO.address]
     assert caplog.messages == [f"joined: {ONE}", f"joined: {TWO}"]
 
@@ -98,11 +98,11 @@ async def test_a_worker_that_leaves_is_known_no_more_though_it_still_writes(
     look: Look, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "server")
-    look.table.tell(ONE)
+    look.table.publish(ONE)
     await look()
 
     for _ in range(2):
-        look.table.tell(replace(ONE, state="leaving"))
+        look.table.publish(replace(ONE, state="leaving"))
         assert await look() == []
     assert (look.discovery.workers, look.discovery.num_here) == ((), 0)
     assert caplog.messages == [f"joined: {ONE}", f"left: {ONE}"]
@@ -111,14 +111,14 @@ async def test_a_worker_that_leaves_is_known_no_more_though_it_still_writes(
 async def test_a_worker_that_neither_writes_nor_tells_anything_is_forgotten(
     look: Look, clock: FakeClock
 ) -> None:
-    look.table.tell(ONE)
-    look.pool.heard.add(ONE.address)
+    look.table.publish(ONE)
+    look.pool.responsive.add(ONE.address)
     assert await look() == [ONE.address]
 
     clock.now += TIME_TO_LIVE + 0.1
     assert await look() == [ONE.address], "it is heard"
-    look.table.tell(ONE)
-    look.pool.heard.clear()
+    look.table.publish(ONE)
+    look.pool.responsive.clear()
     clock.now += TIME_TO_LIVE - 0.1
     assert await look() == [ONE.address], "it writes"
     clock.now += TIME_TO_LIVE + 0.1
@@ -129,25 +129,25 @@ async def test_a_worker_that_neither_writes_nor_tells_anything_is_forgotten(
 async def test_an_entry_that_somebody_else_has_deleted_is_gone_at_once_unless_it_is_heard(
     look: Look,
 ) -> None:
-    look.table.tell(ONE)
-    look.pool.heard.add(ONE.address)
+    look.table.publish(ONE)
+    look.pool.responsive.add(ONE.address)
     await look()
 
     look.table.delete(ONE.key)
     assert await look() == [ONE.address]
-    look.pool.heard.clear()
+    look.pool.responsive.clear()
     assert await look() == []
 
 
 async def test_workers_of_an_earlier_start_of_the_service_are_not_known_and_cleared_away(
     look: Look, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    look.table.tell(replace(ONE, service="earlier"))
-    look.table.tell(TWO)
+    look.table.publish(replace(ONE, service="earlier"))
+    look.table.publish(TWO)
 
     assert await look() == [TWO.address]
     clock.now += TIME_TO_LIVE + 0.1
-    look.table.tell(TWO)
+    look.table.publish(TWO)
     assert await look() == [TWO.address]
     assert {*look.table.values} == {SERVICE, TWO.key}
     assert not caplog.messages
@@ -158,8 +158,8 @@ async def test_workers_stay_known_while_the_table_is_not_there_and_when_another_
 ) -> None:
     monkeypatch.setattr("server.ray.discovery.LOOK_PERIOD", 0.001)
     caplog.set_level(logging.INFO, "server")
-    look.table.tell(ONE)
-    look.pool.heard.add(ONE.address)
+    look.table.publish(ONE)
+    look.pool.responsive.add(ONE.address)
     following = asyncio.create_task(look.discovery.follow(look.pool))
     await until(lambda: look.pool.addresses == [ONE.address])
 
@@ -170,26 +170,26 @@ async def test_workers_stay_known_while_the_table_is_not_there_and_when_another_
     look.table.delete(SERVICE)
     await until(lambda: "nobody serves under this name; those known stay" in caplog.text)
     look.table.serve(service="again")
-    look.table.tell(worker_at("127.0.0.1:9", service="again"))
+    look.table.publish(worker_at("127.0.0.1:9", service="again"))
     await until(lambda: len(look.pool.addresses) == 2)
 
     await until(lambda: caplog.text.count("are told again") == 2)
     following.cancel()
 
 
-@pytest.mark.parametrize("peers", [None, peers_of("10.0.0.7")])
+@pytest.mark.parametrize("certificate", [None, internal_certificate("10.0.0.7")])
 async def test_certificate_and_traffic_of_the_service_are_told_before_its_workers(
-    look: Look, peers: Peers | None
+    look: Look, certificate: InternalCertificate | None
 ) -> None:
     traffic = {"shares": {}, "closed": [["dates", "2"]]}
-    entry = ServiceEntry("s", peers, 1 << 20, 33, traffic=traffic)
+    entry = ServiceEntry("s", certificate, 1 << 20, 33, traffic=traffic)
     look.table.put(SERVICE, entry.to_json())
-    look.table.tell(ONE)
+    look.table.publish(ONE)
 
     await look()
     await look()
 
-    assert look.pool.told == [peers, traffic, [ONE.address]]
+    assert look.pool.told == [certificate, traffic, [ONE.address]]
     assert look.discovery.service == entry
 
 
@@ -214,12 +214,12 @@ async def test_the_last_that_a_worker_wrote_before_it_died_is_told(
     (tmp_path / "err").write_text("x" * 10_000 + f"\n{CRASH}\n")
     process = await asyncio.create_subprocess_exec("sleep", "60")
     worker = worker_at(ONE.address if serves else "", pid=process.pid, stderr=str(tmp_path / "err"))
-    look.table.tell(worker)
+    look.table.publish(worker)
     await look()
     assert look.discovery.num_here == 1
     process.kill()
     await process.wait()
-    look.table.tell(worker)  # it was about to be written
+    look.table.publish(worker)  # it was about to be written
 
     await look()
 
@@ -236,11 +236,11 @@ async def test_a_worker_that_leaves_as_it_should_has_no_last_words(
 ) -> None:
     (tmp_path / "err").write_text("a warning")
     worker = worker_at(ONE.address, pid=os.getpid(), stderr=str(tmp_path / "err"))
-    look.table.tell(worker)
+    look.table.publish(worker)
     await look()
     assert look.discovery.has_crashed(ONE.address) is False
 
-    look.table.tell(replace(worker, state="leaving"))
+    look.table.publish(replace(worker, state="leaving"))
     await look()
     clock.now += TIME_TO_LIVE + 0.1
     await look()
@@ -254,7 +254,7 @@ async def test_why_a_worker_cannot_start_is_told_once(
 ) -> None:
     failed = replace(ONE, address="", state="failed", problem="no such input")
     for _ in range(2):
-        look.table.tell(failed)
+        look.table.publish(failed)
         await look()
 
     assert caplog.messages == ["it cannot start: no such input"]
@@ -265,11 +265,11 @@ async def test_why_a_worker_cannot_start_is_told_once(
 async def test_a_worker_in_the_place_of_one_that_was_lost_is_a_restart(
     state: Any, counted: int, look: Look
 ) -> None:
-    look.table.tell(ONE)
+    look.table.publish(ONE)
     await look()
-    look.table.tell(replace(ONE, state=state))
+    look.table.publish(replace(ONE, state=state))
     await look()
-    look.table.tell(TWO)
+    look.table.publish(TWO)
     await look()
 
     assert look.discovery.restarts.count == counted
@@ -295,10 +295,10 @@ async def test_workers_that_have_left_can_be_killed_for_a_while_and_are_then_for
 
     workers = [worker_at(f"127.0.0.1:{number}") for number in range(1, 151)]
     for worker in workers:
-        look.table.tell(worker)
+        look.table.publish(worker)
     await look()
     for worker in workers:
-        look.table.tell(replace(worker, state="leaving"))
+        look.table.publish(replace(worker, state="leaving"))
     await look()
     clock.now += TIME_TO_LIVE + 0.1
     await look()
@@ -322,10 +322,10 @@ async def test_a_worker_writes_its_entry_again_and_again_and_what_changes_at_onc
 
     await until(lambda: ONE.key in table.values and told().beat > 2)
     table.is_broken = True
-    await presence.tell(address=ONE.address)
+    await presence.publish(address=ONE.address)
     table.is_broken = False
     await until(lambda: told().address == ONE.address)
-    await presence.tell(state="leaving")
+    await presence.publish(state="leaving")
     assert told().state == "leaving"
     await presence.close()
 
@@ -345,7 +345,7 @@ def test_workers_of_an_application_have_one_certificate_and_tell_its_limits() ->
     _tell_application(table, config.with_engine(max_num_seqs=99), "10.0.0.8")
     renewed = _service_in(table, None)
 
-    assert first.peers is not None
+    assert first.certificate is not None
     assert replace(renewed, max_calls_per_worker=first.max_calls_per_worker) == first
     assert renewed.max_calls_per_worker == 99
 

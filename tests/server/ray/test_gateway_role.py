@@ -39,7 +39,7 @@ def table_with(*addresses: str, batch: int = 33) -> FakeTable:
     table = FakeTable()
     table.serve(batch=batch)
     for address in addresses:
-        table.tell(worker_at(address))
+        table.publish(worker_at(address))
     return table
 
 

@@ -705,7 +705,7 @@ async def test_a_worker_tells_its_state_at_once_when_it_turns_and_every_now_and_
     states = connection.carry(0.01).states()
     first, second = await anext(states), await anext(states)
     worker.state = State(serving=False, num_calls=3)
-    worker.bearers[0].tell_state()
+    worker.bearers[0].send_state()
     while (turned := await anext(states)).serving:
         pass
     connection.close()

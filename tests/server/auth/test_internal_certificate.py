@@ -6,7 +6,11 @@ import grpc
 import pytest
 from grpc import aio
 
-from server.auth.peers import CHANNEL_OPTIONS, Peers, peers_of
+from server.auth.internal_certificate import (
+    CHANNEL_OPTIONS,
+    InternalCertificate,
+    internal_certificate,
+)
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
 from server.worker.worker import Worker
@@ -15,25 +19,25 @@ from tests.fakes.engines import FakeGenerator
 
 
 @pytest.fixture(scope="module")
-def peers() -> Peers:
-    found = peers_of("10.0.0.7")
+def certificate() -> InternalCertificate:
+    found = internal_certificate("10.0.0.7")
     assert found is not None
     return found
 
 
 def test_on_one_machine_nothing_is_encrypted_between_them() -> None:
-    assert peers_of("127.0.0.1") is None
+    assert internal_certificate("127.0.0.1") is None
 
 
-def test_the_key_is_in_no_text(peers: Peers) -> None:
-    assert "PRIVATE" not in repr(peers)
+def test_the_key_is_in_no_text(certificate: InternalCertificate) -> None:
+    assert "PRIVATE" not in repr(certificate)
 
 
-async def test_a_worker_takes_calls_of_its_gateway_only(peers: Peers) -> None:
-    worker = Worker({"dates": FakeGenerator()}, WorkerConfig(), peers=peers)
+async def test_a_worker_takes_calls_of_its_gateway_only(certificate: InternalCertificate) -> None:
+    worker = Worker({"dates": FakeGenerator()}, WorkerConfig(), certificate=certificate)
     address = await worker.start()
-    gateway = Gateway(GatewayConfig(worker_wait=60), peers=peers)
-    others = peers_of("10.0.0.7")
+    gateway = Gateway(GatewayConfig(worker_wait=60), certificate=certificate)
+    others = internal_certificate("10.0.0.7")
     assert others is not None
     try:
         port = await gateway.start()
@@ -46,9 +50,9 @@ async def test_a_worker_takes_calls_of_its_gateway_only(peers: Peers) -> None:
         channels = [
             aio.insecure_channel(address),
             aio.secure_channel(
-                address, grpc.ssl_channel_credentials(peers.cert), options=CHANNEL_OPTIONS
+                address, grpc.ssl_channel_credentials(certificate.cert), options=CHANNEL_OPTIONS
             ),
-            aio.secure_channel(address, others.of_channel(), options=CHANNEL_OPTIONS),
+            aio.secure_channel(address, others.channel_credentials(), options=CHANNEL_OPTIONS),
         ]
         for channel in channels:
             async with channel:

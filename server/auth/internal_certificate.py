@@ -15,34 +15,34 @@ _CLOCKS_APART = timedelta(days=1)  # on the machines of a cluster, at most
 
 
 @dataclass(frozen=True)
-class Peers:
+class InternalCertificate:
     """A certificate that signs itself: its presenter has its key, and belongs to the service."""
 
     cert: bytes  # PEM
     key: bytes = field(repr=False)  # PEM
 
-    def of_server(self) -> grpc.ServerCredentials:
-        """Return the credentials of a port that takes peers only."""
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials of a port that takes calls by it only."""
         pair = (self.key, self.cert)
         return grpc.ssl_server_credentials([pair], self.cert, require_client_auth=True)
 
-    def of_channel(self) -> grpc.ChannelCredentials:
-        """Return the credentials of calls to a peer; `CHANNEL_OPTIONS` belong to them."""
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Return the credentials of calls to such a port; `CHANNEL_OPTIONS` belong to them."""
         return grpc.ssl_channel_credentials(self.cert, self.key, self.cert)
 
 
 CHANNEL_OPTIONS = (("grpc.ssl_target_name_override", NAME), ("grpc.default_authority", NAME))
 
 
-def peers_of(host: str) -> Peers | None:
-    """Return new ones for a service on a host that others reach; None on the loopback interface.
+def internal_certificate(host: str) -> InternalCertificate | None:
+    """Return a new one for a service on a host that others reach; None on the loopback interface.
 
     It needs the distribution cryptography.
     """
-    return None if is_loopback(host) else _new_peers()
+    return None if is_loopback(host) else _new_certificate()
 
 
-def _new_peers() -> Peers:
+def _new_certificate() -> InternalCertificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -63,4 +63,4 @@ def _new_peers() -> Peers:
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return Peers(certificate.public_bytes(Encoding.PEM), private)
+    return InternalCertificate(certificate.public_bytes(Encoding.PEM), private)
