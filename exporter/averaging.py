@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from exporter.checkpoint import (
     TARGET_TOKENIZER_NAME,
     TOKENIZER_NAME,
     WEIGHTS_NAME,
-    CheckpointConfig,
     check_checkpoint,
     check_replaceable,
     model_weights,
@@ -49,17 +48,21 @@ def average_checkpoints(
     config = check_checkpoint(paths[-1])
     beside = _beside(paths[-1])
     for path in paths[:-1]:
-        wrong = [] if _is_alike(check_checkpoint(path), config) else [CONFIG_NAME]
-        wrong += _other_tokenizers(_beside(path), beside)
+        other, files = check_checkpoint(path), _beside(path)
+        # Whatever they are called, for imports have other names; samples and remarks may differ.
+        is_alike = other.model_copy(update={"task": config.task}) == config
+        wrong = [] if is_alike else [CONFIG_NAME]
+        names = (TOKENIZER_NAME, TARGET_TOKENIZER_NAME)
+        wrong += [name for name in names if files.get(name) != beside.get(name)]
         if wrong:
             raise CheckpointError(
                 f"{path / wrong[0]} is not that of {paths[-1]}: an average is of one model in "
                 "several states; give checkpoints of the same run"
             )
     with ExitStack() as stack:
-        files = [stack.enter_context(_open(path)) for path in paths]
+        opened = [stack.enter_context(_open(path)) for path in paths]
         described = model_weights(config.model)
-        weights = streamed_weights(described, _means(files, [weight.name for weight in described]))
+        weights = streamed_weights(described, _means(opened, [weight.name for weight in described]))
         write_files(Path(out), {**beside, WEIGHTS_NAME: weights})
 
 
@@ -86,14 +89,3 @@ def _beside(path: Path) -> dict[str, bytes]:
                 "not a file of a checkpoint, move it elsewhere"
             )
     return {file.name: file.read_bytes() for file in kept}
-
-
-def _is_alike(one: CheckpointConfig, other: CheckpointConfig) -> bool:
-    """Say whether two are of one model, whatever they are called: imports have other names."""
-    return one.model_copy(update={"task": other.task}) == other
-
-
-def _other_tokenizers(files: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> list[str]:
-    """Return the names of the tokenizers that differ; samples and remarks may."""
-    names = (TOKENIZER_NAME, TARGET_TOKENIZER_NAME)
-    return [name for name in names if files.get(name) != wanted.get(name)]

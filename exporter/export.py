@@ -91,7 +91,9 @@ def export_package(
         progress(0, 0, "tracing graphs", expected_seconds(checkpoint, form, proof))
         with stage(out) as staging:
             directory = staging.directory
-            _write_files(checkpoint, form, directory, behind)
+            for file in copied_files(checkpoint):
+                (directory / file).write_bytes((checkpoint.path / file).read_bytes())
+            write_package_graphs(checkpoint, form, directory, text=behind)
             found = prove(
                 checkpoint,
                 directory,
@@ -184,15 +186,6 @@ class _Title(NamedTuple):
                     "underscores, a letter or digit first; give another"
                 )
         return title
-
-
-def _write_files(
-    checkpoint: Checkpoint, form: PackageFormat, directory: Path, text: Sequence[Passage]
-) -> None:
-    """Write all of a package but its manifest."""
-    for name in copied_files(checkpoint):
-        (directory / name).write_bytes((checkpoint.path / name).read_bytes())
-    write_package_graphs(checkpoint, form, directory, text=text)
 
 
 def _write_manifest(

@@ -29,7 +29,9 @@ def find_pictures(directory: Path) -> list[Picture]:
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory; give one with a folder for every class")
-    files, kinds = list(_files(directory)), _other_kinds()
+    files = list(_files(directory))
+    could_be = {end for end, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    kinds = could_be - set(SUFFIXES)
     found = [one for one in files if one.path.suffix.lower() in SUFFIXES]
     others = [one.path for one in files if one.path.suffix.lower() in kinds]
     if others:
@@ -60,9 +62,3 @@ def _shown(paths: Iterator[Path], directory: Path) -> list[Path]:
         for path in sorted(paths)
         if not any(part.startswith(".") for part in path.relative_to(directory).parts)
     ]
-
-
-def _other_kinds() -> set[str]:
-    """Return the endings of what Pillow could open."""
-    kinds = {end for end, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    return kinds - set(SUFFIXES)

@@ -63,7 +63,11 @@ class Prediction:
         if item.reference is None:
             return []
         if item.text:
-            found = [self._label_of(word) for word in item.words]
+            found = []  # labels of the first token that begins in each word
+            for start, end in item.words:
+                begins = (i for i, (first, _) in enumerate(self.spans) if start <= first < end)
+                place = next(begins, None)
+                found.append(() if place is None else self.labels[place])
             return [(tag,) == label for tag, label in zip(item.reference, found, strict=True)]
         return [set(item.reference) == set(self.labels[0])]
 
@@ -84,13 +88,6 @@ class Prediction:
             return f", token {answer + 1}" if len(self.labels) > 1 else ""
         start, end = self.spans[answer]
         return f", token {answer + 1} {item.text[start:end].decode(errors='replace')!r}"
-
-    def _label_of(self, word: tuple[int, int]) -> Label:
-        """Return the label of the first token that begins in a word."""
-        start, end = word
-        found = (i for i, (first, _) in enumerate(self.spans) if start <= first < end)
-        place = next(found, None)
-        return () if place is None else self.labels[place]
 
 
 def as_served(prediction: ItemPrediction, contract: Contract) -> Prediction:

@@ -30,7 +30,8 @@ _TRANSFORMER_NAMES = tuple(  # older ones are named for the model
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
 )
-_MAX_BYTES = 2**24  # each file that lists added tokens
+_MAX_BYTES = 2**20
+_MAX_TOKENS_BYTES = 2**24  # a file that lists added tokens
 _POOLINGS: dict[str, Literal["first", "mean", "max"]] = {  # by the name of sentence-transformers
     "cls": "first",
     "mean": "mean",
@@ -235,7 +236,7 @@ def _read_fields(fields: type[_Fields], directory: Path, *names: str) -> _Fields
     for path in (directory / name for name in names):
         if path.is_file():
             with _reading(path):
-                return fields.model_validate_json(read_bounded(path, _MAX_BYTES))
+                return fields.model_validate_json(read_bounded(path, _MAX_TOKENS_BYTES))
     return fields()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer
-
 from engine.wording import listed
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.models import TransformerConfig
@@ -16,7 +14,13 @@ def understood(family: str, config: TransformerConfig, text: ImportedTokenizer) 
     """Return what is told, by what it is of."""
     found = {"family": family, "longest input": _longest(config)}
     if text.tokenizer is not None:
-        found["tokenizer"] = _of_tokenizer(text.tokenizer)
+        kind, encoded = type(text.tokenizer.model).__name__, text.tokenizer.encode("a")
+        specials = zip(encoded.tokens, encoded.special_tokens_mask, strict=True)
+        around = " ".join(token if is_special else "..." for token, is_special in specials)
+        said = f"a text is {around}" if any(encoded.special_tokens_mask) else ""
+        size = text.tokenizer.get_vocab_size(with_added_tokens=True)
+        said = said or "nothing stands around a text"
+        found["tokenizer"] = f"{kind}, {size:,} tokens; {said}"
     if config.architecture == "decoder":
         found["chat template"] = "yes" if text.files.chat else "none"
     if config.num_decoder_layers:
@@ -47,15 +51,6 @@ def _longest(config: TransformerConfig) -> str:
     if config.cut_at is None:
         return f"{config.max_source_len:,} tokens"
     return f"{config.cut_at:,} tokens; longer texts are cut"
-
-
-def _of_tokenizer(tokenizer: Tokenizer) -> str:
-    found = tokenizer.encode("a")
-    is_special = found.special_tokens_mask
-    around = [t if special else "..." for t, special in zip(found.tokens, is_special, strict=True)]
-    said = f"a text is {' '.join(around)}" if any(is_special) else "nothing stands around a text"
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
-    return f"{type(tokenizer.model).__name__}, {size:,} tokens; {said}"
 
 
 def _of_vectors(config: TransformerConfig) -> str:

@@ -67,19 +67,16 @@ class PositionwiseFeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (B, S, d_model) to (B, S, d_model)."""
-        inner = self.inner_dropout(self._inner(hidden))  # (B, S, d_ff)
+        up: Tensor = self.up_proj(hidden)  # (B, S, d_ff)
+        if self.gate_proj is None:
+            inner: Tensor = self.activation(up)
+        else:
+            inner = self.activation(self.gate_proj(hidden)) * up
+        inner = self.inner_dropout(inner)
         if inner.dtype != (dtype := self.down_proj.weight.dtype):  # it is kept in float32
             inner = inner.to(dtype)
         output: Tensor = self.dropout(self.down_proj(inner))
         return output
-
-    def _inner(self, hidden: Tensor) -> Tensor:
-        up: Tensor = self.up_proj(hidden)  # (B, S, d_ff)
-        if self.gate_proj is None:
-            activated: Tensor = self.activation(up)
-            return activated
-        gated: Tensor = self.activation(self.gate_proj(hidden)) * up
-        return gated
 
 
 class Residual(nn.Module):
@@ -198,7 +195,9 @@ class DecoderLayer(nn.Module):
         T newest positions, and the source is read from the cache instead of `memory`.
         """
         if self.parallel:
-            return hidden + self._side_by_side(hidden, cache)
+            attended = self._attend_to_self(self.self_attention_residual.norm(hidden), cache)
+            fed: Tensor = self.feed_forward(self.feed_forward_residual.norm(hidden))
+            return hidden + (attended + fed)
         hidden = self.self_attention_residual(hidden, lambda x: self._attend_to_self(x, cache))
         if self.cross_attention is not None:
             hidden = self.cross_attention_residual(
@@ -206,11 +205,6 @@ class DecoderLayer(nn.Module):
             )
         output: Tensor = self.feed_forward_residual(hidden, self.feed_forward)
         return output
-
-    def _side_by_side(self, hidden: Tensor, cache: LayerCache | None) -> Tensor:
-        attended = self._attend_to_self(self.self_attention_residual.norm(hidden), cache)
-        output: Tensor = self.feed_forward(self.feed_forward_residual.norm(hidden))
-        return attended + output
 
     def _attend_to_self(self, hidden: Tensor, cache: LayerCache | None) -> Tensor:
         if cache is not None:

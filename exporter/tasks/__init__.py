@@ -31,7 +31,7 @@ OWN_TASKS = {
 
 
 def build_task(
-    name: str, *, seed: int = 0, files: Sequence[Path] = (), start: Checkpoint | None = None
+    name: str, seed: int = 0, *, files: Sequence[Path] = (), start: Checkpoint | None = None
 ) -> Task:
     """Return the task of that name; `seed` decides the order of its training examples.
 

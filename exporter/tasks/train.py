@@ -1,41 +1,16 @@
-"""Trains a task by its name."""
+"""Trains a task that is built for a seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from exporter.tasks import build_task
 from exporter.training.state import read_state
 from exporter.training.task import Task
 from exporter.training.trainer import TrainingReport, check_numbers, seed_to_resume, train_task
 
 
 def train(
-    task_name: str,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    seed: int | None = None,
-    steps: int | None = None,
-    files: Sequence[str | Path] = (),
-    progress: bool = True,
-) -> TrainingReport:
-    """Train the task of that name into the directory `out`; `files` are for the task `text`.
-
-    Else as `train_built`. Raises ConfigError for a wrong task or file, too.
-    """
-    return train_built(
-        lambda seed: build_task(task_name, seed=seed, files=[Path(file) for file in files]),
-        out,
-        resume=resume,
-        seed=seed,
-        steps=steps,
-        progress=progress,
-    )
-
-
-def train_built(
     build: Callable[[int], Task],
     out: str | Path,
     *,

@@ -106,11 +106,6 @@ class OpenNmtConfig(ToolkitOptions):
         return self
 
 
-def _notes(original: Original) -> list[str]:
-    """Say how long texts may be."""
-    return [f"texts have up to {_USUAL_LEN} tokens, or what --max-len says: up to {_MAX_LEN:,}"]
-
-
 def _computed(original: Original) -> Options:
     given, tokens = OpenNmtConfig.model_validate(original.config), original.tokens
     is_other = given.source_size != given.target_size
@@ -195,7 +190,9 @@ OPEN_NMT = Family(
     title="OpenNMT-py 1 to 3",
     model_types=("transformer",),
     computed=_computed,
-    notes=_notes,
+    notes=lambda _: [
+        f"texts have up to {_USUAL_LEN} tokens, or what --max-len says: up to {_MAX_LEN:,}"
+    ],
     weights=_weights,
     abilities=("generate", "beam", "score"),
     ignored=r".*\.make_embedding\.pe\.pe",

@@ -120,21 +120,16 @@ class LineProgress:
         if self._clock() - self._last_line < LINE_INTERVAL and step != self._steps:
             return
         self._last_line = self._clock()
+        left = self._meter.seconds_a_step * (self._steps - step)
+        shown = f"  {left / 60:.0f} min left" if left >= 90 else f"  {left:.0f} s left"
         self.say(
             f"{self._title}: step {step}/{self._steps}  loss {self._meter.loss:.4f}  "
-            f"{self._meter.tokens_per_second:,.0f} tokens/s"
-            + _left(self._meter.seconds_a_step * (self._steps - step))
+            f"{self._meter.tokens_per_second:,.0f} tokens/s" + (shown if left else "")
         )
 
     def say(self, message: str) -> None:
         """Print the line."""
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
-
-
-def _left(seconds: float) -> str:
-    if seconds == 0:
-        return ""
-    return f"  {seconds / 60:.0f} min left" if seconds >= 90 else f"  {seconds:.0f} s left"
 
 
 class _Meter:

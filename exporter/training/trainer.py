@@ -128,8 +128,13 @@ class Run:
             recipe.peak_learning_rate, recipe.warmup_of(state.steps), recipe.learning_rate_floor
         )
         self._model = _start(task)
+        matrices = [p for p in self._model.parameters() if p.ndim >= 2]  # which alone decay
+        others = [p for p in self._model.parameters() if p.ndim < 2]  # biases and norms
         self._optimizer = torch.optim.AdamW(
-            _parameter_groups(self._model, recipe.weight_decay),
+            [
+                {"params": matrices, "weight_decay": recipe.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
             lr=recipe.peak_learning_rate,
             betas=ADAM_BETAS,
             eps=ADAM_EPS,
@@ -272,17 +277,6 @@ def _start(task: Task) -> nn.Module:
             if name in state and state[name].shape == weight.shape:  # not the head of other labels
                 state[name].copy_(weight)
     return model
-
-
-def _parameter_groups(
-    model: nn.Module, weight_decay: float
-) -> list[dict[str, list[nn.Parameter] | float]]:
-    """Return all parameters; only matrices decay, not biases and norms."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
 
 
 def _fresh(out: Path, task: Task, seed: int, steps: int | None) -> RunState:

@@ -46,7 +46,8 @@ def _write_batch(
 ) -> list[list[int]]:
     source, mask = padded_rows(sources, config.pad_token_id)
     memory = model.encode(source, mask)
-    limits = torch.tensor([_limit(len(row), config) for row in sources])
+    most = config.max_target_len - 1
+    limits = torch.tensor([min(most, 2 * len(row) + 10) for row in sources])
     begin = torch.tensor([[config.bos_token_id or 0, *generation.forced_begin]])
     target = begin[:, : config.max_target_len].repeat(len(sources), 1)  # [B, T]
     banned = list(generation.banned_tokens)
@@ -65,7 +66,3 @@ def _write_batch(
         list(takewhile(lambda token: token not in config.eos_token_ids, written[i][1 : limit + 1]))
         for i, limit in enumerate(limits.tolist())
     ]
-
-
-def _limit(source_len: int, config: TransformerConfig) -> int:
-    return min(config.max_target_len - 1, 2 * source_len + 10)

@@ -89,10 +89,10 @@ def train(
             return
         if out is None:
             raise click.UsageError("Missing option '--out'.")
-        from exporter.tasks.train import train_built
+        from exporter.tasks.train import train as train_task
 
         build = _builder(task, given)
-        report = train_built(build, out, resume=resume, seed=seed, steps=steps)
+        report = train_task(build, out, resume=resume, seed=seed, steps=steps)
     print_report(report)
     if not report.target_reached:
         raise CommandError(

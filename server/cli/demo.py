@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
         open_device()  # fails before the training if something is missing
 
     configure_openmp()  # before torch is loaded
+    from exporter.tasks import build_task
     from exporter.tasks.train import train
 
     checkpoint = out / "checkpoint"
@@ -104,7 +106,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     _headline("Train")
     with cleaned_up():
         try:
-            report = train(MODEL, checkpoint, resume=goes_on)
+            report = train(partial(build_task, MODEL), checkpoint, resume=goes_on)
         except KeyboardInterrupt:
             click.echo("The demo needs no --resume: asked again, it goes on from there.", err=True)
             raise

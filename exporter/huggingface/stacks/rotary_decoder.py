@@ -173,7 +173,10 @@ def turned_first(config: TransformerConfig, table: NameTable) -> NameTable:
 
     Theirs are the first of the head, whatever turns; the order changes no score.
     """
-    order = _order(config.head_key_dim, config.turned_dim)
+    width, turned = config.head_key_dim, config.turned_dim
+    half, rest = turned // 2, (width - turned) // 2
+    first = (*range(half), *range(turned, turned + rest))
+    order = (*first, *range(half, turned), *range(turned + rest, width))
     changed = dict(table)
     for name, num_heads in (("q_proj", config.num_heads), ("k_proj", config.kv_heads)):
         for kind in ("weight", "bias"):
@@ -181,10 +184,3 @@ def turned_first(config: TransformerConfig, table: NameTable) -> NameTable:
             steps = (*table[ours].steps, head_order(order, num_heads))
             changed[ours] = replace(table[ours], steps=steps)
     return changed
-
-
-def _order(width: int, turned: int) -> tuple[int, ...]:
-    half, rest = turned // 2, (width - turned) // 2
-    first = (*range(half), *range(turned, turned + rest))
-    second = (*range(half, turned), *range(turned + rest, width))
-    return (*first, *second)

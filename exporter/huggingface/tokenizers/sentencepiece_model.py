@@ -167,7 +167,12 @@ def convert(
         steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if model.begins_with_space:
-        steps.append(_space_in_front([p.text for p in vocabulary if model.is_searched(p)]))
+        # The library searches symbols as a normalizer leaves them, and is not to search them with
+        # a space: none stands before a symbol that is all of a text.
+        symbols = [literal(p.text) for p in vocabulary if model.is_searched(p)]
+        alone = rf"\A(?!(?:{'|'.join(symbols)})\z)(?=[\s\S])"
+        in_front = normalizers.Replace(Regex(alone), SPACE)
+        steps.append(in_front if symbols else normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
@@ -208,18 +213,6 @@ def _added(piece: Piece) -> AddedToken:
     is_kept = not any(map(str.isspace, piece.text))
     is_normalized = is_kept and not piece.is_special and not piece.tells_language
     return AddedToken(piece.text, special=piece.is_special, normalized=is_normalized)
-
-
-def _space_in_front(symbols: Sequence[str]) -> normalizers.Normalizer:
-    """Return what begins a text with a space, unless it is a symbol that is searched and no more.
-
-    The library searches symbols as a normalizer leaves them, and is not to search them with a
-    space.
-    """
-    if not symbols:
-        return normalizers.Prepend(SPACE)
-    alone = "|".join(map(literal, symbols))
-    return normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=[\s\S])"), SPACE)
 
 
 def _algorithm(model: SentencePieceModel, vocabulary: Sequence[Piece]) -> models.Model:

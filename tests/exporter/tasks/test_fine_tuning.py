@@ -10,7 +10,7 @@ from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
 from exporter.tasks import build_own_task
 from exporter.tasks.own.data import OwnData
-from exporter.tasks.train import train_built
+from exporter.tasks.train import train
 from tests.exporter.huggingface.tokenizers.test_original_tokenizers import lay_out_marian
 
 
@@ -43,7 +43,7 @@ def test_a_model_of_opus_mt_is_trained_with_its_two_tokenizers(tmp_path: Path) -
     import_checkpoint(source, tmp_path / "imported")
     data = OwnData(pairs, start=load_checkpoint(tmp_path / "imported"))
 
-    report = train_built(
+    report = train(
         lambda seed: build_own_task("translation", data, seed=seed),
         tmp_path / "tuned",
         steps=2,

@@ -10,7 +10,7 @@ import pytest
 from exporter.examples.message_pairs import FOLDER, read_pairs, write_pairs
 from exporter.tasks import build_own_task
 from exporter.tasks.own.data import OwnData
-from exporter.tasks.train import train_built
+from exporter.tasks.train import train
 
 _LANGUAGE = "vi"
 _LEAST = 15_000  # pairs; fewer are of a machine with few programs
@@ -68,7 +68,7 @@ def test_half_of_the_steps_bring_a_model_above_copying_and_a_dictionary(tmp_path
     write_pairs(_LANGUAGE, tmp_path / "pairs.tsv")
     data = OwnData(tmp_path / "pairs.tsv")
 
-    report = train_built(
+    report = train(
         lambda seed: build_own_task("translation", data, seed=seed),
         tmp_path / "run",
         steps=data.shape.steps // 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from engine.errors import ConfigError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
+from exporter.tasks import build_task
 from exporter.tasks.ngram import AddOneTrigram
 from exporter.tasks.text import make_tokenizer, passages, read_files, split, text_task, windows
 from exporter.tasks.train import train
@@ -80,7 +82,9 @@ def test_the_tokenizer_gives_any_text_back_unchanged(story: Path) -> None:
 
 
 def test_training_prints_both_perplexities_per_byte(tmp_path: Path, story: Path) -> None:
-    report = train("text", tmp_path / "run", files=[story], steps=3, progress=False)
+    report = train(
+        partial(build_task, "text", files=[story]), tmp_path / "run", steps=3, progress=False
+    )
 
     ours, theirs = (
         report.metrics[name] for name in ("perplexity_per_byte", "trigram_perplexity_per_byte")
@@ -91,17 +95,22 @@ def test_training_prints_both_perplexities_per_byte(tmp_path: Path, story: Path)
 
 
 def test_a_resumed_run_must_have_the_same_files(tmp_path: Path, story: Path) -> None:
-    train("text", tmp_path / "run", files=[story], steps=1, progress=False)
+    train(partial(build_task, "text", files=[story]), tmp_path / "run", steps=1, progress=False)
     story.write_text(story.read_text("utf-8") + "one line more\n", encoding="utf-8")
 
     with pytest.raises(Exception, match="other data"):
-        train("text", tmp_path / "run", files=[story], resume=True, progress=False)
+        train(
+            partial(build_task, "text", files=[story]),
+            tmp_path / "run",
+            resume=True,
+            progress=False,
+        )
 
 
 def test_an_imported_model_goes_on_to_learn_with_its_own_tokenizer(
     tmp_path: Path, story: Path
 ) -> None:
-    train("text", tmp_path / "byte", files=[story], steps=1, progress=False)
+    train(partial(build_task, "text", files=[story]), tmp_path / "byte", steps=1, progress=False)
     words = load_checkpoint(tmp_path / "byte").tokenizer
     assert words is not None
     source = tmp_path / "source"

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import REPORT_NAME, load_checkpoint
+from exporter.tasks import build_task
 from exporter.tasks.train import train
 from exporter.training import trainer
 from exporter.training.schedule import InverseSquareRootSchedule
@@ -369,13 +371,13 @@ def test_a_number_that_nothing_can_be_seeded_with_is_refused(
     options: dict[str, int], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=str(next(iter(options.values())))):
-        train("dates", tmp_path / "run", progress=False, **options)
+        train(partial(build_task, "dates"), tmp_path / "run", progress=False, **options)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'dreams'.*dates, tagging, digits, sentiment, text"):
-        train("dreams", tmp_path / "run")
+        train(partial(build_task, "dreams"), tmp_path / "run")
 
 
 def test_gradients_are_clipped(

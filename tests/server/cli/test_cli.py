@@ -702,7 +702,7 @@ def test_options_of_a_run_on_own_data_reach_it(
         given.append((out, options))
         return TrainingReport("mine", out, 9, 9, 7, 1.0, 1, {}, "it learned", True, ())
 
-    monkeypatch.setattr("exporter.tasks.train.train_built", train)
+    monkeypatch.setattr("exporter.tasks.train.train", train)
     asked = ["train", "translation", "--pairs", str(pairs), "--out", str(out)]
 
     assert run([*asked, "--valid", str(judged), "--size", "base", "--seed", "7"]) == 0
@@ -818,7 +818,7 @@ def test_demo_goes_on_until_it_has_come_to_its_end(
 ) -> None:
     resumed: list[bool] = []
 
-    def train(task: str, out: Path, *, resume: bool) -> None:
+    def train(build: object, out: Path, *, resume: bool) -> None:
         resumed.append(resume)
         raise KeyboardInterrupt
 

@@ -25,7 +25,7 @@ from exporter.tasks.own.labels import better_than
 from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.subwords import frame, train_subwords
 from exporter.tasks.own.translation import BOS, EOS
-from exporter.tasks.train import train_built
+from exporter.tasks.train import train
 from exporter.training.data import IGNORED, Example
 from exporter.training.evaluation import Evaluation
 from tests.exporter.conftest import OPTIONS
@@ -51,7 +51,7 @@ def test_a_model_learns_more_than_counts_say_and_a_second_one_starts_from_it(
     data = OwnData(request.getfixturevalue(FIXTURES[name]))
 
     def run(data: OwnData, out: Path, steps: int) -> float:
-        report = train_built(
+        report = train(
             lambda seed: build_own_task(name, data, seed=seed), out, steps=steps, progress=False
         )
         assert report.target_reached, report.summary
@@ -75,7 +75,7 @@ def test_a_translation_keeps_what_its_start_says_of_generation(pairs: Path, tmp_
 
     start = load_checkpoint(tmp_path / "first")
     task = build_own_task("translation", OwnData(pairs, start=start))
-    train_built(lambda seed: task, tmp_path / "second", steps=1, progress=False)
+    train(lambda seed: task, tmp_path / "second", steps=1, progress=False)
 
     assert load_checkpoint(tmp_path / "second").config.generation == defaults
 
@@ -83,7 +83,7 @@ def test_a_translation_keeps_what_its_start_says_of_generation(pairs: Path, tmp_
 def test_translations_are_compared_with_references_as_texts(pairs: Path, tmp_path: Path) -> None:
     data = OwnData(pairs)
 
-    report = train_built(
+    report = train(
         lambda seed: build_own_task("translation", data, seed=seed),
         tmp_path / "run",
         steps=20,
@@ -99,7 +99,7 @@ def test_translations_are_compared_with_references_as_texts(pairs: Path, tmp_pat
 
 def test_a_head_for_other_labels_is_drawn_afresh(texts: Path, tmp_path: Path) -> None:
     def build(data: OwnData, out: Path) -> None:
-        train_built(
+        train(
             lambda seed: build_own_task("classification", data, seed=seed),
             out,
             steps=1,
@@ -169,7 +169,7 @@ def test_a_model_of_texts_starts_from_any_other_under_a_new_head(
     start = load_checkpoint(tmp_path / "first")
 
     started = build_own_task(task, replace(data, start=start))
-    train_built(lambda seed: started, tmp_path / "second", steps=1, progress=False)
+    train(lambda seed: started, tmp_path / "second", steps=1, progress=False)
 
     second = load_checkpoint(tmp_path / "second").model
     assert second.config.labels == build_own_task(task, data).config.labels
@@ -196,7 +196,7 @@ def test_a_start_with_two_tokenizers_keeps_both_and_writes_with_the_second(
     start = load_checkpoint(tmp_path / "first")
 
     task = build_own_task("translation", OwnData(pairs, start=start))
-    train_built(lambda seed: task, tmp_path / "second", steps=1, progress=False)
+    train(lambda seed: task, tmp_path / "second", steps=1, progress=False)
 
     example, (source, target) = task.held_out[0], task.samples[0]
     assert example.source.tolist() == fresh.tokenizer.encode(source).ids
