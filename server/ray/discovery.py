@@ -123,6 +123,7 @@ class Discovery:
         """Make it so once; OSError or ValueError if there is nothing to see."""
         if self._own is not None and (own := self._own()) != self.service:
             await self._tell_service(own)
+        now = self._clock()  # before it reads: this process may be stopped meanwhile
         entries = await asyncio.to_thread(self._table.read)
         data = entries.pop(SERVICE, None)
         if self._own is None:
@@ -135,7 +136,6 @@ class Discovery:
                 # Before the workers: a version that is being loaded is closed.
                 if service.traffic is not None:
                     await pool.apply_traffic(service.traffic)
-        now = self._clock()
         for key, value in entries.items():
             with contextlib.suppress(ValueError):  # a release wrote it that says other things
                 self._see(key, WorkerEntry.from_json(value), now)

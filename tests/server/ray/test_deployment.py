@@ -239,6 +239,7 @@ def test_settings_reach_gateway_and_worker() -> None:
         contended_calls_per_worker=5,
         prefix_affinity=True,
         max_concurrent_calls=10_000,
+        max_worker_calls=50,
         max_open_bytes=50_000_000,
         tls=Tls(Path("cert"), Path("key")),
     )

@@ -126,6 +126,22 @@ async def test_a_worker_that_neither_writes_nor_tells_anything_is_forgotten(
     assert [*look.table.values] == [SERVICE], "nobody meets it again"
 
 
+async def test_workers_stay_known_to_a_process_that_was_stopped_as_it_read(
+    look: Look, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look.table.tell(ONE)
+    await look()
+    read = look.table.read
+
+    def stopped() -> dict[str, bytes]:
+        found = read()
+        clock.now += TIME_TO_LIVE + 0.1
+        return found
+
+    monkeypatch.setattr(look.table, "read", stopped)
+    assert await look() == [ONE.address]
+
+
 async def test_an_entry_that_somebody_else_has_deleted_is_gone_at_once_unless_it_is_heard(
     look: Look,
 ) -> None:

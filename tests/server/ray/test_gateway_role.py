@@ -76,7 +76,7 @@ async def test_two_gateways_hand_a_worker_one_batch_together() -> None:
             await until(lambda: one.num_serving == two.num_serving == 1)
             calls = [stubs.generation.Generate(generate("HOLD")) for _ in range(6)]
             await until(lambda: len(engine.requests) == 4)
-            await until(lambda: two._pool.backends[0].load == 4)
+            await until(lambda: two.pool.backends[0].load == 4)
             calls += [others.generation.Generate(generate("HOLD")) for _ in range(6)]
             await until(lambda: two._admission.num_waiting == 4)
             await until(lambda: len(engine.requests) == 6)  # half a batch is everybody's
@@ -84,7 +84,7 @@ async def test_two_gateways_hand_a_worker_one_batch_together() -> None:
 
             engine.release.set()
             await asyncio.gather(*calls)
-            await until(lambda: one._admission._num_slots == two._admission._places == 4)
+            await until(lambda: one._admission._num_slots == two._admission._num_slots == 4)
             assert len(engine.requests) == 12
         engine.release.clear()
         last = [stubs.generation.Generate(generate("HOLD")) for _ in range(4)]
