@@ -30,8 +30,8 @@ from server.ray.roster import Roster, RosterAddress, connect
 from server.ray.roster_follower import RosterFollower
 from server.ray.roster_link import RosterLink
 from server.settings import Limits, Listen, Settings
-from tests.conftest import FakeClock
 from tests.fakes.calls import generate, stream, stubs_for, until
+from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
 
 WORKERS = [WorkerInfo(f"127.0.0.1:{n}", pid=n, replica_id=str(n)) for n in (1, 2)]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from server.ray.registry import Registry, WorkerInfo
-from tests.conftest import FakeClock
+from tests.fakes.clock import FakeClock
 
 FIRST = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")
 SECOND = WorkerInfo("127.0.0.1:2", pid=2, replica_id="b")

@@ -21,8 +21,8 @@ from server.ray.roster import Roster, RosterAddress
 from server.ray.roster_link import LinkHandler, RosterLink
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.telemetry.logs import TextFormatter, fields_of
-from tests.conftest import FakeClock
 from tests.fakes.calls import until
+from tests.fakes.clock import FakeClock
 
 WORKER = WorkerInfo("127.0.0.1:1", pid=1, replica_id="a")
 WORKER_2 = WorkerInfo("127.0.0.1:2", pid=2, replica_id="b")
