@@ -47,10 +47,14 @@ Script = Callable[[list[int], list[int]], int | np.ndarray]
 # A test may run a command in this process, where gRPC is as clients have it.
 process.prepare_to_relay = lambda: None  # type: ignore[assignment]
 
-hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any machine")  # however slow or busy
+for name, count in (("few examples", 60), ("many examples", 1000)):  # the latter: make test-long
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=count,
+        deadline=None,  # however slow or busy the machine
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("few examples")
 
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other: threads would wait in turns
