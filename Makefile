@@ -1,7 +1,7 @@
 # make demo   train, export, serve and load-test the date model
 # make serve  serve the date model until Ctrl-C
 # make test   every check: format, lint, types, import rules, protocol, tests
-# make test-long   the tests that need more time or larger models
+# make test-long   the tests that need more time, larger models or more random examples
 # make test-emulated   all of what the CUDA provider of onnxruntime makes of our graphs, without a GPU
 # make demo GPU=1, make test GPU=1, ...   on a machine with a GPU: an environment of its own
 
@@ -26,6 +26,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile our modules
 
 .PHONY: install demo serve test test-long emulated-device test-emulated lint format proto clean
 
@@ -67,6 +68,7 @@ test-emulated: install .emulated/.installed
 
 test-long: install
 	$(BIN)/pytest -m "long and not gpu and not emulated"
+	$(BIN)/pytest -m "hypothesis and not long" --hypothesis-profile "many examples" tests/engine
 
 lint: install
 	$(BIN)/ruff check .

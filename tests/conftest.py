@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -20,7 +21,12 @@ from engine.config import EngineConfig
 from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.package.manifest import CacheShape, GenerationContract, Manifest
+from engine.package.manifest import (
+    CacheShape,
+    GenerationContract,
+    GenerationDefaults,
+    Manifest,
+)
 from engine.package.package import Package
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
@@ -28,6 +34,7 @@ from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server import process
+from tests.fakes.clock import FakeClock
 from tests.fakes.stand_in_certificate import certificate
 
 BOS, EOS = 256, 257  # ids 0 to 255 are bytes
@@ -40,10 +47,14 @@ Script = Callable[[list[int], list[int]], int | np.ndarray]
 # A test may run a command in this process, where gRPC is as clients have it.
 process.prepare_to_relay = lambda: None  # type: ignore[assignment]
 
-hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any machine")  # however slow or busy
+for name, count in (("few examples", 60), ("many examples", 1000)):  # the latter: make test-long
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=count,
+        deadline=None,  # however slow or busy the machine
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("few examples")
 
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other: threads would wait in turns
@@ -92,16 +103,6 @@ def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.metrics.MAX_DELAY", 10.0)
     monkeypatch.setattr("loadtest.metrics.MAX_SHARE", 10.0)
     monkeypatch.setattr("loadtest.runner.MAX_DELAY", 10.0)
-
-
-class FakeClock:
-    """A clock that only a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class ScriptedRunner:
@@ -294,21 +295,24 @@ def make_package(make_contract: Callable[..., GenerationContract]) -> Callable[.
 
 
 @pytest.fixture
-async def make_engine(
+def scripted_engine(
     make_package: Callable[..., Package], byte_tokenizer: Tokenizer
-) -> AsyncIterator[Callable[..., Awaitable[tuple[AsyncEngine, ScriptedRunner]]]]:
-    """Make and start an engine on a scripted model; it is stopped after the test."""
-    engines: list[AsyncEngine] = []
+) -> Callable[..., tuple[AsyncEngine, ScriptedRunner]]:
+    """Make an engine on a scripted model, for a worker that starts and stops it."""
 
-    async def make(
+    def make(
         script: Script,
         *,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        defaults: GenerationDefaults | None = None,
         **shape: int,
     ) -> tuple[AsyncEngine, ScriptedRunner]:
         config = config or EngineConfig(max_num_seqs=4)
         package = make_package(**shape)
+        if defaults is not None:
+            manifest = package.manifest.model_copy(update={"defaults": defaults})
+            package = package.model_copy(update={"manifest": manifest})
         contract = package.manifest.generation
         assert contract is not None
         runner = ScriptedRunner(
@@ -324,6 +328,20 @@ async def make_engine(
         engine = AsyncEngine(
             package, core, byte_tokenizer, config, constraints=constraints, clock=clock
         )
+        return engine, runner
+
+    return make
+
+
+@pytest.fixture
+async def make_engine(
+    scripted_engine: Callable[..., tuple[AsyncEngine, ScriptedRunner]],
+) -> AsyncIterator[Callable[..., Awaitable[tuple[AsyncEngine, ScriptedRunner]]]]:
+    """Make and start an engine on a scripted model; it is stopped after the test."""
+    engines: list[AsyncEngine] = []
+
+    async def make(script: Script, **more: Any) -> tuple[AsyncEngine, ScriptedRunner]:
+        engine, runner = scripted_engine(script, **more)
         engines.append(engine)
         await engine.start()
         return engine, runner

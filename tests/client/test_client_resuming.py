@@ -17,7 +17,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import QueueFull, ReplicaLost, TokenweirError
 from server.status import CallStatus, call_status
-from tests.conftest import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 class Broken(grpc.RpcError):

@@ -20,10 +20,9 @@ from engine.package.manifest import Precision
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.sampling_graphs import sampling_graphs
 from exporter.graphs.target import CUDA
-from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig, build_model
 from tests.emulated.models import MODELS
-from tests.fakes.traces import traced  # noqa: F401 - a fixture
+from tests.fakes.traces import Trace, traced  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[2]
 WHEEL = ROOT / ".emulated"  # make puts onnxruntime-gpu here, and the headers of CUDA beside it
@@ -110,7 +109,11 @@ def draw_paths(
 
 
 @pytest.fixture(scope="session")
-def export(device: Path, tmp_path_factory: pytest.TempPathFactory) -> Export:
+def export(
+    device: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    traced: Trace,  # noqa: F811 - the fixture
+) -> Export:
     """Export one of the models for CUDA, once in a run; return the paths of its graphs."""
 
     @functools.cache
@@ -118,7 +121,7 @@ def export(device: Path, tmp_path_factory: pytest.TempPathFactory) -> Export:
         torch.manual_seed(0)
         model = build_model(TransformerConfig.of({**MODELS[name], **options})).eval()
         directory = tmp_path_factory.mktemp(name)
-        graphs = build_graphs(model, target=CUDA, precision=precision)
+        graphs = traced(model, target=CUDA, precision=precision)
         write_graphs(graphs, directory)
         return [str(directory / file) for file in graphs]
 

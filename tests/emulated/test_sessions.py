@@ -152,7 +152,7 @@ def test_weights_of_what_generates_lie_on_the_device_once(
     name: str, precision: str, export: Export, on_device: RunScript
 ) -> None:
     """One table is read by tokens and is the last product's factor."""
-    paths = export(name, precision, vocab_size=20_000)
+    paths = export(name, precision, num_decoder_layers=2, vocab_size=50_257)  # as in test_placement
 
     found = on_device("look_at_graph.py", *paths)
 

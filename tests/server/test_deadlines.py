@@ -17,8 +17,8 @@ from grpc import aio
 from engine.errors import EngineFailure, ExpiredInDecode
 from server.deadlines import Deadlines, InTime, abort
 from server.status import call_status
-from tests.conftest import FakeClock
 from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for, until
+from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.processes import worker_process
 from tests.server.gateway.test_gateway import running_gateway

@@ -8,7 +8,6 @@ import math
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,10 +21,6 @@ from tokenweir.v1 import prediction_service_pb2
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.core import EngineCore
-from engine.package.package import Package
-from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
 from server import settings_page
 from server.cli.app import cli, run
 from server.config import gateway_config, worker_config
@@ -33,7 +28,7 @@ from server.gateway.gateway import Gateway
 from server.given_settings import COMMANDS, KNOWN, GivenSettings
 from server.settings import Engine, Limits, Listen, Packages, Settings, Tls
 from server.worker.in_process import InProcessWorker
-from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
+from tests.conftest import Script, ScriptedRunner
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.engines import (
     FakeGenerator,
@@ -450,32 +445,6 @@ def test_settings_are_printed_without_a_package_and_nothing_is_served(
 
 # Limits, through the gateway and a worker as `serve` makes them of a file.
 
-MakeEngine = Callable[[EngineConfig], tuple[AsyncEngine, ScriptedRunner]]
-
-
-@pytest.fixture
-def clock() -> Callable[[], float]:
-    """The clock of the deadlines that the server gives to the engine."""
-    return time.monotonic
-
-
-@pytest.fixture
-def scripted_engine(
-    make_core: Callable[..., tuple[EngineCore, ScriptedRunner]],
-    make_package: Callable[..., Package],
-    byte_tokenizer: Tokenizer,
-    spell: Callable[[str], Script],
-) -> MakeEngine:
-    """Make an engine on a scripted model; the worker starts it."""
-
-    def make(config: EngineConfig) -> tuple[AsyncEngine, ScriptedRunner]:
-        core, runner = make_core(spell("yes" * 15), config=config)
-        package = make_package()
-        constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
-        return AsyncEngine(package, core, byte_tokenizer, config, constraints=constraints), runner
-
-    return make
-
 
 @asynccontextmanager
 async def served(settings: Settings, *engines: object) -> AsyncIterator[Stubs]:
@@ -562,10 +531,12 @@ async def test_what_is_open_is_limited(limit: str, message: str, tmp_path: Path)
 
 
 async def test_the_queue_of_an_engine_holds_as_many_as_it_may(
-    scripted_engine: MakeEngine, tmp_path: Path
+    scripted_engine: Callable[..., tuple[AsyncEngine, ScriptedRunner]],
+    spell: Callable[[str], Script],
+    tmp_path: Path,
 ) -> None:
     settings = settings_of(tmp_path, "[engine]\nmax_queue_size = 1\nmax_num_seqs = 1")
-    engine, runner = scripted_engine(settings.engine_config)
+    engine, runner = scripted_engine(spell("yes"), config=settings.engine_config)
     all_wait = threading.Event()  # it refuses between two steps
     runner.before_step = lambda: all_wait.wait(60)
 

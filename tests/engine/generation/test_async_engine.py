@@ -42,8 +42,8 @@ from engine.requests.request import Deltas, GenerationRequest, SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.text.constraint import ConstraintCompiler
-from tests.conftest import FakeClock
 from tests.engine.watching import fail_once
+from tests.fakes.clock import FakeClock
 
 EOS = 257
 MakeEngine = Callable[..., Awaitable[tuple[AsyncEngine, object]]]

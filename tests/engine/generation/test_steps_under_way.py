@@ -260,7 +260,8 @@ def random_request(
     return TokenRequest(key, f"r-{key}", ids, params, key, 0.0, **given)
 
 
-def test_a_thousand_random_requests_get_what_they_get_in_lockstep(make_core: Callable) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.long)])
+def test_random_requests_get_what_they_get_in_lockstep(make_core: Callable, count: int) -> None:
     def any_request(key: int, draw: random.Random) -> TokenRequest:
         ids = tuple(draw.choices(range(256), k=draw.randint(2, 14)))
         deltas = draw.choice([Deltas(), Deltas(4), Deltas(2, 1e-5, 1e-6), None])
@@ -269,12 +270,12 @@ def test_a_thousand_random_requests_get_what_they_get_in_lockstep(make_core: Cal
         return replace(found, params=replace(found.params, stop_strings=stops))
 
     in_turn, _ = make_core(continuation, config=CONFIG)
-    lockstep, ahead = (told(core, 1000, any_request) for core in (in_turn, feeding(make_core)))
+    lockstep, ahead = (told(core, count, any_request) for core in (in_turn, feeding(make_core)))
 
-    assert len(lockstep) > 1000
-    assert sum(part == "scores" for _, part in lockstep) > 50
+    assert len(lockstep) > count
+    assert sum(part == "scores" for _, part in lockstep) > count / 20
     ends = [told[-1] for told in lockstep.values()]
-    assert sum(isinstance(stop, str) for stop in ends) > 50
+    assert sum(isinstance(stop, str) for stop in ends) > count / 20
     assert ahead == lockstep
 
 

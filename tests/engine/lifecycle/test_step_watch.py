@@ -5,19 +5,11 @@ from __future__ import annotations
 import pytest
 
 from engine.lifecycle.step_watch import StepWatch
-
-
-class Clock:
-    """Tells the time that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import FakeClock
 
 
 def test_a_step_is_over_after_the_limit_and_a_finished_one_never() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     watch = StepWatch("m", 8.0, clock)
 
     with watch:
@@ -32,7 +24,7 @@ def test_a_step_is_over_after_the_limit_and_a_finished_one_never() -> None:
 def test_a_step_may_take_four_times_the_largest_of_the_trial(
     largest: float, limit: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     watch = StepWatch("slow", 8.0, clock)
 
     watch.allow(largest)
@@ -48,7 +40,7 @@ def test_a_step_may_take_four_times_the_largest_of_the_trial(
 
 
 def test_a_step_without_a_limit_keeps_none() -> None:
-    watch = StepWatch("m", float("inf"), clock := Clock())
+    watch = StepWatch("m", float("inf"), clock := FakeClock(0.0))
 
     watch.allow(100)
 

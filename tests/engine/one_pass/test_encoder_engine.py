@@ -43,21 +43,13 @@ from engine.session import create_session
 from engine.text.tokenizer import Tokenizer
 from server.worker.entities import find_entities
 from tests.engine.watching import fail_once
+from tests.fakes.clock import FakeClock
 from tests.fakes.stand_in_certificate import certificate
 
 VOCAB = 40
 DIM = 16
 LABELS = ("a", "b", "c")
 WORDS = ("[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(VOCAB - 4)), "é")
-
-
-class FakeClock:
-    """A clock that stands still until it is told."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeGraph:

@@ -142,12 +142,13 @@ described = st.lists(
     [({}, 21), ({"max_source_len": 20}, 12)],
     ids=["decoder", "encoder-decoder"],
 )
+@pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.long)])
 def test_answers_on_few_blocks_are_those_on_many(
-    make_blocks, shape: dict[str, int], least: int
+    make_blocks, shape: dict[str, int], least: int, examples: int
 ) -> None:
     wasted = []
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples)
     @given(described, st.integers(0, 6))
     @example([({"strategy": "sampling", "num_outputs": 3}, 14, 12, 0, 0)] * 3, 0)
     def check(requests: list[tuple[dict, int, int, int, int]], more: int) -> None:

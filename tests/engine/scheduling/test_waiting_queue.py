@@ -272,4 +272,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=150, stateful_step_count=40)
+TestQueue.settings = settings(stateful_step_count=40)

@@ -173,7 +173,7 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlots = SlotMachine.TestCase
-TestSlots.settings = settings(max_examples=200, stateful_step_count=40)
+TestSlots.settings = settings(stateful_step_count=40)
 
 
 def test_who_pauses_in_every_second_step_lets_one_row_be_exchanged_for_one_that_joins() -> None:

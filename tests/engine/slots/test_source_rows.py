@@ -95,7 +95,7 @@ class SourceMachine(RuleBasedStateMachine):
 
 
 TestSources = SourceMachine.TestCase
-TestSources.settings = settings(max_examples=200, stateful_step_count=40)
+TestSources.settings = settings(stateful_step_count=40)
 
 
 def test_running_sources_have_the_lowest_rows_whatever_is_kept() -> None:

@@ -193,7 +193,6 @@ def _cut_naively(text: str, stops: Sequence[str], include: bool) -> tuple[str, s
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(drawn=_cut_ids(), skip=st.booleans())
-@settings(max_examples=150)
 def test_streamed_text_of_any_tokens_is_the_whole_text(
     kinds: dict[str, Tokenizer], kind: str, drawn: tuple[list[float], list[int]], skip: bool
 ) -> None:
@@ -206,7 +205,6 @@ def test_streamed_text_of_any_tokens_is_the_whole_text(
 
 
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 5), min_size=1, max_size=8))
-@settings(max_examples=200)
 def test_streamed_byte_level_text_is_the_text_that_was_encoded(
     kinds: dict[str, Tokenizer], text: str, cuts: list[int]
 ) -> None:
@@ -220,7 +218,6 @@ def test_streamed_byte_level_text_is_the_text_that_was_encoded(
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "byte", "word_piece"])
 @given(drawn=_cut_ids(), data=st.data(), include=st.booleans())
-@settings(max_examples=150)
 def test_streamed_text_is_cut_at_the_stop_string_that_is_complete_first(
     kinds: dict[str, Tokenizer],
     kind: str,
@@ -249,7 +246,6 @@ def test_streamed_text_is_cut_at_the_stop_string_that_is_complete_first(
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
     include=st.booleans(),
 )
-@settings(max_examples=400)
 def test_overlapping_stop_strings_match_as_a_naive_search_does(
     kinds: dict[str, Tokenizer], text: str, stops: list[str], include: bool
 ) -> None:

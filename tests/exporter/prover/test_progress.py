@@ -9,7 +9,7 @@ import pytest
 
 from exporter.prover import progress
 from exporter.prover.progress import Meter, seconds_for
-from tests.conftest import FakeClock
+from tests.fakes.clock import FakeClock
 
 Told = tuple[int, int, str, float | None]
 

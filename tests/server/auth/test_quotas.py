@@ -7,7 +7,7 @@ import pytest
 from engine.errors import TenantQuota
 from server.auth.quotas import Quotas
 from server.auth.tokens import Identity
-from tests.server.auth.test_tokens import Clock
+from tests.fakes.clock import FakeClock
 
 
 def refusal(quotas: Quotas, identity: Identity) -> TenantQuota:
@@ -17,7 +17,10 @@ def refusal(quotas: Quotas, identity: Identity) -> TenantQuota:
 
 
 def test_a_tenant_has_no_more_requests_open_than_it_may() -> None:
-    quotas, acme, other = Quotas(Clock()), *(Identity(t, max_requests=2) for t in ("acme", "other"))
+    quotas, acme, other = (
+        Quotas(FakeClock(0.0)),
+        *(Identity(t, max_requests=2) for t in ("acme", "other")),
+    )
     first, _ = quotas.acquire(acme), quotas.acquire(acme)
 
     refused = refusal(quotas, acme)
@@ -30,7 +33,7 @@ def test_a_tenant_has_no_more_requests_open_than_it_may() -> None:
 
 
 def test_it_is_told_how_often_one_of_its_requests_ends() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     quotas, acme = Quotas(clock), Identity("acme", max_requests=4)
     for _ in range(20):
         leases = [quotas.acquire(acme) for _ in range(4)]
@@ -44,7 +47,7 @@ def test_it_is_told_how_often_one_of_its_requests_ends() -> None:
 
 
 def test_requests_that_are_open_for_long_are_not_said_to_end_at_once() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     quotas, acme = Quotas(clock), Identity("acme", max_requests=2)
     for _ in range(2):
         quotas.acquire(acme)
@@ -59,7 +62,7 @@ def test_requests_that_are_open_for_long_are_not_said_to_end_at_once() -> None:
 
 
 def test_one_request_that_is_long_hides_not_that_others_end() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     quotas, acme = Quotas(clock), Identity("acme", max_requests=3)
     quotas.acquire(acme)
     for _ in range(50):
@@ -74,7 +77,7 @@ def test_one_request_that_is_long_hides_not_that_others_end() -> None:
 
 
 def test_tokens_of_a_minute_come_back_when_it_was_said() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     quotas, acme = Quotas(clock), Identity("acme", tokens_per_minute=600)
     quotas.release(quotas.acquire(acme), 900)
 
@@ -89,7 +92,7 @@ def test_tokens_of_a_minute_come_back_when_it_was_said() -> None:
 
 
 def test_calls_under_way_count_as_much_as_those_of_late_took() -> None:
-    quotas, acme = Quotas(Clock()), Identity("acme", tokens_per_minute=600)
+    quotas, acme = Quotas(FakeClock(0.0)), Identity("acme", tokens_per_minute=600)
     quotas.release(quotas.acquire(acme), 200)
 
     leases = [quotas.acquire(acme) for _ in range(3)]  # 200 and 200 more each
@@ -101,14 +104,14 @@ def test_calls_under_way_count_as_much_as_those_of_late_took() -> None:
 
 
 def test_who_has_no_quota_is_not_counted() -> None:
-    quotas, acme = Quotas(Clock()), Identity("acme")
+    quotas, acme = Quotas(FakeClock(0.0)), Identity("acme")
 
     for _ in range(100):
         quotas.acquire(acme)
 
 
 def test_a_call_that_does_not_say_what_it_took_counts_as_those_of_late() -> None:
-    quotas, acme = Quotas(Clock()), Identity("acme", tokens_per_minute=600)
+    quotas, acme = Quotas(FakeClock(0.0)), Identity("acme", tokens_per_minute=600)
     quotas.release(quotas.acquire(acme), 200)
 
     for _ in range(3):
@@ -118,7 +121,7 @@ def test_a_call_that_does_not_say_what_it_took_counts_as_those_of_late() -> None
 
 
 def test_who_never_lets_a_call_end_has_a_quota_too() -> None:
-    quotas, acme = Quotas(Clock()), Identity("acme", tokens_per_minute=600)
+    quotas, acme = Quotas(FakeClock(0.0)), Identity("acme", tokens_per_minute=600)
 
     for _ in range(10):
         quotas.release(quotas.acquire(acme), None)

@@ -11,18 +11,10 @@ import pytest
 
 from engine.errors import ConfigError, Unauthenticated
 from server.auth.tokens import Identity, TokenFile
+from tests.fakes.clock import FakeClock
 
 ACME = hashlib.sha256(b"tw_acme").hexdigest()
 OTHER = hashlib.sha256(b"tw_other").hexdigest()
-
-
-class Clock:
-    """A clock that stands until it is set."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def shown(token: str) -> list[tuple[str, str | bytes]]:
@@ -137,7 +129,7 @@ def test_a_file_that_is_not_there_is_named(path: Path) -> None:
 
 
 def test_a_changed_file_counts_within_a_second(path: Path) -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     tokens = TokenFile(written(path, f'[[token]]\nsha256 = "{ACME}"\ntenant = "acme"\n'), clock)
     written(path, f'# now another\n[[token]]\nsha256 = "{OTHER}"\ntenant = "other"\n')
 
@@ -152,7 +144,7 @@ def test_a_changed_file_counts_within_a_second(path: Path) -> None:
 def test_a_change_to_something_wrong_is_logged_and_changes_nothing(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     tokens = TokenFile(written(path, f'[[token]]\nsha256 = "{ACME}"\ntenant = "acme"\n'), clock)
     written(path, "[[token]]\n")
 

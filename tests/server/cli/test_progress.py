@@ -14,7 +14,7 @@ from rich.console import Console
 
 from server.cli import progress
 from server.cli.progress import Tell, show_progress
-from tests.conftest import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 class _TellingConsole(progress.Console):

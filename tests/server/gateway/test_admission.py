@@ -10,14 +10,7 @@ import pytest
 from engine.errors import CannotMeet, Draining, ExpiredInQueue
 from server.gateway.admission import Admission
 from server.gateway.request_head import RequestHead
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import FakeClock
 
 
 class Calls:
@@ -116,7 +109,7 @@ async def test_beside_a_tenant_whose_calls_need_not_wait_a_flood_has_few_places(
 
 
 async def test_a_flood_has_all_places_again_ten_seconds_after_the_last_call_of_others() -> None:
-    clock = Clock()
+    clock = FakeClock()
     calls = await _flooded(Admission(clock=clock))
     await calls.ask("other")
     for i in range(7):
@@ -199,7 +192,7 @@ async def test_a_turn_that_comes_while_the_call_is_cancelled_goes_to_the_next() 
     assert calls.running == ["c"]
 
 
-async def _measured(clock: Clock, num_calls: int = 100) -> tuple[Admission, Calls]:
+async def _measured(clock: FakeClock, num_calls: int = 100) -> tuple[Admission, Calls]:
     """Return an admission that has seen ten calls a second, of 0.1 s each, one at a time."""
     admission = Admission(clock=clock)
     admission.set_slots(1)
@@ -213,7 +206,7 @@ async def _measured(clock: Clock, num_calls: int = 100) -> tuple[Admission, Call
 
 
 async def test_a_call_that_would_come_too_late_is_refused_at_once() -> None:
-    clock = Clock()
+    clock = FakeClock()
     _, calls = await _measured(clock)
     for i in range(4):
         await calls.ask(f"w{i}")  # 0.5 s until the next one's turn, 0.1 s for itself
@@ -228,7 +221,7 @@ async def test_a_call_that_would_come_too_late_is_refused_at_once() -> None:
 
 
 async def test_a_call_that_is_coming_counts_as_one_that_waits() -> None:
-    admission, _ = await _measured(Clock())  # ten calls a second
+    admission, _ = await _measured(FakeClock())  # ten calls a second
     head, other = RequestHead("a"), RequestHead("b")
 
     num_let_in = 0
@@ -246,7 +239,7 @@ async def test_a_call_that_is_coming_counts_as_one_that_waits() -> None:
 
 
 async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> None:
-    _, calls = await _measured(Clock())
+    _, calls = await _measured(FakeClock())
     for i in range(4):
         await calls.ask(f"w{i}")
 
@@ -256,7 +249,7 @@ async def test_a_wait_that_is_foretold_is_not_trusted_to_the_last_moment() -> No
 
 
 async def test_a_stall_does_not_keep_out_who_has_the_time_to_wait_for_its_end() -> None:
-    clock = Clock()
+    clock = FakeClock()
     _, calls = await _measured(clock, num_calls=1000)
     for i in range(620):
         await calls.ask(f"w{i}")
@@ -272,7 +265,7 @@ async def test_a_stall_does_not_keep_out_who_has_the_time_to_wait_for_its_end() 
 
 
 async def test_a_queue_that_has_run_empty_was_kept_too_short() -> None:
-    clock = Clock()
+    clock = FakeClock()
     _, calls = await _measured(clock)
     await calls.end("a100")
     for i in range(20):
@@ -307,7 +300,7 @@ async def _is_let_in(calls: Calls, name: str) -> bool:
 
 
 async def test_work_that_was_lost_teaches_caution_and_work_in_time_trust() -> None:
-    clock = Clock()
+    clock = FakeClock()
     _, calls = await _measured(clock)
     await calls.end("a100")
     assert await _is_let_in(calls, "w before")
@@ -326,7 +319,7 @@ async def test_work_that_was_lost_teaches_caution_and_work_in_time_trust() -> No
 
 
 async def test_calls_that_end_long_before_their_deadline_teach_no_caution() -> None:
-    _, calls = await _measured(Clock())
+    _, calls = await _measured(FakeClock())
     await calls.end("a100")
 
     for i in range(20):
@@ -340,7 +333,7 @@ async def test_calls_that_end_long_before_their_deadline_teach_no_caution() -> N
 async def test_a_call_whose_turn_leaves_it_less_time_than_half_of_them_take_goes_no_further() -> (
     None
 ):
-    clock = Clock()
+    clock = FakeClock()
     _, calls = await _measured(clock)
     for i in range(100, 133):
         await calls.ask(f"a{i + 1}")
@@ -357,7 +350,7 @@ async def test_a_call_whose_turn_leaves_it_less_time_than_half_of_them_take_goes
 
 
 async def test_calls_that_take_long_do_not_keep_a_short_one_out() -> None:
-    clock = Clock()
+    clock = FakeClock()
     _, calls = await _measured(clock)
     for i in range(100, 120):
         await calls.ask(f"a{i + 1}")
@@ -372,7 +365,7 @@ async def test_calls_that_take_long_do_not_keep_a_short_one_out() -> None:
 
 
 async def test_without_a_queue_no_deadline_is_judged() -> None:
-    _admission, calls = await _measured(Clock())
+    _admission, calls = await _measured(FakeClock())
     await calls.end("a100")
 
     await calls.ask("short", time_left=0.001)
@@ -381,7 +374,7 @@ async def test_without_a_queue_no_deadline_is_judged() -> None:
 
 
 async def test_a_call_whose_time_has_run_out_when_its_turn_comes_goes_no_further() -> None:
-    clock = Clock()
+    clock = FakeClock()
     _, calls = await _measured(clock)
     await calls.ask("b", time_left=0.3)
     await calls.ask("c")
@@ -421,7 +414,7 @@ async def test_at_the_end_all_that_wait_are_refused() -> None:
 
 
 async def test_tenants_that_have_left_are_forgotten() -> None:
-    clock = Clock()
+    clock = FakeClock()
     admission = Admission(clock=clock)
     admission.set_slots(2)
 
@@ -433,7 +426,7 @@ async def test_tenants_that_have_left_are_forgotten() -> None:
 
 
 async def test_a_tenant_whose_call_is_long_is_still_there() -> None:
-    clock = Clock()
+    clock = FakeClock()
     admission = Admission(clock=clock)
     admission.set_slots(2)
 

@@ -34,7 +34,6 @@ from server.listening import max_connections
 from server.status import call_status
 from server.wire.bearer import BearerCall
 from server.worker.worker import Worker
-from tests.conftest import FakeClock
 from tests.fakes.calls import (
     DOWN,
     UP,
@@ -47,6 +46,7 @@ from tests.fakes.calls import (
     stubs_for,
     until,
 )
+from tests.fakes.clock import FakeClock
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.fakes.processes import worker_process
 from tests.fakes.wired_worker import scripted_worker

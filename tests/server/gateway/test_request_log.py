@@ -27,8 +27,8 @@ from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND, Log
 from server.telemetry.logs import REQUESTS, fields_of
 from server.telemetry.trace_context import trace_id_in, traceparent_in
 from server.wire.work_pb2 import Part, Record
-from tests.conftest import FakeClock
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
+from tests.fakes.clock import FakeClock
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
 from tests.fakes.http_calls import http_server
 from tests.server.gateway.test_authenticator import entry

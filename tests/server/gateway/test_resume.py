@@ -24,17 +24,14 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from engine.config import EngineConfig
 from engine.errors import Draining, ReplicaLost, TokenweirError
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.core import EngineCore
-from engine.package.package import Package
 from engine.requests.events import Admitted, GenerationEvent
 from engine.requests.request import Deltas, GenerationRequest
-from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.fast_forward import Different, FastForward
 from server.gateway.gateway import Gateway
 from server.gateway.received_answer import ReceivedAnswer
 from server.worker.worker import Worker
+from tests.conftest import ScriptedRunner
 from tests.fakes.calls import Stubs, failure_of, stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.http_calls import http_server
@@ -177,25 +174,16 @@ def obeying(engine: AsyncEngine, runs: list[Run], pace: Pace) -> AsyncEngine:
 
 
 @pytest.fixture
-def clock() -> Callable[[], float]:
-    """The clock of the deadlines that the server gives to the engine."""
-    return time.monotonic
-
-
-@pytest.fixture
 def serving(
-    make_core: Callable[..., tuple[EngineCore, Any]],
-    make_package: Callable[..., Package],
-    byte_tokenizer: Tokenizer,
+    scripted_engine: Callable[..., tuple[AsyncEngine, ScriptedRunner]],
 ) -> Serving:
     """Serve a model at two workers behind a gateway."""
 
     def make_engine(num_threads: int, pace: Pace) -> AsyncEngine:
         config = EngineConfig(max_num_seqs=4, num_threads=num_threads)
-        core, runner = make_core(babble, config=config)
+        engine, runner = scripted_engine(babble, config=config)
         runner.before_step = pace.before_step  # so that tokens come one by one
-        constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
-        return AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
+        return engine
 
     @asynccontextmanager
     async def serve(

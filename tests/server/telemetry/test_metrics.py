@@ -28,10 +28,6 @@ from tokenweir.v1 import prediction_service_pb2
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineFailure
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.core import EngineCore
-from engine.package.package import Package
-from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
 from server.config import GatewayConfig
 from server.gateway.book import Book
 from server.gateway.gateway import Gateway
@@ -48,7 +44,7 @@ from server.telemetry.metrics import (
 )
 from server.telemetry.metrics_page import MetricsPage, Source, Sources
 from server.wire.work_pb2 import Part, Record
-from tests.conftest import EOS, VOCAB_SIZE, Script, ScriptedRunner
+from tests.conftest import Script, ScriptedRunner
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.certificates import Authority
 from tests.fakes.engines import FakeGenerator, FakePredictor, running_worker
@@ -163,22 +159,11 @@ async def test_load_and_wasted_work_are_those_of_the_engine_now(cell: Cell) -> N
     assert await cell.value("tokenweir_worker_restarts_total") == 2
 
 
-@pytest.fixture
-def clock() -> Callable[[], float]:
-    """The clock of the deadlines that the server gives to the engine."""
-    return time.monotonic
-
-
 async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
-    make_core: Callable[..., tuple[EngineCore, ScriptedRunner]],
-    make_package: Callable[..., Package],
-    byte_tokenizer: Tokenizer,
+    scripted_engine: Callable[..., tuple[AsyncEngine, ScriptedRunner]],
     spell: Callable[[str], Script],
 ) -> None:
-    config = EngineConfig(max_num_seqs=2)
-    core, _ = make_core(spell("abcdef"), config=config)
-    constraints = ConstraintCompiler(byte_tokenizer, VOCAB_SIZE, (EOS,))
-    engine = AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
+    engine, _ = scripted_engine(spell("abcdef"), config=EngineConfig(max_num_seqs=2))
     gateway = Gateway(GatewayConfig())
     page = _page(workers=gateway.worker_snapshots)
     try:
@@ -192,13 +177,15 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
             ask = stubs.generation.Generate
             await asyncio.gather(*(ask(generate("a>", model="scripted")) for _ in range(3)))
             await until_true(lambda: cell.value(f"{_SECONDS_OF_ALL}_count"), 3)
-            await until_true(lambda: cell.value("tokenweir_step_seconds_count"), core.times.steps)
+            await until_true(
+                lambda: cell.value("tokenweir_step_seconds_count"), engine.step_times.steps
+            )
             found = {name: await cell.value(f"tokenweir_{name}") for name in _OF_STEPS}
     finally:
         await asyncio.to_thread(page.close)
         await gateway.close()
 
-    steps = core.times.steps
+    steps = engine.step_times.steps
     assert found["step_seconds_count"] == found["step_batch_size_count"] == steps > 6
     assert found["step_batch_size_sum"] >= 3 * len("abcdef")
     assert found["inter_token_latency_seconds_count"] == 3 * len("abcdef")  # and the end of each

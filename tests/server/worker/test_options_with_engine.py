@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -14,13 +13,11 @@ from tokenweir import AsyncClient, DeadlineExceeded, InvalidArgument
 
 from engine.config import EngineConfig
 from engine.generation.async_engine import AsyncEngine
-from engine.generation.core import EngineCore
-from engine.package.package import Package
 from engine.requests.generation_defaults import GenerationDefaults
-from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
 from server.config import WorkerConfig
 from server.worker.worker import Worker
+from tests.conftest import ScriptedRunner
+from tests.fakes.clock import FakeClock
 from tests.fakes.http_calls import http_of
 
 VOCAB_SIZE, EOS = 258, 257  # the other ids are bytes, then the start
@@ -31,53 +28,20 @@ Script = Callable[[list[int], list[int]], np.ndarray]
 Serving = Callable[..., AbstractAsyncContextManager[AsyncClient]]
 
 
-class Clock:
-    """The clock of the deadlines that the server gives to the engine; a test may set it forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0  # seconds
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def serving(
-    make_core: Callable[..., tuple[EngineCore, Any]],
-    make_package: Callable[..., Package],
-    byte_tokenizer: Tokenizer,
-    clock: Clock,
-) -> Serving:
+def serving(scripted_engine: Callable[..., tuple[AsyncEngine, ScriptedRunner]]) -> Serving:
     """Serve a scripted model, and yield a client of it."""
 
     @asynccontextmanager
     async def serve(
         script: Script,
-        step_seconds: float = 0.0,
+        before_step: Callable[[], None] = lambda: None,
         defaults: dict[str, Any] | None = None,
-        **shape: int,
+        **more: Any,
     ) -> AsyncIterator[AsyncClient]:
-        core, runner = make_core(script, config=CONFIG, **shape)
-
-        def step() -> None:
-            clock.ahead += step_seconds
-
-        runner.before_step = step
-        package = make_package(**shape)
         given = GenerationDefaults.model_validate(defaults or {})
-        manifest = package.manifest.model_copy(update={"defaults": given})
-        package = package.model_copy(update={"manifest": manifest})
-        contract = manifest.generation
-        assert contract is not None
-        constraints = ConstraintCompiler(
-            byte_tokenizer, contract.vocab_size, contract.eos_token_ids
-        )
-        engine = AsyncEngine(package, core, byte_tokenizer, CONFIG, constraints=constraints)
+        engine, runner = scripted_engine(script, config=CONFIG, defaults=given, **more)
+        runner.before_step = before_step
         worker = Worker({MODEL: engine}, WorkerConfig())
         address = await worker.start()
         try:
@@ -175,12 +139,15 @@ async def test_priority_and_tenant(serving: Serving) -> None:
 
 
 async def test_allow_partial(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     # The engine's deadline only: a client's own would race with the answer.
     monkeypatch.setattr("server.worker.generation.engine_deadline", lambda context: clock() + 60)
 
-    async with serving(always(a=4.0), step_seconds=3.0) as client:
+    def step() -> None:
+        clock.now += 3.0
+
+    async with serving(always(a=4.0), before_step=step, clock=clock) as client:
         answer = await client.generate(MODEL, ">", allow_partial=True)
         with pytest.raises(DeadlineExceeded):
             await client.generate(MODEL, ">")
