@@ -166,6 +166,7 @@ def keep(name: str, line: Line, path: Path) -> None:
 
 
 @pytest.mark.timeout(0)
+@pytest.mark.usefixtures("traced_anew")  # a file without its weights beside it has 2 GB at most
 @pytest.mark.parametrize("name", NAMED or SMALL)
 def test_a_family_answers_as_transformers_does(name: str, tmp_path: Path) -> None:
     proof = os.environ.get("PROOF", "standard" if NAMED else "quick")
