@@ -68,7 +68,7 @@ def bench(
 ) -> None:
     """Run PACKAGE on random prompts in this process: scheduler, model, sampler, detokenizer.
 
-    Of a checkpoint, a directory of Hugging Face, or ORG/NAME[@REVISION] of its Hub, one is built.
+    A checkpoint, a directory of Hugging Face or ORG/NAME[@REVISION] of its Hub becomes one first.
 
     Every request has exactly so many prompt tokens and gets exactly so many new ones. The rates are
     medians; a decode step is what the work takes beyond its prompts. If that is less than its

@@ -75,7 +75,7 @@ class ModelPath(click.Path):
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 package_path, checkpoint_path = ModelPath("package"), ModelPath("checkpoint")
-# Of what a package or a checkpoint can be built (server.packages.build).
+# A package or checkpoint, or its source, see server.packages.build.
 package_source = ModelPath("package", "checkpoint", "original", "name")
 checkpoint_source = ModelPath("checkpoint", "original", "name")
 existing_path = click.Path(exists=True, path_type=Path)

@@ -44,7 +44,7 @@ _BOUNDS = ("min_replicas", "max_replicas")
         "tokenweir serve --model iso=packages/dates --min-replicas 1 --max-replicas 4",
         "tokenweir serve s3://models/dates --require-signature key.pub",
         "tokenweir serve packages/gpt2 --verify checkpoints/gpt2",
-        "tokenweir serve downloads/opus-mt HuggingFaceTB/SmolLM2-135M-Instruct --weights int8",
+        "tokenweir serve downloads/opus-mt openai-community/gpt2 --weights int8",
         "tokenweir serve --config serve.toml --print-config",
     ),
 )
@@ -90,9 +90,9 @@ def serve(
 ) -> None:
     """Serve one or more MODELs over gRPC until SIGTERM or Ctrl-C.
 
-    A MODEL is a package: a directory, or an address such as s3://, gs://, https:// or file://,
-    which every node fetches once. Or a package is built of it first, and kept for the next start: a
-    checkpoint, a directory of Hugging Face, or ORG/NAME[@REVISION] of its Hub.
+    A MODEL is the directory of a package, or its address, such as s3://, gs://, https:// or
+    file://, which every node fetches once. A checkpoint, a directory of Hugging Face or
+    ORG/NAME[@REVISION] of its Hub becomes one first, which is kept for the next start.
 
     Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
@@ -106,12 +106,12 @@ def serve(
         return print_settings(given)
     if config.http.port is not None:
         check_extras("http")
+    config = _with_packages(config, rehash)
     if checkpoint is not None:
         from server.gateway.authenticator import check_access
 
         check_access(config)  # fails before minutes of comparing
         _verify(config.packages.models, checkpoint, config)
-    config = _with_packages(config, rehash)
     low = config.engine.min_replicas
     say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)
     serve_until_ended(config)
@@ -120,13 +120,13 @@ def serve(
 
 def _with_packages(config: Settings, rehash: bool) -> Settings:
     """Build the packages of those models that have none."""
+    from server.gateway.authenticator import check_access
     from server.packages.build import BuildOptions, build_package, is_package
-    from server.ray.serving import check_doors
 
     models, weights = config.packages.models, config.packages.weights
     if not all(map(is_package, models.values())):
         check_extras("serve", "cpu", "export", "import")
-        check_doors(config)  # fails before minutes of building
+        check_access(config)  # fails before minutes of building
     options = BuildOptions(weights, rehash)
     with cleaned_up():
         built = {

@@ -1,9 +1,9 @@
 """Packages that are built of something else: a checkpoint, or a model of Hugging Face or its Hub.
 
-What is missing is made by the commands that a person would type, `tokenweir import` and `tokenweir
+The commands that a person would type make the missing parts, `tokenweir import` and `tokenweir
 export --proof quick`, each in a process of its own, which gives back its memory. The results lie in
-the user's cache, one directory for each source as it is then and each set of options: of a source,
-the names, sizes and times of all files count, and the content of small ones.
+the user's cache, one directory for each state of a source and each set of options: the names, sizes
+and times of all its files count, and the content of small ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 class BuildOptions:
     """Options of the packages that are built."""
 
-    weights: str | None = None  # of `tokenweir export`
+    weights: str | None = None  # as `tokenweir export` takes it
     rehash: bool = False  # compare the content of large files as well
 
 
@@ -49,7 +49,8 @@ def _say(text: str) -> None:
 
 def is_package(given: Path | str) -> bool:
     """Say whether there is nothing to build."""
-    return is_remote(given) or recognise(given).stage == "package"
+    stage = recognise(given).stage
+    return stage == "package" or (is_remote(given) and stage != "name")
 
 
 def build_package(

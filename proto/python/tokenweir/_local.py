@@ -42,8 +42,8 @@ def load(
         with tokenweir.load("packages/dates") as client:
             print(client.generate("dates", "3rd of Feb, 1998").text)
 
-    `package` is what `tokenweir export` wrote. Of a checkpoint, a directory of Hugging Face, or
-    "ORG/NAME@REVISION" of its Hub, a package is built first and kept for the next time.
+    `package` is what `tokenweir export` wrote. It may also be a checkpoint, a directory of Hugging
+    Face or "ORG/NAME@REVISION" of its Hub: the package is built first, and kept for the next time.
     `name` is what the model is called by, by default the package's own; `timeout` is that of
     Client; `settings` are those of engine.config.EngineConfig, as num_threads=2, max_num_seqs=8 or
     device="cuda". It needs the extra cpu or gpu, and raises ImportError without; other errors are
