@@ -104,6 +104,7 @@ def serve(
     config = given.served()
     if print_config:
         return print_settings(given)
+    prepare_to_relay()  # before anything imports gRPC
     if config.http.port is not None:
         check_extras("http")
     config = _with_packages(config, rehash)
@@ -190,8 +191,10 @@ def _check_may_be_written(package: Path | str, config: Settings, engine: EngineC
 
 
 def serve_until_ended(config: Settings) -> None:
-    """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
-    prepare_to_relay()  # before anything imports gRPC
+    """Serve until a signal ends it; where Ray is lost, say so and end this process at once.
+
+    The caller has prepared this process to relay, before anything imported gRPC.
+    """
     from server.ray.serving import serve_models
 
     log_to_stderr(config.log)
