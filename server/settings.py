@@ -316,6 +316,12 @@ class Packages:
         metavar="DIRECTORY",
         unset="~/.cache/tokenweir/packages",
     )
+    weights: Literal["int8", "int8-blocks", "int4"] | None = setting(
+        None,
+        "Number format of the weights of packages that are built at the start.",
+        option="--weights",
+        unset="that of the model",
+    )
     require_signature: Path | None = setting(
         None,
         "Serve packages only that this public key has signed; see `tokenweir sign`.",

@@ -212,6 +212,21 @@ def test_a_light_install_imports_the_client(light: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_client_calls_a_server_where_no_name_of_linux_is(light: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "sys.modules.update(dict.fromkeys(('fcntl', 'grp', 'pwd', 'resource')))\n"
+        "del os.sched_getaffinity, signal.SIGHUP\n"
+        "import tokenweir\n"
+        "with tokenweir.Client('127.0.0.1:1', max_attempts=1) as client:\n"
+        "    try: client.generate('m', 'text')\n"
+        "    except tokenweir.Unavailable: print('called')"
+    )
+    done = _run(light, "-c", code)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "called\n", "")
+
+
 def test_the_import_of_the_client_loads_grpc_and_messages_and_nothing_for_a_terminal(
     light: Path,
 ) -> None:
@@ -262,6 +277,7 @@ def test_a_light_install_has_the_help_of_every_command(light: Path) -> None:
         ("serve .", "serve,cpu"),
         ("http", "http"),
         ("bench .", "cpu"),
+        ("cache", "cpu"),
         ("loadtest --model m", "loadtest"),
         ("demo", "serve,cpu,export,loadtest"),
     ],

@@ -32,7 +32,7 @@ _MADE: Mapping[Stage, str] = MappingProxyType(  # the path of the result
 _ORIGINAL = "model of another library"
 _HUB = re.compile(
     r"((?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?"
-    r"([\w.-]+/[\w.-]+|\w[\w.-]*)(?:/|/(?:tree|blob|resolve)/.*)?"
+    r"((?:[\w.-]+/[\w.-]+|\w[\w.-]*)(?:@[\w./-]+)?)(?:/|/(?:tree|blob|resolve)/.*)?"
 )
 _OF_TRAININGS = (".pt", ".pth", ".ckpt")
 _PARTS = (".safetensors", ".bin", ".json", ".spm", ".model", ".h5", ".msgpack", ".txt")
@@ -59,20 +59,27 @@ class Recognised:
         stages = list(_NEXT)
         first, last = stages.index(self.stage), min(map(stages.index, wanted))
         if first > last:
-            next_one = _NEXT[self.stage].format(given=self.given, name=self._name)
+            next_one = _NEXT[self.stage].format(given=self.given, name=self.name)
             other = _ORIGINAL if wanted == ("original",) else wanted[0]
             return f"{self.said}, no {other}; what is next for it: `{next_one}`"
         given, commands = self.given, []
+        if self.stage == "name":
+            given = given.replace("@", " --revision ")
         for stage in stages[first:last]:
-            commands.append(f"`{_NEXT[stage].format(given=given, name=self._name)}`")
-            given = _MADE[stage].format(name=self._name)
+            commands.append(f"`{_NEXT[stage].format(given=given, name=self.name)}`")
+            given = _MADE[stage].format(name=self.name)
         no = "" if self.stage == "name" else f", no {' or '.join(wanted)} yet"
         return f"{self.said}{no}: {', '.join(commands)}"
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The name of a model that is made of it."""
         path = Path(self.given)
-        return path.stem if path.is_file() else path.resolve().name
+        if self.stage == "name":
+            name = self.given.partition("@")[0].rpartition("/")[2]
+        else:
+            name = path.stem if path.is_file() else path.resolve().name
+        return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:64] or "model"
 
 
 def recognise(path: str | os.PathLike[str]) -> Recognised:

@@ -14,7 +14,7 @@ from server.cli.interruption import cleaned_up
 from server.cli.options import (
     any_path,
     examples,
-    package_path,
+    package_source,
     read_numbers,
 )
 from server.cli.progress import show_progress
@@ -29,7 +29,7 @@ from server.cli.tables import print_table
         "tokenweir bench packages/marian --prompt-tokens 25 --new-tokens 32 --beam 4",
     ),
 )
-@click.argument("package", type=package_path)
+@click.argument("package", type=package_source)
 @click.option(
     "--concurrency",
     "concurrencies",
@@ -56,7 +56,7 @@ from server.cli.tables import print_table
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
 @needs("cpu")
 def bench(
-    package: Path,
+    package: Path | str,
     concurrencies: tuple[int, ...],
     prompt_tokens: int,
     new_tokens: int,
@@ -72,6 +72,8 @@ def bench(
 ) -> None:
     """Run PACKAGE on random prompts in this process: scheduler, model, sampler, detokenizer.
 
+    A checkpoint, a directory of Hugging Face or ORG/NAME[@REVISION] of its Hub becomes one first.
+
     Every request has exactly so many prompt tokens and gets exactly so many new ones. The rates are
     medians; a decode step is what the work takes beyond its prompts. If that is less than its
     parts, as noise makes it with tiny models, their shares are unclear.
@@ -81,6 +83,7 @@ def bench(
     from loadtest.benchmark.work import BenchmarkWork
     from loadtest.cli.benchmark_report import benchmark_tables, write_benchmark
     from loadtest.reports.report import check_place
+    from server.packages.build import build_package
 
     if beam is not None and strategy is not None:
         raise click.UsageError("give --strategy, or --beam for beam search")
@@ -102,6 +105,8 @@ def bench(
         check_place(json_file)
     if notice := quota_notice():
         click.echo(notice, err=True)
+    with cleaned_up():
+        package = build_package(package)
     with cleaned_up(), show_progress("Rounds") as progress:
         report = run_benchmark(
             package,

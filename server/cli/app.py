@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("server.cli.packages:verify", "Compare a package with its checkpoint again."),
     "diff": ("server.cli.difference:diff", "Compare two packages, or a package and a checkpoint."),
     "serve": ("server.cli.service:serve", "Serve packages over gRPC."),
+    "cache": ("server.cli.cache:cache", "List and remove packages that were built here."),
     "gateway": (
         "server.cli.gateway:gateway",
         "Run one more gateway before the workers of a service.",

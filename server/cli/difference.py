@@ -14,12 +14,12 @@ from server.cli.exit_codes import FAILED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import (
-    ModelPath,
     Number,
     any_file,
     examples,
     existing_directory,
     existing_file,
+    package_source,
 )
 from server.cli.progress import show_progress
 from server.cli.tables import answers_of
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _Row = tuple[str, str, str]
 _NEW_TOKENS = 32
-_side = ModelPath("package", "checkpoint")
 # The options of models that generate, and of those that answer in one pass.
 _OF_WRITING = ("new_tokens", "max_token_loss", "max_chrf_loss")
 _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
@@ -44,8 +43,8 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
         "tokenweir diff packages/digits packages/digits-int8 --images photos",
     ),
 )
-@click.argument("one", metavar="A", type=_side)
-@click.argument("other", metavar="B", type=_side)
+@click.argument("one", metavar="A", type=package_source)
+@click.argument("other", metavar="B", type=package_source)
 @click.option(
     "--text",
     type=existing_file,
@@ -87,14 +86,16 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
 @click.option("--junit", type=any_file, help="Write the bounds as test cases of JUnit.")
 @needs("export")
 def diff(
-    one: Path,
-    other: Path,
+    one: Path | str,
+    other: Path | str,
     json_path: Path | None,
     markdown: Path | None,
     junit: Path | None,
     **given: Any,
 ) -> None:
     """Compare what B gives with what A gives, on the CPU: packages or checkpoints of one model.
+
+    A directory of Hugging Face, or ORG/NAME[@REVISION] of its Hub, is imported first.
 
     Models that generate write behind every line, each time the likeliest token that is not banned;
     B is also asked what it would write in the place of every token of A. A line is a prompt or a
@@ -105,7 +106,12 @@ def diff(
     word. The command fails where B loses more than the bounds allow.
     """
     from exporter.compare.predictors import generates
+    from server.packages.build import build_checkpoint, is_package
 
+    with cleaned_up():
+        one, other = (
+            Path(side) if is_package(side) else build_checkpoint(side) for side in (one, other)
+        )
     is_writing = generates(one)
     _refuse(one, given, _OF_ANSWERS if is_writing else _OF_WRITING)
     report = (_compare_writing if is_writing else _compare_answers)(one, other, given)

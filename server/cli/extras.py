@@ -17,6 +17,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cpu": ("onnxruntime",),
         "http": ("uvicorn", "starlette", "pydantic"),
         "export": ("torch", "onnx", "onnxscript", "safetensors", "sklearn"),
+        "import": ("transformers", "huggingface_hub"),
         "otel": ("opentelemetry",),
         "loadtest": ("numpy", "pydantic", "matplotlib", "jinja2", "aiohttp"),
     }

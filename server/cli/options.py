@@ -66,7 +66,7 @@ class ModelPath(click.Path):
         if self._may_be_url and "://" in str(value) and found.stage != "name":
             return value
         if (problem := found.problem(*self._wanted)) is None:
-            return Path(value)
+            return found.given if found.stage == "name" else Path(value)
         if not os.path.lexists(value):
             self.fail(problem, param, ctx)
         raise CommandError(problem, NOT_USABLE)
@@ -75,6 +75,9 @@ class ModelPath(click.Path):
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 package_path, checkpoint_path = ModelPath("package"), ModelPath("checkpoint")
+# A package or checkpoint, or its source, see server.packages.build.
+package_source = ModelPath("package", "checkpoint", "original", "name")
+checkpoint_source = ModelPath("checkpoint", "original", "name")
 existing_path = click.Path(exists=True, path_type=Path)
 any_path = click.Path(path_type=Path)
 directory_path = click.Path(file_okay=False, resolve_path=True, path_type=Path)  # made if missing

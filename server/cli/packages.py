@@ -20,6 +20,7 @@ from server.cli.options import (
     Number,
     any_path,
     checkpoint_path,
+    checkpoint_source,
     examples,
     existing_file,
     package_path,
@@ -55,7 +56,7 @@ text_option = click.option(
         "tokenweir export checkpoints/gpt2 --out small --weights int8 --text a.txt",
     ),
 )
-@click.argument("checkpoint", type=checkpoint_path)
+@click.argument("checkpoint", type=checkpoint_source)
 @click.option("--out", required=True, type=any_path, help="Directory of the package.")
 @click.option(
     "--name", help="The model is served under it.  [default: that of the directory of --out]"
@@ -95,8 +96,10 @@ text_option = click.option(
 @click.option("--max-vector-loss", type=_SHARE, help="Largest 1 - cosine of an embedding.")
 @proof_option
 @needs("export", "cpu")
-def export(checkpoint: Path, out: Path, text: Path | None, **typed: Any) -> None:
+def export(checkpoint: Path | str, out: Path, text: Path | None, **typed: Any) -> None:
     """Export CHECKPOINT to a package that `tokenweir serve` can run.
+
+    A directory of Hugging Face, or ORG/NAME[@REVISION] of its Hub, is imported first.
 
     Compares the exported model with the eager one over prompts, lengths, batches, paddings and
     chunkings: it may lose no more against float64 than PyTorch itself does in the same type. Else
@@ -113,10 +116,13 @@ def export(checkpoint: Path, out: Path, text: Path | None, **typed: Any) -> None
     written if that is more than the --max-...-loss options allow. They default to 0.1, 1, 0.05 and
     0.03; with int4 to 0.3, 4, 0.25 and 0.6. A model with random weights needs --max-token-loss 1.
     """
-    limits = {name: typed.pop(name) for name in list(typed) if name.endswith("_loss")}
-    export_with_progress(
-        checkpoint, out, text=text, limits=_loss_limits(text, limits, **typed), **typed
-    )
+    from server.packages.build import build_checkpoint
+
+    given = {name: typed.pop(name) for name in list(typed) if name.endswith("_loss")}
+    limits = _loss_limits(text, given, **typed)
+    with cleaned_up():
+        checkpoint = build_checkpoint(checkpoint)
+    export_with_progress(checkpoint, out, text=text, limits=limits, **typed)
     click.echo(f"package: {out}")
 
 

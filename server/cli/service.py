@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,18 +44,22 @@ _BOUNDS = ("min_replicas", "max_replicas")
         "tokenweir serve --model iso=packages/dates --min-replicas 1 --max-replicas 4",
         "tokenweir serve s3://models/dates --require-signature key.pub",
         "tokenweir serve packages/gpt2 --verify checkpoints/gpt2",
+        "tokenweir serve downloads/opus-mt openai-community/gpt2 --weights int8",
         "tokenweir serve --config serve.toml --print-config",
     ),
 )
 @click.argument(
-    "packages", nargs=-1, type=ModelPath("package", may_be_url=True), metavar="[PACKAGE]..."
+    "packages",
+    nargs=-1,
+    type=ModelPath("package", "checkpoint", "original", "name", may_be_url=True),
+    metavar="[MODEL]...",
 )
 @click.option(
     "--model",
     "named",
     multiple=True,
-    metavar="NAME=PACKAGE",
-    help="Serve a package under another name than its own; may be repeated.",
+    metavar="NAME=MODEL",
+    help="Serve a model under another name than its own; may be repeated.",
 )
 @click.option(
     "--replicas", type=click.IntRange(1, MAX_REPLICAS), help="Worker processes.  [default: 1]"
@@ -66,6 +71,11 @@ _BOUNDS = ("min_replicas", "max_replicas")
     metavar="CHECKPOINT",
     help="Verify the PACKAGE first, where it is to run, and serve it only if that goes well.",
 )
+@click.option(
+    "--rehash",
+    is_flag=True,
+    help="Read all files of a MODEL to see whether its package is still that of them.",
+)
 @setting_options("serve")
 @needs("serve", "cpu")
 def serve(
@@ -73,14 +83,16 @@ def serve(
     named: tuple[str, ...],
     replicas: int | None,
     checkpoint: Path | None,
+    rehash: bool,
     file: Path | None,
     print_config: bool,
     **typed: Any,
 ) -> None:
-    """Serve one or more PACKAGEs over gRPC until SIGTERM or Ctrl-C.
+    """Serve one or more MODELs over gRPC until SIGTERM or Ctrl-C.
 
-    A PACKAGE is a directory, or an address such as s3://, gs://, https:// or file://, which every
-    node fetches once.
+    A MODEL is the directory of a package, or its address, such as s3://, gs://, https:// or
+    file://, which every node fetches once. A checkpoint, a directory of Hugging Face or
+    ORG/NAME[@REVISION] of its Hub becomes one first, which is kept for the next start.
 
     Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
@@ -92,8 +104,10 @@ def serve(
     config = given.served()
     if print_config:
         return print_settings(given)
+    prepare_to_relay()  # before anything imports gRPC
     if config.http.port is not None:
         check_extras("http")
+    config = _with_packages(config, rehash)
     if checkpoint is not None:
         from server.gateway.authenticator import check_access
 
@@ -103,6 +117,24 @@ def serve(
     say(f"starting {low} worker{'s' if low > 1 else ''} ...", config.log)
     serve_until_ended(config)
     say("stopped", config.log)
+
+
+def _with_packages(config: Settings, rehash: bool) -> Settings:
+    """Build the packages of those models that have none."""
+    from server.gateway.authenticator import check_access
+    from server.packages.build import BuildOptions, build_package, is_package
+
+    models, weights = config.packages.models, config.packages.weights
+    if not all(map(is_package, models.values())):
+        check_extras("serve", "cpu", "export", "import")
+        check_access(config)  # fails before minutes of building
+    options = BuildOptions(weights, rehash)
+    with cleaned_up():
+        built = {
+            name: build_package(given, options, lambda text: say(text, config.log))
+            for name, given in models.items()
+        }
+    return replace(config, packages=replace(config.packages, models=built))
 
 
 def say(text: str, config: Log) -> None:
@@ -159,8 +191,10 @@ def _check_may_be_written(package: Path | str, config: Settings, engine: EngineC
 
 
 def serve_until_ended(config: Settings) -> None:
-    """Serve until a signal ends it; where Ray is lost, say so and end this process at once."""
-    prepare_to_relay()  # before anything imports gRPC
+    """Serve until a signal ends it; where Ray is lost, say so and end this process at once.
+
+    The caller has prepared this process to relay, before anything imported gRPC.
+    """
     from server.ray.serving import serve_models
 
     log_to_stderr(config.log)
@@ -190,10 +224,8 @@ def collect_models(
     """Return the packages to serve by model name; UsageError if a name is missing or double."""
     pairs = [_split_pair(pair) for pair in named]
     if not packages and not pairs:
-        raise click.UsageError("give at least one PACKAGE, or --model NAME=PATH")
-    from server.packages.pinned import manifest_at
-
-    pairs = [(manifest_at(address).name, address) for address in packages] + pairs
+        raise click.UsageError("give at least one MODEL, or --model NAME=PATH")
+    pairs = [(_name_of(address), address) for address in packages] + pairs
     models: dict[str, Path | str] = {}
     for name, path in pairs:
         if name in models:
@@ -205,8 +237,17 @@ def collect_models(
     return models
 
 
+def _name_of(given: Path | str) -> str:
+    from engine.package.recognised import recognise
+    from server.packages.build import is_package
+    from server.packages.pinned import manifest_at
+
+    return manifest_at(given).name if is_package(given) else recognise(given).name
+
+
 def _split_pair(pair: str) -> tuple[str, Path | str]:
     name, equals, path = pair.partition("=")
     if not name or not equals or not path:
         raise click.UsageError(f"--model {pair!r} is not NAME=PATH")
-    return name, path if "://" in path else Path(path)
+    is_path = "://" not in path and os.path.lexists(path)
+    return name, Path(path) if is_path else path

@@ -23,20 +23,26 @@ from server.packages.remote import RemotePackage
 logger = logging.getLogger(__name__)
 
 
-def default_cache() -> Path:
-    """Return the default directory of a node, in the user's cache folder.
+FETCHED, BUILT = "packages", "built"  # folders of the cache
+_LOCKS = ".{}.lock"
+
+
+def user_cache() -> Path:
+    """Return the directory of TOKENWEIR_CACHE, else that in the user's cache folder.
 
     Raises PackageError for a user that has none, as in a container that runs under another number.
     """
+    if given := os.environ.get("TOKENWEIR_CACHE"):
+        return Path(given).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(base):
         raise PackageError(
-            f"user {os.getuid()} has no home directory to keep fetched packages in; choose a "
-            "directory with --package-cache, or set HOME"
+            f"user {os.getuid()} has no home directory to keep packages in; set TOKENWEIR_CACHE to "
+            "a directory, or HOME"
         )
-    return Path(base) / "tokenweir/packages"
+    return Path(base) / "tokenweir"
 
 
 def fetch(url: str, manifest_sha256: str, cache: Path) -> Package:
@@ -45,7 +51,7 @@ def fetch(url: str, manifest_sha256: str, cache: Path) -> Package:
     Raises PackageError if the cache cannot be used, or if what is at the URL is not that package.
     """
     try:
-        _make_private(cache)
+        make_private(cache)
         return _fetched(url, manifest_sha256, cache)
     except OSError as error:
         raise PackageError(
@@ -56,9 +62,9 @@ def fetch(url: str, manifest_sha256: str, cache: Path) -> Package:
 
 def _fetched(url: str, digest: str, cache: Path) -> Package:
     directory = cache / digest
-    with _locked(cache / f".{digest}.lock", fcntl.LOCK_SH), suppress(PackageError):
+    with locked(cache, digest, fcntl.LOCK_SH), suppress(PackageError):
         return _load(directory, digest)
-    with _locked(cache / f".{digest}.lock", fcntl.LOCK_EX):
+    with locked(cache, digest):
         try:
             return _load(directory, digest)  # another process was first
         except PackageError as error:
@@ -109,22 +115,28 @@ def check_digest(found: str, expected: str, address: Path | str) -> None:
         )
 
 
-def _make_private(cache: Path) -> None:
+def make_private(cache: Path) -> None:
+    """Make a directory that its user alone may enter; PackageError if others may write to it."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = cache.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise PackageError(
             f"{cache} can be written by others, who could change what is served; give it to this "
-            "user alone (chmod 700), or choose another directory with --package-cache"
+            "user alone (chmod 700), or choose another directory with --package-cache or "
+            "TOKENWEIR_CACHE"
         )
 
 
 @contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
-    """Hold a lock of all processes of this machine; it ends with its process, too."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def locked(cache: Path, name: str, how: int = fcntl.LOCK_EX) -> Iterator[int]:
+    """Hold the lock of a name in a directory, against all processes of this machine.
+
+    Gives its descriptor: a process that inherits it holds the lock as well.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(cache / _LOCKS.format(name), flags, 0o600)
     try:
         fcntl.flock(descriptor, how)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -17,7 +17,7 @@ from engine.package.package import (
     parse_manifest,
 )
 from server.packages.address import is_remote
-from server.packages.cache import check_digest, default_cache, fetch
+from server.packages.cache import FETCHED, check_digest, fetch, user_cache
 from server.packages.remote import RemotePackage
 
 
@@ -34,7 +34,7 @@ class PinnedPackage:
         Raises PackageError if it is damaged, cannot be fetched, or is another one by now.
         """
         if is_remote(self.address):
-            return fetch(str(self.address), self.manifest_sha256, cache or default_cache())
+            return fetch(str(self.address), self.manifest_sha256, cache or user_cache() / FETCHED)
         package = load_package(self.address)
         check_digest(package.manifest_sha256.hex(), self.manifest_sha256, self.address)
         return package

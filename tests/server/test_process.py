@@ -49,7 +49,8 @@ def test_the_collector_passes_over_what_was_there_and_sees_what_is_new(unfrozen:
 
 
 @pytest.mark.parametrize(
-    ("command", "mine"), [("serve", None), ("serve", "event_engine_fork"), ("gateway", None)]
+    ("command", "mine"),
+    [("serve", None), ("serve", "event_engine_fork"), ("verified", None), ("gateway", None)],
 )
 def test_before_a_command_relays_calls_grpc_is_imported_without_threads_of_its_own(
     command: str, mine: str | None, tmp_path: Path
@@ -87,13 +88,17 @@ def _run(
     environment = {name: value for name, value in os.environ.items() if "GRPC" not in name}
     environment |= {"GRPC_EXPERIMENTS": experiments} if experiments else {}
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = {
-            "serve": [str(write_package(folder / "package"))],
-            "gateway": ["--ray-address", "127.0.0.1:1"],
+        package = str(write_package(folder / "package"))
+        (checkpoint := folder / "checkpoint").mkdir()
+        (checkpoint / "config.json").write_text('{"model": {}}')
+        words = {
+            "serve": ["serve", package],
+            "verified": ["serve", package, "--verify", str(checkpoint)],
+            "gateway": ["gateway", "--ray-address", "127.0.0.1:1"],
         }[command]
         port = str(taken.getsockname()[1])
         return subprocess.run(
-            [sys.executable, "-c", _COMMAND.format(first=first), command, *options, "--port", port],
+            [sys.executable, "-c", _COMMAND.format(first=first), *words, "--port", port],
             env=environment,
             capture_output=True,
             text=True,

@@ -327,7 +327,7 @@ def test_no_models_in_a_file_are_none_to_serve(
 
     assert run(["serve", "--config", str(tmp_path / "serve.toml")]) == 2
 
-    assert "give at least one PACKAGE" in capsys.readouterr().err
+    assert "give at least one MODEL" in capsys.readouterr().err
 
 
 def test_a_path_that_was_typed_is_printed_for_a_file_in_any_folder(
@@ -378,6 +378,7 @@ def test_serve_takes_a_file_and_options_win_over_it(
     served: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
     (tmp_path / "serve.toml").write_text(EVERYTHING)
+    _make_package(tmp_path / "packages/dates")
 
     assert run(["serve", "--config", str(tmp_path / "serve.toml"), "--port", "0"]) == 0
 
@@ -386,9 +387,13 @@ def test_serve_takes_a_file_and_options_win_over_it(
     assert list(settings.packages.models) == ["dates", "digits"]
 
 
-def test_a_json_log_is_json_from_the_first_line_on(
-    tmp_path: Path,
-) -> None:
+def _make_package(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "manifest.json").write_text("{}")
+
+
+def test_a_json_log_is_json_from_the_first_line_on(tmp_path: Path) -> None:
+    _make_package(tmp_path)
     program = (
         "import server.cli.service as service; from server.cli.app import run\n"
         "from types import SimpleNamespace\n"
@@ -424,6 +429,7 @@ def test_replicas_of_a_file_and_of_options_fit_together(
     served: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
     (tmp_path / "serve.toml").write_text("packages.models.a = 'x'\nengine.min_replicas = 2")
+    _make_package(tmp_path / "x")
 
     assert run(["serve", "--config", str(tmp_path / "serve.toml"), *options]) == 0
 

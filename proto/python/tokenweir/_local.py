@@ -37,11 +37,13 @@ def load(
     timeout: float | None = 60.0,
     **settings: Any,
 ) -> LocalClient:
-    """Load a package that `tokenweir export` wrote into this process, and return its client.
+    """Load a model into this process, and return its client.
 
         with tokenweir.load("packages/dates") as client:
             print(client.generate("dates", "3rd of Feb, 1998").text)
 
+    `package` is what `tokenweir export` wrote. It may also be a checkpoint, a directory of Hugging
+    Face or "ORG/NAME@REVISION" of its Hub: the package is built first, and kept for the next time.
     `name` is what the model is called by, by default the package's own; `timeout` is that of
     Client; `settings` are those of engine.config.EngineConfig, as num_threads=2, max_num_seqs=8 or
     device="cuda". It needs the extra cpu or gpu, and raises ImportError without; other errors are

@@ -153,7 +153,7 @@ def test_help_of_every_command_is_no_wider_than_a_terminal(
             ["train", "labelling", "--file", __file__, "--init", MODEL, "--size", "base"],
             "the one of --init has its size",
         ),
-        (["serve"], "give at least one PACKAGE"),
+        (["serve"], "give at least one MODEL"),
         (["serve", "--model", "dates"], "--model 'dates' is not NAME=PATH"),
         (["serve", "--model", "a=x", "--model", "a=y"], "would be model 'a'"),
         (["serve", MODEL, "--replicas", "2", "--min-replicas", "1"], "give --replicas, or"),
@@ -213,12 +213,16 @@ def test_an_error_is_one_line_without_traceback(
     ],
 )
 def test_serve_takes_the_settings_of_its_engines(
-    options: tuple[str, ...], settings: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    options: tuple[str, ...],
+    settings: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     served: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    (tmp_path / "manifest.json").write_text("{}")
 
-    assert run(["serve", "--model", "dates=packages/dates", *options]) == 0
+    assert run(["serve", "--model", f"dates={tmp_path}", *options]) == 0
 
     assert [config.engine_config for config in served] == [settings]
 
@@ -936,7 +940,7 @@ def test_an_option_that_is_no_finite_number_is_refused_by_name(
 
 def test_a_step_may_have_no_limit_but_not_none_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--max-step-seconds", "inf"]) == 2
-    assert "give at least one PACKAGE" in capsys.readouterr().err
+    assert "give at least one MODEL" in capsys.readouterr().err
 
     assert run(["serve", "--max-step-seconds", "nan"]) == 2
     assert "'--max-step-seconds': nan is not a finite number." in capsys.readouterr().err

@@ -19,7 +19,7 @@ from engine.errors import PackageError, PackageUnreachable
 from engine.package.files import FileEntry
 from server.cli.app import run
 from server.cli.exit_codes import UNAVAILABLE, code_of
-from server.packages.cache import default_cache
+from server.packages.cache import user_cache
 from server.packages.pinned import PinnedPackage, manifest_at, pin
 from server.packages.remote import RemotePackage
 from server.ray.replica import _load_engines
@@ -273,10 +273,10 @@ def test_what_is_missing_to_read_an_address_is_named(url: str, message: str) -> 
 
 def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_cache() == Path("/somewhere/tokenweir/packages")
+    assert user_cache() == Path("/somewhere/tokenweir")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache() == Path.home() / ".cache/tokenweir/packages"
+    assert user_cache() == Path.home() / ".cache/tokenweir"
 
 
 @pytest.mark.parametrize("home", [None, "relative"])
@@ -290,7 +290,7 @@ def test_a_user_without_a_home_directory_is_told_to_choose_one(
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as of a number without an entry
     fetched, _ = pin(package.as_uri(), key=None)
 
-    with pytest.raises(PackageError, match=r"no home directory .* --package-cache, or set HOME"):
+    with pytest.raises(PackageError, match="no home directory .* TOKENWEIR_CACHE to a"):
         fetched.load(None)
 
 

@@ -1,0 +1,81 @@
+"""The command that lists and removes what the user's cache holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict
+
+import click
+from rich.table import Table
+
+from server.cli.extras import needs
+from server.cli.options import examples, json_option
+from server.cli.tables import print_table
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def _read_size(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> int | None:
+    """Turn "20GB" into bytes."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", text)
+    if found is None:
+        raise click.BadParameter(f"{text[:100]!r} is no size, as 20GB or 500M are.")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+@click.command(
+    epilog=examples(
+        "tokenweir cache",
+        "tokenweir cache --remove opus-mt-3f2a9c0d11b7e645",
+        "tokenweir cache --max-size 20GB",
+    )
+)
+@click.option("--remove", "keys", multiple=True, metavar="KEY", help="Remove it; may be repeated.")
+@click.option("--clear", is_flag=True, help="Remove all.")
+@click.option(
+    "--max-size",
+    callback=_read_size,
+    metavar="SIZE",
+    help="Remove what was used longest ago, until no more is kept.",
+)
+@json_option
+@needs("cpu")
+def cache(keys: tuple[str, ...], clear: bool, max_size: int | None, as_json: bool) -> None:
+    """List the packages and checkpoints that were built or fetched here, and remove some.
+
+    They lie in TOKENWEIR_CACHE, else in ~/.cache/tokenweir. A server goes on with a package that is
+    removed, but a worker that starts later no longer finds it.
+    """
+    from server.packages.kept import kept
+
+    found = kept()
+    if unknown := sorted({*keys} - {one.key for one in found}):
+        raise click.UsageError(f"the cache has no {unknown[0]}; `tokenweir cache` lists its keys")
+    room, rest = float("inf") if max_size is None else max_size, []
+    for one in found:
+        room -= one.num_bytes
+        if clear or one.key in keys or room < 0:
+            one.remove()
+            click.echo(f"removed {one.key}", err=True)
+        else:
+            rest.append(one)
+    if as_json:
+        for one in rest:
+            click.echo(json.dumps({"key": one.key, **asdict(one)}, default=str))
+        return
+    table = Table()
+    for title in ("key", "kind", "built of", "used"):
+        table.add_column(title)
+    table.add_column("size", justify="right")
+    for one in rest:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_at))
+        table.add_row(one.key, one.kind, one.built_of, used, f"{one.num_bytes / 1e6:,.0f} MB")
+    if rest:
+        print_table(table)
+    click.echo(f"{sum(one.num_bytes for one in rest) / 1e6:,.0f} MB in {len(rest)} directories")

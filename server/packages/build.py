@@ -1,0 +1,229 @@
+"""Packages that are built of something else: a checkpoint, or a model of Hugging Face or its Hub.
+
+The commands that a person would type make the missing parts, `tokenweir import` and `tokenweir
+export --proof quick`, each in a process of its own, which gives back its memory. The results lie in
+the user's cache, one directory for each state of a source and each set of options: the names, sizes
+and times of all its files count, and the content of small ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import file_digest, sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.errors import PackageError
+from engine.package.recognised import Stage, recognise
+from server.packages.address import is_remote
+from server.packages.cache import BUILT, locked, make_private, user_cache
+from server.packages.hub import download
+
+ORIGIN = "origin.json"  # beside the result, when it is whole
+_SMALL = 2**20  # bytes of a file whose content is looked at each time
+_MOST_FILES = 10_000
+COMMAND: tuple[str, ...] = (sys.executable, "-P", "-c", "from server.cli import main; main()")
+_ENDS_WITHIN = 10.0  # seconds, in which an interrupted command has removed what it had begun
+Kind = Literal["checkpoint", "package"]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of the packages that are built."""
+
+    weights: str | None = None  # as `tokenweir export` takes it
+    rehash: bool = False  # compare the content of large files as well
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def is_package(given: Path | str) -> bool:
+    """Say whether there is nothing to build."""
+    stage = recognise(given).stage
+    return stage == "package" or (is_remote(given) and stage != "name")
+
+
+def build_package(
+    given: Path | str, options: BuildOptions = BuildOptions(), say: Say = _say
+) -> Path | str:
+    """Return a package: the given one, or one that is built and kept for the next time.
+
+    Raises PackageError if it is nothing that a package can be built of, or if that fails.
+    """
+    if is_package(given):
+        if options.weights is not None and not is_remote(given):
+            raise PackageError(
+                f"{given} is a package, whose weights are what they are; give the checkpoint or "
+                "model that it was made of, or leave out --weights"
+            )
+        return given
+    source, name = _source(given), recognise(given).name
+    weights = [] if options.weights is None else ["--weights", options.weights]
+
+    def commands(out: Path) -> Iterator[list[str]]:
+        checkpoint = build_checkpoint(source, options, say, name=name)
+        yield ["export", str(checkpoint), "--out", str(out), "--proof", "quick", *weights]
+
+    return _built(source, "package", name, weights, commands, options, say)
+
+
+def build_checkpoint(
+    given: Path | str,
+    options: BuildOptions = BuildOptions(),
+    say: Say = _say,
+    *,
+    name: str | None = None,
+) -> Path:
+    """Return a checkpoint: what is given, or the one that is imported of it; raises as above."""
+    source = _source(given)
+    if recognise(source).stage == "checkpoint":
+        return source
+
+    def commands(out: Path) -> Iterator[list[str]]:
+        yield ["import", str(source), "--out", str(out)]
+
+    return _built(source, "checkpoint", name or recognise(given).name, [], commands, options, say)
+
+
+def _source(given: Path | str) -> Path:
+    """Return the directory or file of a model; one of the Hub is fetched."""
+    found = recognise(given)
+    if found.stage == "name":
+        name, _, revision = found.given.partition("@")
+        return download(name, revision or None)
+    wanted: tuple[Stage, ...] = ("original", "checkpoint")
+    if problem := found.problem(*wanted):
+        raise PackageError(problem)
+    return Path(given)
+
+
+def _built(
+    source: Path,
+    kind: Kind,
+    name: str,
+    options: list[str],
+    commands: Callable[[Path], Iterator[list[str]]],
+    build: BuildOptions,
+    say: Say,
+) -> Path:
+    cache = user_cache()
+    try:
+        make_private(cache)
+        make_private(cache / BUILT)
+        files = _files(source)
+        state = _state(source, files)
+        digest = sha256(json.dumps([kind, name, options, state]).encode()).hexdigest()
+        key = f"{name}-{digest[:16]}"
+        entry = cache / BUILT / key
+        with locked(cache / BUILT, key) as lock:
+            if _is_whole(entry, source, files, build):
+                os.utime(entry / ORIGIN)  # used last
+                return entry / name
+            entry.mkdir(mode=0o700, exist_ok=True)
+            (entry / ORIGIN).unlink(missing_ok=True)
+            for command in commands(entry / name):
+                say(f"building the {kind} of {source}, kept in {entry / name}")
+                _run(command, source, lock)
+            if _state(source, _files(source)) != state:
+                raise PackageError(f"{source} was changed while it was read; start again")
+            origin = {
+                "built_of": str(source.absolute()),
+                "kind": kind,
+                "options": options,
+                "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "sha256": _digests(source, files),
+            }
+            (entry / ORIGIN).write_text(json.dumps(origin, indent=1))
+            return entry / name
+    except OSError as error:
+        raise PackageError(
+            f"{source} cannot be kept as a {kind} in {cache}: {error}; set TOKENWEIR_CACHE to "
+            "another directory, or make room by `tokenweir cache --max-size`"
+        ) from error
+
+
+def _files(source: Path) -> Mapping[str, os.stat_result]:
+    """Return the files of a model by their names below its directory."""
+    if source.is_file():
+        return {source.name: source.stat()}
+    found = (path for path in sorted(source.rglob("*")) if path.is_file())
+    return {
+        str(path.relative_to(source)): path.stat()
+        for path in islice(found, _MOST_FILES)
+        if not any(part.startswith(".") for part in path.relative_to(source).parts)
+    }
+
+
+def _state(source: Path, files: Mapping[str, os.stat_result]) -> list[Any]:
+    small = {name: found for name, found in files.items() if found.st_size <= _SMALL}
+    times = [[name, found.st_size, found.st_mtime_ns] for name, found in files.items()]
+    return [times, _digests(source, small)]
+
+
+def _digests(source: Path, files: Mapping[str, os.stat_result]) -> dict[str, str]:
+    def digest(name: str) -> str:
+        with (source if source.is_file() else source / name).open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+
+    return {name: digest(name) for name in files}
+
+
+def _is_whole(
+    entry: Path, source: Path, files: Mapping[str, os.stat_result], build: BuildOptions
+) -> bool:
+    """Say whether the result is there; with `rehash`, whether it is that of these very bytes."""
+    try:
+        origin = json.loads((entry / ORIGIN).read_bytes())
+        return not build.rehash or origin["sha256"] == _digests(source, files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _run(command: list[str], source: Path, lock: int) -> None:
+    """Run a command of ours, which tells its progress; PackageError if it fails.
+
+    It holds the lock as well: where this process is killed, the next one waits for its end.
+    """
+    piped = not sys.stderr.isatty()
+    with subprocess.Popen(
+        [*COMMAND, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if piped else None,
+        text=True,
+        pass_fds=[lock],
+    ) as process:
+        try:
+            reasons = [] if process.stderr is None else _pass_on(process.stderr)
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(_ENDS_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    if code:
+        said = "; ".join(reasons) or f"`tokenweir {command[0]}` ended with {code}"
+        raise PackageError(f"{source} does not become a package: {said}")
+
+
+def _pass_on(lines: Iterable[str]) -> list[str]:
+    """Print the lines of a command, and return its error, which its caller tells."""
+    reasons = []
+    for line in lines:
+        _, error, reason = line.rstrip("\n").partition("error: ")
+        if error:
+            reasons.append(reason)
+        else:
+            sys.stderr.write(line)
+    return reasons

@@ -1,0 +1,221 @@
+"""Packages are built of what a person has, once, and kept; the commands here are a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from engine.errors import PackageError
+from server.cli.cache import cache
+from server.packages import build
+from server.packages.build import BuildOptions, build_checkpoint, build_package
+from server.packages.kept import kept
+
+# Writes the file that makes its --out a checkpoint or a package, and notes what it was asked.
+COMMAND = """
+import json, os, sys, pathlib
+log = pathlib.Path(os.environ["COMMANDS"])
+command, source, out = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+with log.open("a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+if os.environ.get("FAILS") == command:
+    print("importing", file=sys.stderr)
+    sys.exit("error: there is a fault in it")
+if pipe := os.environ.get("WAITS"):
+    open(pipe).read()
+out.mkdir(exist_ok=True)
+(out / "config.json").write_text('{"model": {}}')
+if command == "export":
+    (out / "manifest.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the file in which every command that is run stands, in a line."""
+    monkeypatch.setenv("TOKENWEIR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COMMANDS", str(tmp_path / "commands"))
+    monkeypatch.setattr(build, "COMMAND", (sys.executable, "-c", COMMAND))
+    (tmp_path / "commands").touch()
+    yield tmp_path / "commands"
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    """Give a directory of Hugging Face, with a large file."""
+    directory = tmp_path / "opus"
+    (directory / "1_Pooling").mkdir(parents=True)
+    (directory / "config.json").write_text('{"model_type": "marian"}')
+    (directory / "1_Pooling" / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(bytes(2**20 + 1))
+    return directory
+
+
+def asked(commands: Path) -> list[list[str]]:
+    return [json.loads(line) for line in commands.read_text().splitlines()]
+
+
+def names(commands: Path) -> list[str]:
+    return [command[0] for command in asked(commands)]
+
+
+def test_what_is_missing_is_made_once(commands: Path, original: Path) -> None:
+    said: list[str] = []
+
+    package = build_package(original, say=said.append)
+    again = build_package(original, say=said.append)
+
+    assert names(commands) == ["import", "export"] and package == again
+    (_, source, *_), (_, checkpoint, _, out, *options) = asked(commands)
+    assert source == str(original) and out == str(package) and options == ["--proof", "quick"]
+    assert Path(checkpoint).name == Path(package).name == "opus"
+    assert [line.partition(",")[0] for line in said] == [
+        f"building the checkpoint of {original}",
+        f"building the package of {original}",
+    ]
+
+
+def test_a_checkpoint_is_exported_with_the_weights_asked_for(
+    commands: Path, original: Path
+) -> None:
+    checkpoint = build_checkpoint(original)
+
+    packages = [build_package(checkpoint, BuildOptions(name)) for name in (None, "int8", "int8")]
+
+    assert names(commands) == ["import", "export", "export"]
+    assert packages[0] != packages[1] == packages[2]
+    assert asked(commands)[2][-2:] == ["--weights", "int8"]
+
+
+def test_a_package_is_taken_as_it_is(commands: Path, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "manifest.json").write_text("{}")
+
+    assert build_package(tmp_path / "package") == tmp_path / "package"
+    assert build_package("s3://models/dates") == "s3://models/dates"
+    with pytest.raises(PackageError, match="is a package, whose weights are what they are"):
+        build_package(tmp_path / "package", BuildOptions("int8"))
+
+    assert asked(commands) == []
+
+
+@pytest.mark.parametrize("part", ["config.json", "1_Pooling/config.json", "model.safetensors"])
+def test_a_directory_that_changes_is_built_anew(commands: Path, original: Path, part: str) -> None:
+    first = build_package(original)
+    times = (original / part).stat()
+    content = (original / part).read_bytes()
+    (original / part).write_bytes(content.replace(b"}", b" }") if b"}" in content else content[:-1])
+    os.utime(original / part, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    second = build_package(original)
+
+    assert names(commands) == ["import", "export"] * 2 and first != second
+    assert Path(first).is_dir()  # a server may have it open
+
+
+def test_content_of_large_files_is_compared_if_asked(commands: Path, original: Path) -> None:
+    weights = original / "model.safetensors"
+    build_package(original)
+    times = weights.stat()
+    weights.write_bytes(b"\x01" * times.st_size)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    build_package(original)
+    assert names(commands) == ["import", "export"]
+    build_package(original, BuildOptions(rehash=True))
+
+    assert names(commands) == ["import", "export"] * 2
+
+
+def test_two_starts_at_once_build_once(commands: Path, original: Path) -> None:
+    found: list[Path | str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(build_package(original))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert names(commands) == ["import", "export"] and len(set(found)) == 1 and len(found) == 4
+
+
+@pytest.mark.parametrize("fails", ["import", "export"])
+def test_a_failure_is_told_and_nothing_is_taken_for_whole(
+    commands: Path, original: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", fails)
+    with pytest.raises(PackageError, match="does not become a package: there is a fault in it"):
+        build_package(original)
+    monkeypatch.delenv("FAILS")
+
+    build_package(original)
+
+    assert names(commands)[-1] == "export" and names(commands).count(fails) == 2
+
+
+def test_a_killed_start_leaves_its_lock_to_its_command(
+    commands: Path, original: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    code = (
+        "import sys; from server.packages import build; build.COMMAND = (sys.executable, '-c', "
+        f"{COMMAND!r}); build.build_package({str(original)!r})"
+    )
+    start = [sys.executable, "-c", code]
+    with subprocess.Popen(start, env={**os.environ, "WAITS": str(pipe)}) as process:
+        while not asked(commands):
+            assert process.poll() is None
+        process.kill()
+
+    assert [one.kind for one in kept()] == ["unfinished"] * 2
+    importing = next(one for one in kept() if one.key in asked(commands)[0][-1])
+    with pytest.raises(PackageError, match="is being made or read; remove it later"):
+        importing.remove()
+    pipe.write_text("go on")
+    build_package(original)
+
+    assert {one.kind for one in kept()} == {"checkpoint", "package"}
+
+
+def test_the_cache_is_private(commands: Path, original: Path, tmp_path: Path) -> None:
+    build_package(original)
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+    (tmp_path / "cache").chmod(0o777)
+
+    with pytest.raises(PackageError, match="can be written by others"):
+        build_package(original)
+
+
+def test_a_source_that_is_nothing_is_refused(commands: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(PackageError, match="empty is empty; give the directory of a model"):
+        build_package(tmp_path / "empty")
+
+
+def test_the_cache_is_listed_and_emptied(commands: Path, original: Path) -> None:
+    build_package(original)
+    run = CliRunner().invoke
+    entries = [json.loads(line) for line in run(cache, ["--json"]).stdout.splitlines()]
+    assert {entry["kind"] for entry in entries} == {"checkpoint", "package"}
+    assert {entry["built_of"] for entry in entries} == {str(original)}
+    key = next(entry["key"] for entry in entries if entry["kind"] == "package")
+
+    assert "the cache has no such" in run(cache, ["--remove", "such"]).stderr
+    assert "is no size" in run(cache, ["--max-size", "much"]).stderr
+    assert key not in run(cache, ["--remove", key]).stdout and len(kept()) == 1
+    assert "0 MB in 1 directories" in run(cache, ["--max-size", "1GB"]).stdout
+    run(cache, ["--max-size", "0"])
+
+    assert kept() == []

@@ -1,0 +1,64 @@
+"""Names of the Hub of Hugging Face: fetched from a stand-in, found again without it, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.fakes.hub import fake_hub
+
+PROGRAM = """
+import json, sys
+from engine.errors import TokenweirError
+from server.packages.hub import download
+for name in sys.argv[1:]:
+    try:
+        found = download(*name.split("@")) if "@" in name else download(name, None)
+        print(json.dumps(sorted(str(p.relative_to(found)) for p in found.rglob("*.*"))))
+    except TokenweirError as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"))
+"""
+
+
+def downloads(endpoint: str, home: Path, *names: str, **environment: str) -> list[str | list[str]]:
+    """Download in a process of its own: the library reads its environment once."""
+    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *names],
+        env={**os.environ, **own, **environment},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_name_is_fetched_once_and_what_cannot_be_is_told(tmp_path: Path) -> None:
+    (model := tmp_path / "model" / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "tf.h5", "onnx/a.onnx"):
+        (model.parent / name).parent.mkdir(exist_ok=True)
+        (model.parent / name).write_text(name)
+    (model / "config.json").write_text("{}")
+    (old := tmp_path / "old").mkdir()
+    (old / "pytorch_model.bin").write_text("weights")
+    wanted = ["1_Pooling/config.json", "config.json", "model.safetensors"]
+
+    with fake_hub({"me/it": model.parent, "me/old": old}) as endpoint:
+        found = downloads(endpoint, tmp_path, "me/it", "me/it@v2", "me/old", "me/no", "me/it@v9")
+    later = downloads(endpoint, tmp_path, "me/it", "me/other")
+    offline = downloads(endpoint, tmp_path, "me/it", "me/other", HF_HUB_OFFLINE="1")
+
+    assert found[:3] == [wanted, wanted, ["pytorch_model.bin"]]
+    assert found[3:] == [
+        "PackageError: there is no me/no here, and the Hub has none for you; give a directory, the "
+        "full ORG/NAME, or HF_TOKEN for a private one",
+        "PackageError: the Hub has me/it, but no revision v9 of it",
+    ]
+    refusal = (
+        "PackageUnreachable: there is no me/other here nor in the cache of the Hub, and the Hub "
+        "cannot be asked; try again with a connection and without HF_HUB_OFFLINE, or give a "
+        "directory"
+    )
+    assert later == offline == [wanted, refusal]
