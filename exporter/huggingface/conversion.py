@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 class Step:
     """One difference between a tensor of an original and ours."""
 
-    made: Callable[[Tensor], Tensor]  # of what is stored
+    made: Callable[[Tensor], Tensor]  # makes ours of the stored one
     stored_shape: Callable[[Shape], Shape] = lambda shape: shape  # for a result of a shape
 
 

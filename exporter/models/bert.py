@@ -34,7 +34,8 @@ class Bert(nn.Module):
     ) -> EncoderOutput:
         """Return logits (B, num_labels), if there are labels, and the vector (B, head_dim).
 
-        Of each token logits (B, S, num_labels), and the mean vector of the real ones (B, d_model).
+        A labeller returns logits (B, S, num_labels) of each token, and the mean vector of the real
+        ones (B, d_model).
         input_ids, token_type_ids int64 (B, S); mask bool (B, S), True = real token.
         """
         hidden = self.encoder(self.embeddings(input_ids, token_type_ids=token_type_ids), mask)

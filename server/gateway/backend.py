@@ -73,8 +73,8 @@ class Backend:
     ) -> None:
         """Call `changed` when it serves other models or others send it more or fewer calls.
 
-        All is encrypted if there is a certificate. What it logs is logged here if asked for. It may
-        only be watched: then no calls are sent there.
+        All is encrypted if there is a certificate. Its log records are logged here if asked for. It
+        may only be watched: then no calls are sent there.
         """
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there

@@ -138,8 +138,8 @@ class Pool:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
         `silence` and `certificate` are those of Backend. `traffic` says which versions get which
-        calls. With `affinity` a call goes to where its prompt's beginning may be kept. What
-        workers log is logged here if asked for. One that only watches sends them no calls.
+        calls. With `affinity` a call goes to where its prompt's beginning may be kept. Log
+        records of workers are logged here if asked for. One that only watches sends no calls.
         """
         self._traffic = traffic or Traffic()
         self._changed = changed

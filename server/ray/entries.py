@@ -23,7 +23,7 @@ class ServiceEntry:
     max_calls_per_worker: int
     is_claimed: bool = False  # by a command, see claim.py
     is_over: bool = False  # every call has had the time to end
-    traffic: Mapping[str, Any] | None = None  # of a gateway at which models are loaded; see Traffic
+    traffic: Mapping[str, Any] | None = None  # told by a gateway that loads models; see Traffic
 
     def to_json(self) -> bytes:
         """Return it as `from_json` reads it."""
@@ -60,7 +60,7 @@ class WorkerEntry:
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """Its name in the log."""
         return self.address or f"process {self.pid}"
 
     def to_json(self) -> bytes:

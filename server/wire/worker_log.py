@@ -24,7 +24,7 @@ Give = Callable[[LogRecord], None]
 class WorkerLog(logging.Handler):
     """Gives the log of this process to gateways that want it; beyond a budget only its length.
 
-    What nobody wants goes to the standard error, and to the first one that does.
+    Lines that nobody wants go to the standard error, and to the first one that does.
     """
 
     def __init__(self, config: Log, clock: Callable[[], float] = time.monotonic) -> None:

@@ -108,7 +108,7 @@ def test_a_file_sets_what_its_sections_name_and_leaves_the_rest(tmp_path: Path) 
         ("'listen.port' = 1", ": there is no setting 'listen.port'; the nearest is listen.port"),
         ('"listen\\n" = 1', ": there is no setting 'listen\\n'; the nearest is listen"),
         pytest.param("listen.port = " + "9" * 5000, " is not TOML: Exceeds the limit", id="digits"),
-        pytest.param("listen.port = " + "[" * 3000, " is not TOML: maximum recursion", id="depth"),
+        pytest.param("listen.port = " + "[" * 3000, " is not TOML: ", id="depth"),
         pytest.param("listen.port = '" + "9" * 999 + "'", ") cannot be used: ", id="long"),
         ('auth.tokens = "a\\u0000b"', ": auth.tokens ('a\\x00b') has a character of code 0"),
         ('packages.models.a = "\\u0000"', ": packages.models ({{'a': '\\x00'}}) has a character "),

@@ -46,7 +46,7 @@ class StoredTensor(NamedTuple):
     """A tensor in an open file, of which nothing is read yet."""
 
     shape: tuple[int, ...]
-    dtype: str  # of its numbers, as torch names it
+    dtype: str  # its numbers, as torch names them
     read: Callable[[], Tensor]
 
 

@@ -61,7 +61,7 @@ class RotaryScaling(Options):
     """How rotary positions turn where texts may be longer than those of the first training."""
 
     frequencies: tuple[PositiveFloat, ...]  # the angle from one place to the next, of each wave
-    attention_factor: PositiveFloat = 1.0  # of cosines and sines: scores grow by its square
+    attention_factor: PositiveFloat = 1.0  # scales cosines and sines: scores grow by its square
     original_max_len: PositiveInt | None = None  # tokens of the texts of the first training
 
 

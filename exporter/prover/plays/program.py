@@ -88,7 +88,7 @@ def generation_program(
     chunk, few = prefill_chunk(contract.cache.max_len), scope.few
     rest_in_batch = cases.rest
     if cases.per_length < LEVELS["standard"].per_length:
-        # Of prompts that are longer than a chunk one of each length.
+        # Prompts longer than a chunk count once for each length.
         rest_in_batch = [case for case in cases.rest if len(case.prompt) <= chunk]
         long = (case for case in first_of_each_length(cases.rest) if len(case.prompt) > chunk)
         rest_in_batch += long

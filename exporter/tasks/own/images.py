@@ -31,7 +31,7 @@ def images_task(seed: int, data: OwnData) -> Task:
     parts = data.divided(find_images, lambda image: f"{image.label}/{image.path.name}")
     labels = known_labels(*([image.label for image in part] for part in parts))
     config = _start(data, labels)
-    # Of all parts together, so that those that cannot be read are one error.
+    # All parts together, so that pictures that cannot be read are one error.
     examples = iter(load_images(config, [image for part in parts for image in part]))
     return data.task(
         "images",

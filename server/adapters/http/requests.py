@@ -193,7 +193,7 @@ class OpenAiRequest(Body):
                 return "chat_template_kwargs"
             is_one_of = path["number"] is not None and self.num_inputs > 1
             place = f"[{path['number']}]" if is_one_of else ""
-            index = re.search(r"(?:^|\.ids)(\[\d+\].*)$", rest)  # of an id, or of a message
+            index = re.search(r"(?:^|\.ids)(\[\d+\].*)$", rest)  # an id, or a message
             return f"{self.input_field}{place}{index[1] if index else ''}"
 
         named = _PATH.sub(renamed, message)

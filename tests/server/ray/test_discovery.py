@@ -355,7 +355,7 @@ def test_what_is_no_entry_is_refused(data: bytes) -> None:
 
 def test_workers_of_an_application_have_one_certificate_and_tell_its_limits() -> None:
     table, config = FakeTable(), Settings(packages=Packages({"dates": Path("one")}))
-    for _ in range(2):  # of different nodes
+    for _ in range(2):  # on different nodes
         _tell_application(table, config, "10.0.0.7")
     first = _service_in(table, None)
     _tell_application(table, config.with_engine(max_num_seqs=99), "10.0.0.8")

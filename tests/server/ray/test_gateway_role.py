@@ -21,7 +21,6 @@ from server.gateway.gateway import Gateway
 from server.ray.gateway_role import running_gateway_role
 from server.settings import Limits, Listen, Settings
 from tests.fakes.calls import generate, stream, stubs_for, until
-from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.table import FakeTable, worker_at
 
