@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import file_digest, sha256
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.errors import PackageError
+from engine.package.manifest import FORMAT_VERSION
 from engine.package.recognised import Stage, recognise
 from server.packages.address import is_remote
 from server.packages.cache import BUILT, locked, make_private, user_cache
@@ -122,7 +124,9 @@ def _built(
         make_private(cache / BUILT)
         files = _files(source)
         state = _state(source, files)
-        digest = sha256(json.dumps([kind, name, options, state]).encode()).hexdigest()
+        digest = sha256(
+            json.dumps([FORMAT_VERSION, kind, name, options, state]).encode()
+        ).hexdigest()
         key = f"{name}-{digest[:16]}"
         entry = cache / BUILT / key
         with locked(cache / BUILT, key) as lock:
@@ -131,9 +135,14 @@ def _built(
                 return entry / name
             entry.mkdir(mode=0o700, exist_ok=True)
             (entry / ORIGIN).unlink(missing_ok=True)
-            for command in commands(entry / name):
-                say(f"building the {kind} of {source}, kept in {entry / name}")
-                _run(command, source, lock)
+            try:
+                for command in commands(entry / name):
+                    say(f"building the {kind} of {source}, kept in {entry / name}")
+                    _run(command, source, lock)
+            except BaseException:
+                with suppress(OSError):  # it is not empty
+                    entry.rmdir()
+                raise
             if _state(source, _files(source)) != state:
                 raise PackageError(f"{source} was changed while it was read; start again")
             origin = {
@@ -201,6 +210,7 @@ def _run(command: list[str], source: Path, lock: int) -> None:
         stderr=subprocess.PIPE if piped else None,
         text=True,
         pass_fds=[lock],
+        process_group=0,  # Ctrl-C is told to it once, by this process
     ) as process:
         try:
             reasons = [] if process.stderr is None else _pass_on(process.stderr)
