@@ -244,7 +244,9 @@ async def test_the_last_that_a_worker_wrote_before_it_died_is_told(
     name = ONE.address if serves else f"process {process.pid}"
     assert fields_of(caplog.records[0]) == {"worker": name}
     assert look.discovery.has_crashed(ONE.address) is (True if serves else None)
-    assert look.discovery.restarts._lost == ({ONE.address: None} if serves else {})
+    look.table.tell(TWO)
+    await look()
+    assert look.discovery.snapshot() == [("worker_restarts", (), int(serves))]
 
 
 async def test_a_worker_that_leaves_as_it_should_has_no_last_words(
