@@ -27,6 +27,7 @@ from server.cli.verification import verify_apart
 from server.given_settings import GivenSettings
 from server.packages.address import is_remote
 from server.process import prepare_to_relay
+from server.ray.address import check_gateways_find
 from server.ray.thread import RayLost
 from server.settings import MAX_REPLICAS, Log, Settings
 from server.telemetry.logs import log_to_stderr
@@ -104,6 +105,7 @@ def serve(
     config = given.served()
     if print_config:
         return print_settings(given)
+    check_gateways_find(has_gateway=config.listen.gateway)
     prepare_to_relay()  # before anything imports gRPC
     if config.http.port is not None:
         check_extras("http")

@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 import socket
 
+from engine.errors import ConfigError
+
 _TIMEOUT = 10.0  # seconds until a host has answered
 
 
 def joins_cluster() -> bool:
     """Say whether the environment names a cluster to join."""
     return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def check_gateways_find(*, has_gateway: bool) -> None:
+    """Raise ConfigError for workers that no gateway finds."""
+    if not (has_gateway or joins_cluster()):
+        raise ConfigError(
+            "listen.gateway (false) leaves workers that no gateway finds: only on the "
+            "Ray cluster at RAY_ADDRESS `tokenweir gateway` finds them"
+        )
 
 
 def not_joined(address: str, error: Exception) -> str:

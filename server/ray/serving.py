@@ -23,7 +23,7 @@ from functools import partial
 import uvloop
 
 from engine.distributions import check_cuda_distribution, check_distributions
-from engine.errors import ConfigError, EngineFailure
+from engine.errors import EngineFailure
 from engine.factory import device_of
 from engine.package.manifest import Manifest
 from server.adapters.config import http_config
@@ -106,7 +106,6 @@ def serve_models(config: Settings, announce: Callable[[Service], None]) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: Settings) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
-    _check_is_reachable(config)
     check_access(config)
     packages, manifests = await _checked_packages(config)
     if any(manifest.image for manifest in manifests):
@@ -176,15 +175,6 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         if gateway is not None:
             stack.push_async_callback(gateway.drain, config.listen.grace)
         yield service
-
-
-def _check_is_reachable(config: Settings) -> None:
-    """Raise ConfigError for workers that no gateway finds."""
-    if not (config.listen.gateway or joins_cluster()):
-        raise ConfigError(
-            "listen.gateway (false) leaves workers that no gateway finds: only on the "
-            "Ray cluster at RAY_ADDRESS `tokenweir gateway` finds them"
-        )
 
 
 def _first_group(packages: Mapping[str, PinnedPackage], manifests: list[Manifest]) -> Group:

@@ -27,7 +27,6 @@ import pytest
 import torch
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from server.auth.peers import peers_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient, Generation, Unavailable
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
@@ -36,6 +35,7 @@ from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from server.api import REPLICA_KEY
+from server.auth.internal_certificate import internal_certificate
 from server.ray.serving import serving
 from server.settings import Admin, Engine, Listen, Packages, Settings
 from tests.fakes.calls import until
@@ -341,7 +341,8 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
     packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # As where Ray has several machines: gateway and workers show each other a certificate.
-    monkeypatch.setattr("server.ray.serving.peers_of", lambda host: peers_of("10.0.0.7"))
+    certificate = internal_certificate("10.0.0.7")
+    monkeypatch.setattr("server.ray.serving.internal_certificate", lambda host: certificate)
     config = Settings(
         packages=Packages(
             {CONTINUE: f"file://{packages[CONTINUE]}"},  # the workers fetch it

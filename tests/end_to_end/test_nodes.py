@@ -291,7 +291,7 @@ async def _serve_deploy(cluster: Any, package: Path, file: Path) -> None:
     deployed = yaml.safe_load(RAY_SERVICE["spec"]["serveConfigV2"])
     (application,) = deployed["applications"]
     application["args"] = {
-        "serve": {"packages": {CONTINUE: str(package)}},
+        "packages": {"models": {CONTINUE: str(package)}},
         "engine": {"num_threads": 1},
     }
     file.write_text(yaml.safe_dump(deployed))

@@ -129,7 +129,7 @@ async def test_a_worker_that_neither_writes_nor_tells_anything_is_forgotten(
 async def test_workers_stay_known_to_a_process_that_was_stopped_as_it_read(
     look: Look, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look.table.tell(ONE)
+    look.table.publish(ONE)
     await look()
     read = look.table.read
 
@@ -244,7 +244,9 @@ async def test_the_last_that_a_worker_wrote_before_it_died_is_told(
     name = ONE.address if serves else f"process {process.pid}"
     assert fields_of(caplog.records[0]) == {"worker": name}
     assert look.discovery.has_crashed(ONE.address) is (True if serves else None)
-    assert look.discovery.restarts._lost == ({ONE.address: None} if serves else {})
+    look.table.publish(TWO)
+    await look()
+    assert look.discovery.snapshot() == [("worker_restarts", (), int(serves))]
 
 
 async def test_a_worker_that_leaves_as_it_should_has_no_last_words(
