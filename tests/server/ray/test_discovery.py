@@ -74,7 +74,8 @@ class Look:
 
 
 @pytest.fixture
-def look(clock: FakeClock) -> Look:
+def look(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> Look:
+    caplog.set_level(logging.WARNING, "server")  # whatever another test has left
     return Look(clock)
 
 
@@ -129,7 +130,7 @@ async def test_a_worker_that_neither_writes_nor_tells_anything_is_forgotten(
 async def test_workers_stay_known_to_a_process_that_was_stopped_as_it_read(
     look: Look, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look.table.tell(ONE)
+    look.table.publish(ONE)
     await look()
     read = look.table.read
 
