@@ -26,7 +26,7 @@ class GatewayConfig(Limits):
     # For processes of this machine, which need no certificate there but tokens as everywhere; the
     # admin port's is beside it.
     local_socket: Path | None = None
-    logs_workers: bool = False  # what workers log is logged beside what is logged here
+    logs_workers: bool = False  # log lines of workers are logged here, too
     max_connection_age: float = Listen.max_connection_age
     prefix_affinity: bool = False
     reflection: bool = False

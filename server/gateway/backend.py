@@ -79,7 +79,7 @@ class Backend:
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self.of_others = 0  # calls that others had there, when the worker last said how many it has
-        self.num_gateways = 1  # that are connected there, as it says
+        self.num_gateways = 1  # connected ones, as the worker says
         self.serving = False  # as the worker itself reports
         self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # models that are ready there
         self.samples: Snapshot = []  # its engines'
@@ -253,7 +253,7 @@ class Backend:
         await self._set(self._told if state.serving else None)
 
     async def _set(self, infos: Sequence[admin_service_pb2.ModelInfo] | None) -> None:
-        """Know what it serves; None: it takes no calls."""
+        """Take in what it serves; None: it takes no calls."""
         if self._is_retiring:
             return
         self.infos = infos or ()
@@ -267,7 +267,7 @@ class Backend:
 
 
 def is_workers_own(error: WorkerFailed) -> bool:
-    """Say whether a worker itself has ended a call, and not the way to it."""
+    """Return whether a worker itself has ended a call, and not the way to it."""
     return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)
 
 

@@ -40,13 +40,13 @@ class Attempts:
     memory: Losses  # this call and those that asked the same before
     head: RequestHead  # the model that it is for
     refused: set[Backend] = field(default_factory=set)
-    excluded: set[Backend] = field(default_factory=set)  # that give another answer
+    excluded: set[Backend] = field(default_factory=set)  # workers that give another answer
     last: CallStatus | None = None
 
     def __post_init__(self) -> None:
         self.give_up = time.monotonic() + self.wait
         self.losses = self.memory.of(self._asked) if self.memory.has_any else set()
-        self.ahead = Loss()  # what happens if the worker that has the call is lost
+        self.ahead = Loss()  # met if the worker that has the call is lost
 
     @cached_property
     def prefix(self) -> bytes | None:
@@ -168,7 +168,7 @@ class Pool:
         return [backend for backend in self.backends if backend.serving]
 
     async def sync(self, addresses: Sequence[str]) -> None:
-        """Know these workers only; others finish their running calls if they can."""
+        """Use these workers only; others finish their running calls if they can."""
         for address in set(self._backends) - set(addresses):
             retire = partial(self._retire, self._backends.pop(address))
             task = in_background(f"leaving worker {address}", retire, restart_pause=None)
@@ -191,7 +191,7 @@ class Pool:
         self._certificate = certificate
 
     def is_responsive(self, address: str, within: float) -> bool:
-        """Say whether a worker has told its state in the last `within` seconds, and may go on."""
+        """Return whether a worker has sent its state within so many seconds, and may go on."""
         backend = self._backends.get(address)
         return backend is not None and time.monotonic() - backend.last_heard <= within
 
@@ -295,7 +295,7 @@ class Pool:
             attempts.refused.clear()
 
     async def notify(self) -> None:
-        """Let calls look again for a worker: workers, or what they are sent, have changed."""
+        """Wake calls that wait for a worker: workers, or their traffic, have changed."""
         self._changed()
         async with self._news:
             self._news.notify_all()

@@ -11,7 +11,7 @@ _TIMEOUT = 10.0  # seconds until a host has answered
 
 
 def joins_cluster() -> bool:
-    """Say whether the environment names a cluster to join."""
+    """Return whether the environment names a cluster to join."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 

@@ -62,7 +62,7 @@ def _start_ray(config: Settings, local: LocalRay | None) -> None:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     if local is not None:
         local.start(config)
-    import ray  # which reads the environment that has been prepared, while the other one starts
+    import ray  # reads the prepared environment, while the other one starts
 
     address = os.environ["RAY_ADDRESS"] if local is None else local.address()
     try:
@@ -78,7 +78,7 @@ def _start_ray(config: Settings, local: LocalRay | None) -> None:
 
 
 def _reinstall_signal_handler() -> None:
-    """Have Python handle SIGTERM again: Ray's core has put a handler of its own before it."""
+    """Restore Python's handler of SIGTERM: Ray's core has put its own before it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 

@@ -19,7 +19,7 @@ from server.settings import Settings
 def deploy(
     config: Settings, service: str, packages: Mapping[str, PinnedPackage], name: str
 ) -> None:
-    """Tell Ray Serve to run workers of a service under this name; return before they run.
+    """Make Ray Serve run workers of a service under this name; return before they run.
 
     The service is given by its id.
     """
@@ -75,7 +75,7 @@ def undeploy_soon(names: Collection[str]) -> None:
 
 
 def is_deployed(name: str) -> bool:
-    """Say whether Ray Serve has workers under this name, some that end among them."""
+    """Return whether Ray Serve has workers under this name, some that end among them."""
     from ray import serve
 
     return name in serve.status().applications

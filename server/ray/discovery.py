@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from server.auth.internal_certificate import InternalCertificate
 from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.internals import Table
-from server.ray.last_words import has_crashed, last_words, num_oom_kills
 from server.ray.restarts import Restarts
+from server.ray.stderr_tail import has_crashed, num_oom_kills, stderr_tail
 from server.telemetry.logs import with_fields
 from server.telemetry.metrics import Snapshot
 
@@ -38,7 +38,7 @@ class Workers(Protocol):
         """Send versions of models the calls that this says."""
 
     def is_responsive(self, address: str, within: float) -> bool:
-        """Say whether a worker has said something in so many seconds."""
+        """Return whether a worker has said something in so many seconds."""
 
 
 def _ignore(service: ServiceEntry) -> None:
@@ -86,7 +86,7 @@ class Discovery:
         return sum(self._is_ours(seen) and not seen.has_left for seen in self._seen.values())
 
     def has_crashed(self, address: str) -> bool | None:
-        """Say how the process of a worker has ended; see `Loss`."""
+        """Return how the process of a worker has ended; see `Loss`."""
         seen = self._by_address(address)
         return None if seen is None else has_crashed(seen.entry.stderr, seen.num_oom_kills)
 
@@ -193,7 +193,7 @@ class Discovery:
         of_worker = with_fields(worker=entry.name)
         if entry.problem:
             logger.error("it cannot start: %s", entry.problem, extra=of_worker)
-        if entry.state == "here" and (text := last_words(entry.stderr)):
+        if entry.state == "here" and (text := stderr_tail(entry.stderr)):
             logger.error("it ended; the last that it wrote:\n%s", text, extra=of_worker)
         if not seen.has_joined:
             return

@@ -40,8 +40,8 @@ class WorkerEntry:
     """A worker, as it says itself, again every now and then."""
 
     service: str  # the id
-    actor: str  # that the process is to Ray, by name
-    group: str  # with which it was started, by the name of its application
+    actor: str  # name of the process in Ray
+    group: str  # name of its application
     pid: int
     stderr: str  # the file that its standard error goes to
     address: str = ""  # host:port of its gRPC server, once it serves

@@ -104,7 +104,7 @@ class HttpProcess:
         return True
 
     async def stop(self) -> None:
-        """Let its open requests end, and itself."""
+        """Drain its open requests, and end it."""
         self._listener.close()
         process = self._process
         if process is None or process.returncode is not None:

@@ -57,7 +57,7 @@ def run_ray_command() -> None:
 
 
 def bind_serve_port(address: str, bound: Callable[[], None]) -> None:
-    """Have Ray Serve bind the gRPC server of a replica to this address, and tell `bound` then.
+    """Make Ray Serve bind the gRPC server of a replica to this address, and call `bound` then.
 
     It unpickles what it is sent, nothing of ours uses it, and Ray binds it to every interface.
     """
@@ -116,7 +116,7 @@ class Table:
                 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
                 if self._client is None:
-                    connect_once(self._address)  # where nobody listens Ray would try for 40 s
+                    connect_once(self._address)  # Ray would try for 40 s if nobody listens
                     self._client = GcsClient(address=self._address)
                 return getattr(self._client, method)(*arguments, _TIMEOUT)
         except (ray.exceptions.RayError, RuntimeError) as error:

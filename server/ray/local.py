@@ -68,7 +68,7 @@ class LocalRay:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Let Ray have a directory for itself."""
+        """Give Ray a directory for itself."""
         self._directory = directory
         self._keeper: subprocess.Popen[bytes] | None = None
 

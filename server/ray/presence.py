@@ -25,7 +25,7 @@ class Presence:
 
     async def publish(self, **changes: Any) -> None:
         """Change the entry, and write it if the cluster answers."""
-        async with self._writing:  # what is older is never written behind it
+        async with self._writing:  # an older one is never written after it
             self.entry = replace(self.entry, **changes, beat=self.entry.beat + 1)
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._table.put, self.entry.key, self.entry.to_json())

@@ -26,10 +26,10 @@ from server.ray.claim import undeploy_if_abandoned
 from server.ray.cluster import table_of
 from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.internals import Table
-from server.ray.last_words import own_stderr
 from server.ray.presence import Presence
 from server.ray.resources import num_threads
 from server.ray.serve_port import ServePort
+from server.ray.stderr_tail import own_stderr
 from server.settings import Settings
 from server.telemetry.logs import set_level
 from server.wire.worker_log import WorkerLog
@@ -96,7 +96,7 @@ class WorkerReplica:
             raise EngineFailure(f"{self._presence.entry}, or one of its engines, is unhealthy")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Ray Serve how busy the worker is; LiveRequestsPolicy reads it."""
+        """Report to Ray Serve how busy the worker is; LiveRequestsPolicy reads it."""
         return {"live_requests": float(self._worker.load())}
 
     async def __del__(self) -> None:

@@ -138,7 +138,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             started = (deployment, _first_group(packages, manifests))
             gateway = Gateway(settings, hung, certificate, tracing, started, discovery.has_crashed)
             port = await gateway.start()
-            stack.push_async_callback(gateway.close)  # after the workers have had their last words
+            stack.push_async_callback(gateway.close)  # after the last messages of the workers
             pool = gateway.pool
         else:
             pool = Pool(
@@ -184,19 +184,19 @@ def _first_group(packages: Mapping[str, PinnedPackage], manifests: list[Manifest
 
 
 async def _tell_all_is_over(table: Table, own: ServiceEntry) -> None:
-    """Let workers that are told to go wait for nobody."""
+    """End the wait of workers that are told to go."""
     with contextlib.suppress(OSError):
         await asyncio.to_thread(table.put, SERVICE, replace(own, is_over=True).to_json())
 
 
 async def _withdraw(table: Table) -> None:
-    """Let nobody find the service any more."""
+    """Withdraw the service."""
     with contextlib.suppress(OSError):
         await asyncio.to_thread(table.delete, SERVICE)
 
 
 async def kill_hung(ray: RayThread, discovery: Discovery, address: str) -> None:
-    """Have Ray kill a worker that hangs: it does not stop when it is asked to."""
+    """Kill a worker that hangs, by Ray: it does not stop when it is asked to."""
     if (worker := discovery.find(address)) is not None:
         logger.info("killed: %s", worker)
         with contextlib.suppress(RayLost):  # then it goes with Ray
@@ -228,7 +228,7 @@ async def _checked_packages(
 
 
 async def _end_workers(config: Settings, pool: Pool, deployment: RayDeployment) -> None:
-    """Let workers end what other gateways have given them, which nobody here waits for."""
+    """Drain workers of the calls of other gateways, which nobody here waits for."""
     if config.listen.gateway and all(worker.num_gateways <= 1 for worker in pool.backends):
         return
     with contextlib.suppress(TimeoutError, RayLost):

@@ -73,7 +73,7 @@ class RayDeployment:
         return [worker.address for worker in workers]
 
     async def end(self, group: Group) -> None:
-        """Have workers drain within the grace; return when their processes are gone."""
+        """Drain workers within the grace; return when their processes are gone."""
         if (name := self._name(group)) not in self._applications:
             return  # it has never begun
         pids = [] if joins_cluster() else [worker.pid for worker in self._workers(name)]

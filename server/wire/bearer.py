@@ -69,7 +69,7 @@ class Bearer:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, BearerCall] = {}
         self._said = FromWorker()
-        self._has_gone = asyncio.Event()  # what is said now
+        self._has_gone = asyncio.Event()  # the message of now
         self._chunk = asyncio.Lock()  # one of all calls goes at a time
         self._told_models: object = None
         self._has_news = asyncio.Event()  # something is to be sent, or the wire is to end
@@ -116,7 +116,7 @@ class Bearer:
         self._has_news.set()
 
     def send_state(self) -> None:
-        """Tell how the worker is now."""
+        """Send the state of the worker."""
         state = self._state()
         models = state.models.SerializeToString(deterministic=True)
         if models == self._told_models and not self._said.state.HasField("models"):
@@ -154,7 +154,7 @@ class Bearer:
         self.say().log.append(record)
 
     def leave(self, number: int) -> None:
-        """Know a call no more."""
+        """Forget a call."""
         self._calls.pop(number, None)
 
     def _count(self) -> None:
@@ -214,7 +214,7 @@ class BearerCall:
         self._arrived = time.monotonic()
         self._deadline = self._arrived + asked.seconds if asked.seconds else None
         self._record = Record()  # until it is answered
-        self._messages: deque[bytes] = deque()  # that have come whole, and were not read
+        self._messages: deque[bytes] = deque()  # complete ones that were not read
         self._pieces: list[bytes] = []  # the next one, as far as it has come
         self._is_whole = False  # the request: nothing comes any more
         self._has_come: asyncio.Future[None] | None = None  # awaited until there is a message
@@ -246,7 +246,7 @@ class BearerCall:
             self._has_come.set_result(None)
 
     def answer(self, answer: Coroutine[Any, Any, None]) -> None:
-        """Let a coroutine answer the call."""
+        """Answer the call by a coroutine."""
         self._task = asyncio.get_running_loop().create_task(self._run(answer))
         self._task.add_done_callback(lambda _: answer.close())  # cancelled, it may not have begun
 
@@ -331,7 +331,7 @@ class BearerCall:
         return None
 
     def _end(self, status: CallStatus) -> None:
-        """Say how the call ends, if it has not."""
+        """Send the end of the call, if it has not ended."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -92,7 +92,7 @@ class Connection:
         self.carrier.cancel()
 
     def _wake(self) -> None:
-        """Let something happen in the thread: a call that ends at once."""
+        """Run something in the thread: a call that ends at once."""
         waking = object()
         self._open.add(waking)
         operations = (core.send_metadata(()), core.send_close(), core.receive_status())
@@ -133,7 +133,7 @@ class Carrier:
     def __init__(
         self, open_calls: set[object], log: Callable[[LogRecord], None] | None = None
     ) -> None:
-        """Be among what is open at the connection until this has ended."""
+        """Count as open at the connection until this has ended."""
         self.mismatch = ""  # why the two sides cannot work together
         self._open_calls = open_calls
         self._log = log
@@ -227,7 +227,7 @@ class Carrier:
                 self._pieces[call.number] = deque(rest)
             self._send()
             end = self._end
-        if end is not None:  # what the others are answered may be about to come
+        if end is not None:  # answers of the others may be about to come
             self._end_calls(end, (call.number,))
         return call
 
@@ -245,13 +245,13 @@ class Carrier:
                 self._send()
 
     def took(self, number: int, times: int) -> None:
-        """Tell the worker that so many times NUM_TAKEN messages of a call have been taken."""
+        """Send the worker a credit for so many times NUM_TAKEN messages of a call."""
         with self._lock:
             self._taken += [number] * times
             self._send()
 
     def leave(self, number: int, *, is_cancelled: bool) -> None:
-        """Know a call no more."""
+        """Forget a call."""
         with self._lock:
             if self._calls.pop(number, None) is None:
                 return
@@ -381,7 +381,7 @@ class Carrier:
             self._give(chunk.number, WorkerCall.go_on, None)
 
     def _give(self, number: int, take: Callable[[WorkerCall, _Part], None], part: _Part) -> None:
-        """Let a call that is still there take a part of its answer."""
+        """Hand a part of an answer to its call, if that is still there."""
         if (call := self._calls.get(number)) is None:
             return
         try:

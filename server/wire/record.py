@@ -15,7 +15,7 @@ def current_record() -> Record:
 
 
 def begin_record() -> Record:
-    """Let a new record be that of the call that is being answered."""
+    """Start a new record for the call that is being answered."""
     record = Record()
     _current.set(record)
     return record

@@ -69,10 +69,10 @@ class Sender(Protocol):
         """Send another message of a request."""
 
     def took(self, number: int, times: int) -> None:
-        """Tell the worker that so many times NUM_TAKEN messages of a call have been taken."""
+        """Send the worker a credit for so many times NUM_TAKEN messages of a call."""
 
     def leave(self, number: int, *, is_cancelled: bool) -> None:
-        """Know a call no more."""
+        """Forget a call."""
 
 
 class WorkerCall:
@@ -212,7 +212,7 @@ class WorkerCall:
             raise
 
     def _settle(self) -> None:
-        """Tell of the end, if that has come; the client has a good one first, with what waits."""
+        """Publish the end, if that has come; the client has a good one first, with what waits."""
         if self._status is None:
             return
         self._sender.leave(self.number, is_cancelled=False)

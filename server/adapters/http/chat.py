@@ -21,7 +21,7 @@ class ChatRequest(GenerationRequest):
 
     input_field = "messages"
     own_names = GenerationRequest.own_names | {*_VARIABLES}
-    neutral = {**NEUTRAL, "add_special_tokens": (False,)}  # noqa: RUF012  # which is not changed
+    neutral = {**NEUTRAL, "add_special_tokens": (False,)}  # noqa: RUF012  # not changed
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]  # our client looks at each
     max_completion_tokens: int | None = None

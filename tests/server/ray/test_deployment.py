@@ -137,7 +137,7 @@ def test_ray_does_not_pack_the_current_folder_under_uv_run(
     assert seen["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
 
 
-def test_a_ray_that_does_not_start_is_told_by_its_last_words(
+def test_a_ray_that_does_not_start_is_told_by_the_end_of_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))

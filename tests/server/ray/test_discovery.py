@@ -19,11 +19,11 @@ from engine.errors import EngineFailure
 from server.auth.internal_certificate import InternalCertificate, internal_certificate
 from server.ray.discovery import TIME_TO_LIVE, Discovery
 from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
-from server.ray.last_words import last_words
 from server.ray.presence import Presence
 from server.ray.replica import _service_in, _tell_application
 from server.ray.restarts import Restarts
 from server.ray.serving import kill_hung
+from server.ray.stderr_tail import stderr_tail
 from server.ray.thread import RayThread
 from server.settings import Packages, Settings
 from server.telemetry.logs import fields_of
@@ -74,7 +74,8 @@ class Look:
 
 
 @pytest.fixture
-def look(clock: FakeClock) -> Look:
+def look(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> Look:
+    caplog.set_level(logging.WARNING, "server")  # whatever another test has left
     return Look(clock)
 
 
@@ -249,7 +250,7 @@ async def test_the_last_that_a_worker_wrote_before_it_died_is_told(
     assert look.discovery.snapshot() == [("worker_restarts", (), int(serves))]
 
 
-async def test_a_worker_that_leaves_as_it_should_has_no_last_words(
+async def test_a_worker_that_leaves_as_it_should_leaves_nothing_to_read(
     look: Look, clock: FakeClock, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "err").write_text("a warning")
@@ -381,7 +382,7 @@ def test_a_worker_whose_command_is_gone_does_not_start() -> None:
 
 
 def test_a_process_knows_where_its_standard_error_goes(tmp_path: Path) -> None:
-    program = "from server.ray.last_words import own_stderr; print(own_stderr())"
+    program = "from server.ray.stderr_tail import own_stderr; print(own_stderr())"
     with (tmp_path / "err").open("w") as file:
         done = subprocess.run(
             [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=file, text=True
@@ -389,4 +390,4 @@ def test_a_process_knows_where_its_standard_error_goes(tmp_path: Path) -> None:
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert (done.stdout.strip(), piped.stdout.strip()) == (str(tmp_path / "err"), "")
-    assert last_words("/nowhere") == ""
+    assert stderr_tail("/nowhere") == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.ray.last_words import has_crashed, num_oom_kills
+from server.ray.stderr_tail import has_crashed, num_oom_kills
 
 _DIE = "import faulthandler, os, signal; faulthandler.enable(); os.kill(os.getpid(), signal.{})"
 

@@ -22,14 +22,14 @@ def own_stderr() -> str:
     return str(path) if path.is_file() else ""
 
 
-def last_words(path: str) -> str:
+def stderr_tail(path: str) -> str:
     """Return the end of such a file, in whole lines; "" if there is none on this machine."""
     text = _end_of(path, _MAX_BYTES) or ""
     return (text.partition("\n")[2] if len(text.encode()) >= _MAX_BYTES else text).strip()
 
 
 def has_crashed(path: str, oom_kills: int) -> bool | None:
-    """Say whether a dead process that wrote to a file crashed; None if nobody can tell.
+    """Return whether a dead process that wrote to a file crashed; None if nobody can tell.
 
     `oom_kills` is what `num_oom_kills` has returned while it lived.
     """
