@@ -27,7 +27,7 @@ from tokenweir import AsyncClient
 
 from tests.end_to_end.test_end_to_end import (  # noqa: F401 - fixtures
     CONTINUE,
-    _single_thread,
+    single_thread,
     checkpoints,
     eager,
     packages,

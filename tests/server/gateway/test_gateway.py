@@ -289,7 +289,7 @@ async def test_a_refusal_for_want_of_room_is_taken_to_the_other_worker(cell: Cel
             raise refusal
 
     for engine in cell.engines:
-        engine._obey = refuse_once  # type: ignore[method-assign, assignment]
+        engine.obey = refuse_once  # type: ignore[method-assign, assignment]
 
     response = await cell.stubs.generation.Generate(generate("FAIL"))
 
