@@ -28,7 +28,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile our modules
 
-.PHONY: install demo serve test test-long emulated-device test-emulated lint format proto clean
+.PHONY: install demo serve test collected test-long emulated-device test-emulated lint format proto clean
 
 install: $(INSTALLED)
 
@@ -45,9 +45,14 @@ demo: install
 serve: install
 	$(BIN)/tokenweir $(DEMO) --keep-serving
 
-test: lint emulated-device
+test: install
+	$(MAKE) -j 2 lint collected emulated-device
 	$(BIN)/pytest $(TESTS)
 	$(BIN)/pytest -m "ray and not long" $$(grep -rl --include='*.py' pytest.mark.ray tests)
+
+# Compiles tests and modules while mypy has one of two cores: else each process of tests does.
+collected: install
+	-$(BIN)/pytest --collect-only -q >/dev/null
 
 # Without it the tests marked emulated are skipped, each with what is missing.
 emulated-device: install

@@ -87,7 +87,7 @@ class Outcome:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _single_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """Threads of torch that wait for each other crawl when the server takes the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -101,11 +101,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(0)
     for name, config in CONFIGS.items():
-        _save_random(directory / name, config, noise=0.3)
+        save_random(directory / name, config, noise=0.3)
     return {name: directory / name for name in CONFIGS}
 
 
-def _save_random(path: Path, config: TransformerConfig, *, noise: float) -> None:
+def save_random(path: Path, config: TransformerConfig, *, noise: float) -> None:
     model = build_model(config)
     with torch.no_grad():
         for weight in model.parameters():
@@ -486,7 +486,7 @@ async def test_packages_for_cuda_are_served_on_a_cpu(
     small = TransformerConfig(
         architecture="decoder", num_decoder_layers=2, max_target_len=16, **SHAPE
     )
-    _save_random(gentle, small, noise=0.05)
+    save_random(gentle, small, noise=0.05)
     export_package(checkpoints[TRANSLATE], tmp_path / "fp32", target="cuda")
     export_package(gentle, tmp_path / "fp16", target="cuda", precision="fp16")
     packages = {precision: tmp_path / precision for precision in ("fp32", "fp16")}

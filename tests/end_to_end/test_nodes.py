@@ -27,10 +27,10 @@ from tokenweir import AsyncClient
 
 from tests.end_to_end.test_end_to_end import (  # noqa: F401 - fixtures
     CONTINUE,
-    _single_thread,
     checkpoints,
     eager,
     packages,
+    single_thread,
 )
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
 from tests.server.test_deploy_files import RAY_SERVICE

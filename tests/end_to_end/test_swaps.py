@@ -18,7 +18,7 @@ from engine.package.files import FileEntry
 from engine.package.package import read_manifest, write_manifest
 from exporter.export import export_package
 from loadtest.lab.serve import Served, served
-from tests.end_to_end.test_end_to_end import CONFIGS, TRANSLATE, _save_random
+from tests.end_to_end.test_end_to_end import CONFIGS, TRANSLATE, save_random
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
 
 SETTINGS = "[log]\nrequests = false\n[admin]\nport = 0\n"
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(400)]
 def test_versions_are_swapped_under_load_and_one_that_fails_harms_nothing(tmp_path: Path) -> None:
     package = tmp_path / "dates"
     torch.manual_seed(0)
-    _save_random(tmp_path / "checkpoint", CONFIGS[TRANSLATE], noise=0.3)
+    save_random(tmp_path / "checkpoint", CONFIGS[TRANSLATE], noise=0.3)
     export_package(tmp_path / "checkpoint", package)
 
     with served(package, SETTINGS) as server:

@@ -28,8 +28,9 @@ from exporter.graphs.weights import quantize
 from exporter.models import TransformerConfig, build_model
 from exporter.prover.loss import LossLimits
 from server.cli.app import run
-from tests.exporter.conftest import MakeCheckpoint
+from tests.exporter.conftest import MakeCheckpoint, TinyGraphs
 from tests.exporter.graphs.test_nodes_for_cuda import WANTS_CUDNN
+from tests.fakes.traces import Trace
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 
@@ -146,10 +147,14 @@ def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_tha
     ],
 )
 def test_weights_in_blocks_have_scales_of_the_precision(
-    precision: Precision, weights: Weights, expected: ir.DataType, make_checkpoint: MakeCheckpoint
+    precision: Precision,
+    weights: Weights,
+    expected: ir.DataType,
+    make_checkpoint: MakeCheckpoint,
+    traced: Trace,
 ) -> None:
     model = load_checkpoint(make_checkpoint("gpt")).model
-    graph = build_graphs(model, target=CUDA, precision=precision)["decoder.onnx"]
+    graph = traced(model, target=CUDA, precision=precision)["decoder.onnx"]
 
     quantize(graph, PackageFormat.of("cuda", precision, weights))
 
@@ -239,7 +244,7 @@ def test_tokens_that_are_never_written_are_not_in_float16_either(
     weights: Weights, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """An import keeps them by a bias of -1e30, which float16 does not have."""
-    path = make_checkpoint("gpt", output_bias=True)
+    path = make_checkpoint("gpt", output_bias=True, num_decoder_layers=1)
     checkpoint = load_checkpoint(path)
     bias = checkpoint.model.decoder.output.bias  # type: ignore[union-attr]
     with torch.no_grad():
@@ -308,11 +313,10 @@ def test_a_graph_in_float16_that_is_wrong_is_refused(
 
 @pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
 def test_fused_nodes_give_what_their_parts_give(
-    options: dict[str, object], make_checkpoint: MakeCheckpoint, tmp_path: Path
+    options: dict[str, object], tiny_graphs: TinyGraphs, tmp_path: Path
 ) -> None:
-    model = load_checkpoint(make_checkpoint("gpt", **options)).model
     plain, fused = tmp_path / "plain", tmp_path / "fused"
-    graphs = build_graphs(model)
+    _, graphs = tiny_graphs("gpt", **options)
     plain.mkdir()
     fused.mkdir()
     write_graphs(graphs, plain)

@@ -193,7 +193,7 @@ class FakeGenerator(_Lifecycle):
             for index in range(request.params.num_outputs):
                 text = []
                 for word in _expanded(words):
-                    await self._obey(word, request)
+                    await self.obey(word, request)
                     text.append(word + " ")
                     if is_streamed:
                         logprobs = _logprobs([len(word)], request.params.logprobs)
@@ -255,7 +255,7 @@ class FakeGenerator(_Lifecycle):
             raise InvalidRequest(violations)
         return words
 
-    async def _obey(self, word: str, request: GenerationRequest) -> None:
+    async def obey(self, word: str, request: GenerationRequest) -> None:
         match word:
             case "HOLD":
                 self.seen.set()

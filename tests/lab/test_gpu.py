@@ -157,8 +157,8 @@ def test_every_part_has_a_function_a_format_and_a_model_and_what_is_uncertain_co
     chosen = parts.choose([])
 
     for one in chosen:
-        kind, *of = parts._pieces(one.name)
-        module, function = parts._FUNCTIONS[kind]
+        kind, *of = parts.pieces(one.name)
+        module, function = parts.FUNCTIONS[kind]
         assert callable(getattr(importlib.import_module(f"loadtest.lab.gpu.{module}"), function))
         assert one.seconds < one.limit
         if of:
@@ -173,7 +173,7 @@ def test_every_part_has_a_function_a_format_and_a_model_and_what_is_uncertain_co
 def test_whole_shapes_have_the_parameters_of_the_real_ones() -> None:
     found = {}
     for name in models.WHOLE:
-        config = models._converted(models.shape_of(name, quick=False))
+        config = models.converted(models.shape_of(name, quick=False))
         found[name] = sum(prod(weight.shape) for weight in model_weights(config))
 
     assert found == {
@@ -270,7 +270,7 @@ def test_rows_on_a_device_that_computes_pass_and_rows_that_depend_on_others_fail
 ) -> None:
     device = fake_gpu.put_in(monkeypatch)
     monkeypatch.setattr(answers, "open_device", lambda: device)
-    config = models._converted(models.shape_of("gpt2", quick=True))
+    config = models.converted(models.shape_of("gpt2", quick=True))
     path = write_uncertified(config, tmp_path, PackageFormat.of("cuda", "fp16")).path
     monkeypatch.setattr(answers, "make_package", lambda *_: path)
     monkeypatch.setattr(answers, "find_elsewhere", answers.find)
@@ -343,7 +343,7 @@ def test_device_code_of_other_gpus_and_of_experts_is_zeroed_in_its_place(tmp_pat
     path.write_bytes(elf(b"".join(map(container, (first, second, third)))))
     before = path.read_bytes()
 
-    report = carry._prune(path)
+    report = carry.prune(path)
 
     after = path.read_bytes()
     assert len(after) == len(before)
@@ -389,11 +389,11 @@ def test_what_was_packed_is_unpacked_whole_or_in_parts_and_the_check_is_started(
     (place.parent / "__main__.py").write_text("import sys, carried; print(sys.argv[1:])")
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "carried.py").write_text("")
-    carry._pack(tmp_path / "tree", root / ".carry" / "site.tar.xz")
+    carry.pack(tmp_path / "tree", root / ".carry" / "site.tar.xz")
 
     assert started(place, tmp_path / "whole").stdout.endswith("['gpu', '--out', 'x']\n")
 
-    carry._split(root / ".carry", room=100)
+    carry.split(root / ".carry", room=100)
     (tmp_path / "carried").mkdir()
     for file in (root / ".carry").glob("part*/*"):
         file.rename(tmp_path / "carried" / file.name)

@@ -12,8 +12,8 @@ from engine.slots.runner import SlotModelRunner
 from exporter.graphs.contracts import generation_contract
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.target import CUDA
-from exporter.graphs.torch_export import build_graphs
 from exporter.models import TransformerConfig
+from tests.fakes.traces import Trace
 from tests.parity.conftest import random_model
 
 NUM_ROWS = 6
@@ -45,8 +45,10 @@ LONG = pytest.param("t5", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("name", [*(name for name in MODELS if name != "t5"), LONG])
-def test_a_row_has_the_same_bits_however_many_decode(name: str, tmp_path: Path) -> None:
-    runner = _load({**SMALL, **MODELS[name]}, tmp_path)
+def test_a_row_has_the_same_bits_however_many_decode(
+    name: str, tmp_path: Path, traced: Trace
+) -> None:
+    runner = _load({**SMALL, **MODELS[name]}, tmp_path, traced)
 
     alone = _decoded(runner, num_decoding=1, num_held=1)
 
@@ -56,9 +58,9 @@ def test_a_row_has_the_same_bits_however_many_decode(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["encoder-decoder", LONG])
 def test_a_row_has_the_same_bits_however_many_sequences_a_source_has(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, traced: Trace
 ) -> None:
-    runner = _load({**SMALL, **MODELS[name]}, tmp_path)
+    runner = _load({**SMALL, **MODELS[name]}, tmp_path, traced)
     encodes = (Encode(0, (5, 6, 7, 8)), Encode(1, (9, 10)))
     chunk = PrefillChunk(0, (7, 8, 9), 0, 0)
 
@@ -76,9 +78,9 @@ def test_a_row_has_the_same_bits_however_many_sequences_a_source_has(
         assert decoded(*sources) == alone, sources
 
 
-def _load(settings: dict[str, object], path: Path) -> SlotModelRunner:
+def _load(settings: dict[str, object], path: Path, traced: Trace) -> SlotModelRunner:
     config = TransformerConfig.of(settings)
-    graphs = build_graphs(random_model(config), target=CUDA)
+    graphs = traced(random_model(config), target=CUDA)
     write_graphs(graphs, path)
     contract = generation_contract(config)
     assert contract is not None

@@ -20,8 +20,8 @@ from server.status import call_status
 from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for, until
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.gateways import running_gateway
 from tests.fakes.processes import worker_process
-from tests.server.gateway.test_gateway import running_gateway
 
 GONE = cast(Any, aio.InternalError)("Failed grpc_call_start_batch")
 

@@ -78,9 +78,9 @@ def main() -> None:
         for name, version in _pins(root / "constraints.txt").items():
             _unpack(_wheel(name, version, wheels, given.python), tree)
         _say_installed(root, tree)
-        report = _prune(tree / _PROVIDER) if not given.all_kernels else {}
+        report = prune(tree / _PROVIDER) if not given.all_kernels else {}
         (carry / "dropped.json").write_text(json.dumps(report, indent=1) + "\n")
-        _pack(tree, carry / "site.tar.xz")
+        pack(tree, carry / "site.tar.xz")
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     paths = [root / name for name in listed.split("\0") if name]
     of_project = sum(path.lstat().st_size for path in paths if os.path.lexists(path))
@@ -88,7 +88,7 @@ def main() -> None:
     share = (of_project + of_carry) / _LIMIT
     print(f"project {of_project:,} + .carry {of_carry:,} bytes: {share:.0%} of {_LIMIT:,}")
     if given.all_kernels:
-        _split(carry, _LIMIT - of_project - 2**20)
+        split(carry, _LIMIT - of_project - 2**20)
     elif share > 1:
         sys.exit("too much for one call: remove files that are not ignored")
 
@@ -151,7 +151,7 @@ class _Entry:
     packed: int  # bytes of the compressed program; 0: it is not compressed
 
 
-def _prune(path: Path) -> dict[str, Any]:
+def prune(path: Path) -> dict[str, Any]:
     """Write zeros over device code that is not needed: offsets stay, and zeros pack to nothing.
 
     The header of an entry is left, which names its architecture, so the runtime of CUDA never looks
@@ -231,7 +231,7 @@ def _entries(data: bytearray, offset: int, size: int) -> Iterator[_Entry]:
 # -- the archive -----------------------------------------------------------------------------------
 
 
-def _pack(tree: Path, target: Path) -> None:
+def pack(tree: Path, target: Path) -> None:
     def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
         info.uid = info.gid = info.mtime = 0
         info.uname = info.gname = ""
@@ -247,7 +247,7 @@ def _pack(tree: Path, target: Path) -> None:
     (target.parent / "site.sha256").write_text(f"{digest}\n")
 
 
-def _split(carry: Path, room: int) -> None:
+def split(carry: Path, room: int) -> None:
     """Cut the archive into parts, each small enough beside the project."""
     whole = carry / "site.tar.xz"
     with whole.open("rb") as file:

@@ -122,7 +122,7 @@ def make_checkpoint(settings: Settings, name: str) -> Path:
             lengths = (name for name in _LENGTHS if getattr(config, name, None))
             config = config.changed(dict.fromkeys(lengths, _QUICK_LENGTH))
     else:
-        config = _converted(shape_of(name, quick=settings.quick))
+        config = converted(shape_of(name, quick=settings.quick))
         words = {str(i): i for i in range(_NUM_WORDS)}
         tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
     save_checkpoint(path, name, build_model(config), tokenizer)
@@ -199,7 +199,7 @@ def _prove_nothing(_: object, directory: Path, form: PackageFormat, **__: object
     return Certificate(proof="quick", dtype=str(form), covered={}, half=half, **_NOTHING)
 
 
-def _converted(said: dict[str, Any]) -> TransformerConfig:
+def converted(said: dict[str, Any]) -> TransformerConfig:
     """Return a shape in our terms, as an import reads it."""
     path = Path(said["model_type"], "config.json")
     family = family_of(said, path.parent)

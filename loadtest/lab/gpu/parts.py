@@ -51,7 +51,7 @@ _SECONDS = {
 }
 _LARGE = 1.5  # times that of the others
 # By kind; they are imported when they are asked for, as torch alone takes seconds.
-_FUNCTIONS = {
+FUNCTIONS = {
     "machine": ("machine", "look"),
     "rows": ("answers", "rows"),
     "certificate": ("answers", "certificate"),
@@ -69,7 +69,7 @@ def choose(
         raise ValueError(f"no part is called {', '.join(unknown)}; known: {', '.join(_NAMES)}")
     found = []
     for name in only or _NAMES:
-        kind, *of = _pieces(name)
+        kind, *of = pieces(name)
         fixed, each = _SECONDS[kind]
         seconds = slower * (fixed + each * len(concurrencies)) * (_LARGE if "-1b" in name else 1)
         found.append(Part(name, ".".join(of[:2]), seconds, limit=2 * seconds + 50))
@@ -78,14 +78,14 @@ def choose(
 
 def run(name: str, settings: Settings) -> Outcome:
     """Run a part in this process."""
-    kind, *of = _pieces(name)
-    module, function = _FUNCTIONS[kind]
+    kind, *of = pieces(name)
+    module, function = FUNCTIONS[kind]
     found = getattr(importlib.import_module(f"{__package__}.{module}"), function)(settings, *of)
     assert isinstance(found, Outcome)
     return found
 
 
-def _pieces(name: str) -> list[str]:
+def pieces(name: str) -> list[str]:
     """Return the kind, the model, the format, and of `bench` how it is done."""
-    pieces = name.split(".", 2)
-    return [*pieces[:2], *pieces[2].partition(".")[::2]] if pieces[0] == "bench" else pieces
+    found = name.split(".", 2)
+    return [*found[:2], *found[2].partition(".")[::2]] if found[0] == "bench" else found

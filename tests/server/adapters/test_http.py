@@ -41,9 +41,9 @@ from tests.fakes.engines import (
     prediction_package,
     running_worker,
 )
+from tests.fakes.gateways import entry
 from tests.fakes.http_calls import Caller, http_server
 from tests.fakes.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
-from tests.server.gateway.test_authenticator import entry
 
 
 @asynccontextmanager

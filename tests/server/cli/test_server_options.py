@@ -20,7 +20,7 @@ from server.settings import Auth, Tls
 from tests.fakes.calls import until
 from tests.fakes.certificates import Authority
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
-from tests.server.gateway.test_authenticator import entry
+from tests.fakes.gateways import entry
 
 CALLERS = (
     *("generate", "score", "classify", "label", "embed", "models", "health"),

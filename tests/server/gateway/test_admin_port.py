@@ -20,8 +20,7 @@ from server.gateway.gateway import Gateway
 from server.settings import Admin
 from tests.fakes.calls import DOWN, UP, Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
-from tests.server.gateway.test_authenticator import entry
-from tests.server.gateway.test_gateway import running_gateway
+from tests.fakes.gateways import entry, num_waiting, running_gateway
 
 OPERATOR: Any = (("authorization", "Bearer tw_operator"),)
 
@@ -127,7 +126,7 @@ async def test_requests_are_aborted_wherever_they_are(operated: Operated) -> Non
     running = operated.public.generation.GenerateStream(stream("a HOLD", request_id="running"))
     await until(lambda: operated.num_requests() == 1)
     waiting = operated.public.generation.Generate(generate("a", request_id="waiting"))
-    await until(lambda: operated.gateway._admission.num_waiting == 1)
+    await until(lambda: num_waiting(operated.gateway) == 1)
     elsewhere = operated.workers[0].generation.Generate(generate("HOLD", request_id="elsewhere"))
     await until(lambda: operated.num_requests() == 2)
 

@@ -18,7 +18,7 @@ from server.gateway.affinity import _MAX_PREFIXES, Affinity, least_loaded, prefi
 from server.gateway.backend import Backend
 from tests.fakes.calls import generate, stream, until
 from tests.fakes.engines import FakeGenerator, generation_package, running_worker
-from tests.server.gateway.test_gateway import running_gateway
+from tests.fakes.gateways import running_gateway
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -33,17 +32,11 @@ from tests.fakes.engines import (
     prediction_package,
     running_worker,
 )
+from tests.fakes.gateways import entry, running_gateway
 from tests.fakes.wired_worker import scripted_worker
-from tests.server.gateway.test_gateway import running_gateway
 
 ACME: Any = (("authorization", "Bearer tw_acme"),)
 STRANGER: Any = (("authorization", "Bearer tw_stranger"),)
-
-
-def entry(token: str, **fields: Any) -> str:
-    lines = [f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"']
-    lines += [f"{name} = {value!r}" for name, value in fields.items()]
-    return "\n".join(["[[token]]", *lines, ""])
 
 
 @asynccontextmanager

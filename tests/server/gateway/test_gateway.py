@@ -7,11 +7,10 @@ import contextlib
 import resource
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,7 +27,6 @@ from server.config import GatewayConfig
 from server.gateway.admission import Admission
 from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
-from server.gateway.losses import HasCrashed
 from server.gateway.request_head import RequestHead
 from server.listening import max_connections
 from server.status import call_status
@@ -43,41 +41,13 @@ from tests.fakes.calls import (
     failure_of,
     generate,
     stream,
-    stubs_for,
     until,
 )
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
+from tests.fakes.gateways import num_running, num_waiting, running_gateway
 from tests.fakes.processes import worker_process
 from tests.fakes.wired_worker import scripted_worker
-
-
-@asynccontextmanager
-async def running_gateway(
-    *workers: str,
-    config: GatewayConfig | None = None,
-    lost: Callable[[str], Awaitable[None]] | None = None,
-    has_crashed: HasCrashed = lambda address: None,
-) -> AsyncIterator[tuple[Gateway, Stubs]]:
-    gateway = Gateway(config or GatewayConfig(worker_wait=60), lost, has_crashed=has_crashed)
-    port = await gateway.start()
-    await gateway.sync(workers)
-    try:
-        async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            yield gateway, stubs
-    finally:
-        await gateway.close()
-
-
-def counted(gateway: Gateway, name: str) -> float:
-    """Return what a gateway counts under this name."""
-    (value,) = (value for found, _, value in gateway.snapshot() if found == name)
-    assert not isinstance(value, list)
-    return value
-
-
-num_running = partial(counted, name="gateway_requests_running")
-num_waiting = partial(counted, name="gateway_requests_waiting")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +259,7 @@ async def test_a_refusal_for_want_of_room_is_taken_to_the_other_worker(cell: Cel
             raise refusal
 
     for engine in cell.engines:
-        engine._obey = refuse_once  # type: ignore[method-assign, assignment]
+        engine.obey = refuse_once  # type: ignore[method-assign, assignment]
 
     response = await cell.stubs.generation.Generate(generate("FAIL"))
 

@@ -19,8 +19,8 @@ from server.gateway.gateway import Gateway
 from server.wire.worker_call import WorkerFailed
 from tests.fakes.calls import Stubs, failure_of, generate, stream, until
 from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.gateways import running_gateway
 from tests.fakes.processes import Process, worker_process
-from tests.server.gateway.test_gateway import running_gateway
 
 SILENCE = GatewayConfig(worker_wait=60, worker_keepalive_timeout=1)
 

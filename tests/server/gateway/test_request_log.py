@@ -30,8 +30,8 @@ from server.wire.work_pb2 import Part, Record
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
+from tests.fakes.gateways import entry, num_running, num_waiting
 from tests.fakes.http_calls import http_server
-from tests.server.gateway.test_authenticator import entry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -168,7 +168,7 @@ async def test_a_line_tells_how_long_the_gateway_has_had_its_request(
             held = stubs.generation.GenerateStream(stream("HOLD STOP", request_id="r-8"))
             await engine.seen.wait()
             waiting = stubs.generation.Generate(generate("a", request_id="r-9"))
-            await until(lambda: ("gateway_requests_waiting", (), 1) in gateway.snapshot())
+            await until(lambda: num_waiting(gateway) == 1)
             since = time.monotonic()
             await asyncio.sleep(0.05)
             waited = time.monotonic() - since
@@ -292,7 +292,7 @@ async def test_what_is_given_up_before_a_worker_has_it_has_a_line_too(lines: Lin
     try:
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             call = stubs.generation.Generate(generate("a", request_id="r-7"))
-            await until(lambda: ("gateway_requests_running", (), 1) in gateway.snapshot())
+            await until(lambda: num_running(gateway) == 1)
             call.cancel()
             line = await lines.only()
     finally:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +16,7 @@ from server.gateway.gateway import Gateway
 from server.gateway.traffic import ModelVersion
 from tests.fakes.calls import Stubs, failure_of, generate, stream, until
 from tests.fakes.engines import FakeGenerator, generation_package, running_worker
-from tests.server.gateway.test_gateway import running_gateway
+from tests.fakes.gateways import num_waiting, running_gateway
 
 OLD, NEW = ModelVersion("dates", "7"), ModelVersion("dates", "8")
 OTHER = ModelVersion("other", "7")
@@ -38,10 +37,6 @@ class Two:
         """Give the new version so much of the calls."""
         shares = {"dates": {NEW.version: share, OLD.version: 100 - share}, "other": {"7": 100}}
         await self.gateway.pool.apply_traffic({"shares": shares, "closed": []})
-
-    def num_waiting(self) -> Any:
-        """Return how many calls wait at the gateway."""
-        return next(v for n, _, v in self.gateway.snapshot() if n == "gateway_requests_waiting")
 
     async def ask(self, number: int, **fields: str) -> str:
         """Return the version that answers a request of this number."""
@@ -157,9 +152,9 @@ async def test_what_a_worker_is_handed_is_bounded_where_only_a_version_without_a
     await two.gateway.sync([two.new_address])
 
     calls = [two.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(40)]
-    await until(lambda: two.num_waiting() + len(two.new.requests) == 40)
+    await until(lambda: num_waiting(two.gateway) + len(two.new.requests) == 40)
 
-    assert two.num_waiting() == 40 - GatewayConfig().max_calls_per_worker
+    assert num_waiting(two.gateway) == 40 - GatewayConfig().max_calls_per_worker
     two.new.release.set()
     for call in calls:
         assert [message async for message in call]

@@ -24,8 +24,8 @@ from server.wire.work_pb2 import FromWorker, Hello, State, ToWorker
 from server.wire.worker_call import WorkerCall, WorkerFailed
 from server.wire.worker_log import log_of_worker
 from tests.fakes.calls import generate, until
+from tests.fakes.gateways import running_gateway
 from tests.fakes.wired_worker import WiredWorker
-from tests.server.gateway.test_gateway import running_gateway
 
 LONG = bytes(range(256)) * 4096 + b"end"  # a MiB, and a little
 
