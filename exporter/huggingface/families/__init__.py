@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exporter.huggingface.families.bart import BART, MBART
-from exporter.huggingface.families.bert import BERT, DISTILBERT, ROBERTA
+from exporter.huggingface.families.bert import BERT, ROBERTA
+from exporter.huggingface.families.distilbert import DISTILBERT
 from exporter.huggingface.families.gemma import GEMMA2, GEMMA3
 from exporter.huggingface.families.gpt2 import GPT2
 from exporter.huggingface.families.gpt_neox import GPT_NEOX

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT: encoders with norm last and learned positions."""
+"""BERT and RoBERTa: encoders with norm last and learned positions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from exporter.huggingface.conversion import NameTable, Step, layers, modules, norms, skip_rows
 from exporter.huggingface.family import READS, Family, Options, Original
-from exporter.huggingface.stacks.encoder import (
-    ENCODER,
-    FIXED,
-    encoder,
-    head_of,
-    label_notes,
-    pooler,
-)
+from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, label_notes, pooler
 from exporter.models.config import TransformerConfig
 
 
@@ -101,59 +94,4 @@ ROBERTA = replace(
     weights=_roberta_weights,
     body="roberta.",
     ignored=r"lm_head\..*|(roberta\.)?(pooler\..*|embeddings\.position_ids)",
-)
-
-
-def _distilbert(original: Original) -> Options:
-    is_classifier = head_of(original) == "classify"
-    return encoder(original, pooler="relu" if is_classifier else "none")
-
-
-def _distilbert_weights(config: TransformerConfig) -> NameTable:
-    return {
-        **layers(
-            "encoder",
-            "distilbert.transformer.layer",
-            query="attention.q_lin",
-            key="attention.k_lin",
-            value="attention.v_lin",
-            output="attention.out_lin",
-            attention_norm="sa_layer_norm",
-            up="ffn.lin1",
-            down="ffn.lin2",
-            feed_forward_norm="output_layer_norm",
-        ),
-        **modules(
-            {
-                "embeddings.token": "distilbert.embeddings.word_embeddings",
-                "embeddings.positions": "distilbert.embeddings.position_embeddings",
-                "embeddings.norm": "distilbert.embeddings.LayerNorm",
-                "classifier": "classifier",
-                **pooler(config, "pre_classifier"),
-            }
-        ),
-    }
-
-
-DISTILBERT = Family(
-    title="DistilBERT",
-    model_types=("distilbert",),
-    fixed={**FIXED, "norm_eps": 1e-12},  # whatever is said of the latter
-    options={
-        "d_model": "dim",
-        "num_heads": "n_heads",
-        "d_ff": "hidden_dim",
-        "num_encoder_layers": "n_layers",
-        "feed_forward.activation": "activation",
-        "dropout": "dropout",
-        "attention.dropout": "attention_dropout",
-        "vocab_size": "vocab_size",
-        "max_source_len": "max_position_embeddings",
-    },
-    computed=_distilbert,
-    notes=label_notes,
-    weights=_distilbert_weights,
-    abilities=READS,
-    body="distilbert.",
-    ignored=r"vocab_(transform|layer_norm|projector)\..*",
 )
