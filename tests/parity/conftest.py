@@ -24,7 +24,7 @@ from exporter.models import TransformerConfig, build_model
 from exporter.models.config import FeedForwardConfig, HeadConfig, PositionConfig
 from tests.fakes import fake_gpu
 from tests.fakes.stand_in_certificate import export_with_stand_in
-from tests.fakes.traces import traced  # noqa: F401 - a fixture
+from tests.fakes.traces import traced, traced_anew  # noqa: F401 - fixtures
 
 VOCAB_SIZE = 61
 BOS, EOS = 1, 2

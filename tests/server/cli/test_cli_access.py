@@ -23,7 +23,11 @@ from tests.fakes.certificates import Authority
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
+    """Run commands beside a package; what would be served is put down here."""
+    (package := tmp_path / "packages/dates").mkdir(parents=True)
+    (package / "manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
     found: list[Settings] = []
     monkeypatch.setattr("server.cli.service.serve_until_ended", found.append)
     return found
