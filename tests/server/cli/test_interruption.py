@@ -285,7 +285,8 @@ def test_a_terminal_that_interrupts_all_processes_of_a_load_test_leaves_its_resu
         os.killpg(process.pid, number)
         _, err = process.communicate(timeout=60)
 
-    assert (process.returncode, err) == (128 + number, "")
+    said = [line for line in err.splitlines() if " of 300 s, " not in line]  # on a slow machine
+    assert (process.returncode, said) == (128 + number, [])
     report = json.loads(file.read_text())
     assert report["interrupted"] is True
     assert len(report["records"]) == report["summary"]["num_ok"]

@@ -32,6 +32,7 @@ async def log(clock: FakeClock) -> WorkerLog:
 async def test_what_was_logged_before_anybody_wanted_it_is_told_and_what_comes(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    caplog.set_level(logging.WARNING)
     log = WorkerLog(Log())
     worker = Worker({"dates": FakeGenerator()}, WorkerConfig(), log=log)
     log.handle(_record(logging.WARNING, "is loaded"))
