@@ -73,22 +73,22 @@ class EngineConfig:
     )
     max_step_seconds: float = setting(
         8.0,
-        "A worker whose model is longer in one step counts as hung and is replaced; a slow model "
-        "has four times what a full step takes at the start, where that is more. inf: never.",
+        "Time of a step after which a worker counts as hung and is replaced, but at least four "
+        "times what a full step took at the start. inf: never.",
         option="--max-step-seconds",
         metavar="SECONDS",
         gt=0,
     )
     device: Device | None = setting(
         None,
-        "Where models run.",
+        "Device of the models.",
         option="--device",
         unset="what their package was made for",
     )
     # On a GPU the event loop would wait for the model. On a CPU both want the same cores.
     own_process: bool | None = setting(
         None,
-        "Whether a model that generates has a process for itself.",
+        "Run each model that generates in a process of its own.",
         unset="on a GPU only",
     )
     gpu_memory_utilization: float = setting(

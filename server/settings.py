@@ -267,10 +267,10 @@ class Engine(EngineConfig):
         ge=0,
     )
     min_replicas: int = setting(
-        1, "Scale between this many ...", option="--min-replicas", **_REPLICAS
+        1, "Least workers; the load decides.", option="--min-replicas", **_REPLICAS
     )
     max_replicas: int = setting(
-        1, "... and this many, by load.", option="--max-replicas", **_REPLICAS
+        1, "Most workers; the load decides.", option="--max-replicas", **_REPLICAS
     )
     target_live_requests: float = setting(
         16.0,
@@ -356,7 +356,7 @@ class Metrics:
     )
     host: str = setting(
         "127.0.0.1",
-        "Interface of that port; one that others reach needs --tls-cert and --admin-tokens.",
+        "Interface of that port; any but loopback needs --tls-cert and --admin-tokens.",
         option="--metrics-host",
     )
 
@@ -367,7 +367,7 @@ class Tracing:
 
     endpoint: str | None = setting(
         None,
-        "Send spans of calls there, by OTLP over HTTP, such as to http://127.0.0.1:4318.",
+        "Collector that gets spans of calls by OTLP over HTTP, as http://127.0.0.1:4318.",
         option="--otlp-endpoint",
         metavar="URL",
     )

@@ -24,7 +24,7 @@ _CONFIG = click.option(
     "file",
     type=existing_file,
     metavar="FILE",
-    help="Settings in TOML, all that there are; options win over them.",
+    help="File of settings in TOML; options override it.",
 )
 _PRINT_CONFIG = click.option(
     "--print-config",
