@@ -31,6 +31,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient, Generation, Unavailable
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
 
+from engine.package.manifest import PackageFormat
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
@@ -39,6 +40,7 @@ from server.auth.internal_certificate import internal_certificate
 from server.ray.serving import serving
 from server.settings import Admin, Engine, Listen, Packages, Settings
 from tests.fakes.calls import until
+from tests.fakes.stand_in_certificate import export_with_stand_in
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -119,7 +121,7 @@ def packages(
 ) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("packages")
     for name, checkpoint in checkpoints.items():
-        export_package(checkpoint, directory / name)
+        export_with_stand_in(checkpoint, directory / name, PackageFormat())
     return {name: directory / name for name in checkpoints}
 
 

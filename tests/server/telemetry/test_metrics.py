@@ -177,16 +177,17 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
             ask = stubs.generation.Generate
             await asyncio.gather(*(ask(generate("a>", model="scripted")) for _ in range(3)))
             await until_true(lambda: cell.value(f"{_SECONDS_OF_ALL}_count"), 3)
-            await until_true(
-                lambda: cell.value("tokenweir_step_seconds_count"), engine.step_times.steps
-            )
-            found = {name: await cell.value(f"tokenweir_{name}") for name in _OF_STEPS}
+            counts, found = set[float](), dict[str, float]()
+            async with asyncio.timeout(60):
+                while len(counts) != 1:  # a last step may come behind the answers
+                    found = {name: await cell.value(f"tokenweir_{name}") for name in _OF_STEPS}
+                    counts = {found["step_seconds_count"], found["step_batch_size_count"]}
+                    counts |= {engine.step_times.steps}
     finally:
         await asyncio.to_thread(page.close)
         await gateway.close()
 
-    steps = engine.step_times.steps
-    assert found["step_seconds_count"] == found["step_batch_size_count"] == steps > 6
+    assert min(counts) > 6
     assert found["step_batch_size_sum"] >= 3 * len("abcdef")
     assert found["inter_token_latency_seconds_count"] == 3 * len("abcdef")  # and the end of each
     assert 0 < found["inter_token_latency_seconds_sum"] <= 3 * found["step_seconds_sum"] + 1
