@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from exporter.models.config import PositiveInt, RotaryScaling
@@ -34,7 +33,7 @@ class Rope(BaseModel):
         layer_type = None if "rope_type" in config.rope_parameters else "full_attention"
         try:
             frequencies, factor = ROPE_INIT_FUNCTIONS[self.rope_type](
-                config, torch.device("cpu"), length, layer_type=layer_type
+                config, None, length, layer_type=layer_type
             )
         except Exception as error:
             raise ValueError(f"its rope_parameters cannot be: {error}") from error
