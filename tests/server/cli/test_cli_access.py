@@ -33,7 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     return found
 
 
-SERVE = ["serve", "--model", "dates=packages/dates"]
+SERVE = ["serve", "--model", "dates=s3://models/dates"]
 
 
 def test_a_token_that_was_made_is_known_by_the_entry_that_was_printed(

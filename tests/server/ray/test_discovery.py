@@ -74,8 +74,7 @@ class Look:
 
 
 @pytest.fixture
-def look(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> Look:
-    caplog.set_level(logging.WARNING, "server")  # whatever another test has left
+def look(clock: FakeClock) -> Look:
     return Look(clock)
 
 
