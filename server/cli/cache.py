@@ -6,27 +6,32 @@ import json
 import re
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 
+from engine.errors import PackageError
 from server.cli.extras import needs
 from server.cli.options import examples, json_option
 from server.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from server.packages.kept import Kept
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def _read_size(
     _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> int | None:
+) -> float | None:
     """Turn "20GB" into bytes."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", text)
     if found is None:
         raise click.BadParameter(f"{text[:100]!r} is no size, as 20GB or 500M are.")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return float(found[1]) * _UNITS[found[2]]
 
 
 @click.command(
@@ -46,7 +51,7 @@ def _read_size(
 )
 @json_option
 @needs("cpu")
-def cache(keys: tuple[str, ...], clear: bool, max_size: int | None, as_json: bool) -> None:
+def cache(keys: tuple[str, ...], clear: bool, max_size: float | None, as_json: bool) -> None:
     """List the packages and checkpoints that were built or fetched here, and remove some.
 
     They lie in TOKENWEIR_CACHE, else in ~/.cache/tokenweir. A server goes on with a package that is
@@ -57,14 +62,27 @@ def cache(keys: tuple[str, ...], clear: bool, max_size: int | None, as_json: boo
     found = kept()
     if unknown := sorted({*keys} - {one.key for one in found}):
         raise click.UsageError(f"the cache has no {unknown[0]}; `tokenweir cache` lists its keys")
-    room, rest = float("inf") if max_size is None else max_size, []
+    room = float("inf") if max_size is None else max_size
+    rest: list[Kept] = []
+    problems: list[str] = []
     for one in found:
-        room -= one.num_bytes
-        if clear or one.key in keys or room < 0:
-            one.remove()
-            click.echo(f"removed {one.key}", err=True)
-        else:
+        is_asked = clear or one.key in keys
+        room -= 0 if is_asked else one.num_bytes
+        try:
+            if is_asked or room < 0:
+                one.remove()
+                click.echo(f"removed {one.key}", err=True)
+            else:
+                rest.append(one)
+        except PackageError as error:
+            problems.append(str(error))
             rest.append(one)
+    _show(rest, as_json=as_json)
+    if problems:
+        raise PackageError("; ".join(problems))
+
+
+def _show(rest: list[Kept], *, as_json: bool) -> None:
     if as_json:
         for one in rest:
             click.echo(json.dumps({"key": one.key, **asdict(one)}, default=str))

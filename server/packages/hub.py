@@ -56,6 +56,6 @@ def download(name: str, revision: str | None) -> Path:
             f"there is no {at} here, and the Hub has none for you; give a directory, the full "
             "ORG/NAME, or HF_TOKEN for a private one"
         ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except Exception as error:  # also of its HTTP client, which is another in each release
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise PackageUnreachable(f"{at} cannot be fetched from the Hub: {reason}") from error

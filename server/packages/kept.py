@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +37,11 @@ class Kept:
 
     def remove(self) -> None:
         """Remove it; PackageError while it is being built or fetched."""
+        name = self.key.removeprefix(".").removesuffix(".part")  # what is fetched has its lock
         try:
-            with locked(self.directory.parent, self.key, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with locked(self.directory.parent, name, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                for mark in (ORIGIN, MANIFEST_NAME):  # first: half of it is not taken for whole
+                    (self.directory / mark).unlink(missing_ok=True)
                 shutil.rmtree(self.directory)
         except BlockingIOError:
             raise PackageError(f"{self.key} is being made or read; remove it later") from None
@@ -53,14 +58,23 @@ def kept() -> list[Kept]:
 
 def _kept(folder: Path, mark: str) -> Iterator[Kept]:
     for directory in folder.iterdir() if folder.is_dir() else ():
-        if not directory.is_dir():
-            continue  # a lock
-        whole = directory / mark
-        kind, source, used_at = "unfinished", "", directory.stat().st_mtime
-        if whole.is_file():
-            used_at, kind = whole.stat().st_mtime, "fetched package"
-            if mark == ORIGIN:
-                origin = json.loads(whole.read_bytes())
-                kind, source = origin["kind"], " ".join([origin["built_of"], *origin["options"]])
-        sizes = (path.lstat().st_size for path in directory.rglob("*") if path.is_file())
-        yield Kept(directory, kind, source, sum(sizes), used_at)
+        with suppress(OSError):  # it was removed meanwhile
+            if not directory.is_dir():
+                continue  # a lock
+            kind, source, used_at = "unfinished", "", directory.stat().st_mtime
+            with suppress(OSError, ValueError, KeyError, TypeError):  # half written, or damaged
+                if mark == ORIGIN:
+                    origin = json.loads((directory / mark).read_bytes())
+                    source = " ".join([origin["built_of"], *origin["options"]])
+                used_at = (directory / mark).stat().st_mtime
+                kind = "fetched package" if mark != ORIGIN else str(origin["kind"])
+            yield Kept(directory, kind, source, _num_bytes(directory), used_at)
+
+
+def _num_bytes(directory: Path) -> int:
+    num_bytes = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # it was renamed meanwhile
+                num_bytes += os.lstat(os.path.join(folder, name)).st_size
+    return num_bytes

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from engine.errors import PackageError
 from server.cli.cache import cache
 from server.packages import build
-from server.packages.build import BuildOptions, build_checkpoint, build_package
+from server.packages.build import ORIGIN, BuildOptions, build_checkpoint, build_package
+from server.packages.cache import locked
 from server.packages.kept import kept
 
 # Writes the file that makes its --out a checkpoint or a package, and notes what it was asked.
@@ -219,3 +220,53 @@ def test_the_cache_is_listed_and_emptied(commands: Path, original: Path) -> None
     run(cache, ["--max-size", "0"])
 
     assert kept() == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"kind": "package"}'])
+def test_a_damaged_entry_is_listed_as_unfinished(
+    commands: Path, original: Path, content: str
+) -> None:
+    build_package(original)
+    for one in kept():
+        (one.directory / ORIGIN).write_text(content)
+
+    assert CliRunner().invoke(cache).stdout.count("unfinished") == 2
+    assert CliRunner().invoke(cache, ["--max-size", f"{'9' * 400}GB"]).exit_code == 0
+
+
+def test_what_is_being_made_stays_and_all_others_are_removed(
+    commands: Path, original: Path, tmp_path: Path
+) -> None:
+    build_package(original)
+    (part := tmp_path / "cache" / "packages" / ".abc.part").mkdir(parents=True)
+
+    with locked(part.parent, "abc"):  # by a worker that fetches it
+        done = CliRunner().invoke(cache, ["--clear"])
+    assert isinstance(done.exception, PackageError)
+    assert str(done.exception) == ".abc.part is being made or read; remove it later"
+
+    assert [one.directory for one in kept()] == [part]
+    assert CliRunner().invoke(cache, ["--clear"]).exit_code == 0 and kept() == []
+
+
+def test_a_removal_that_is_cut_off_leaves_nothing_that_looks_whole(
+    commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_package(original)
+    monkeypatch.setattr("shutil.rmtree", lambda _: None)
+
+    for one in kept():
+        one.remove()
+
+    assert {one.kind for one in kept()} == {"unfinished"}
+
+
+def test_what_is_removed_by_name_takes_no_room_of_the_rest(commands: Path, original: Path) -> None:
+    build_package(original)
+    one, other = kept()
+    for size, entry in ((2000, one), (1000, other)):
+        (entry.directory / "more").write_bytes(bytes(size))
+
+    CliRunner().invoke(cache, ["--remove", one.key, "--max-size", "2k"])
+
+    assert [entry.key for entry in kept()] == [other.key]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+import pytest
 
 from tests.fakes.hub import fake_hub
 
@@ -62,3 +66,20 @@ def test_a_name_is_fetched_once_and_what_cannot_be_is_told(tmp_path: Path) -> No
         "directory"
     )
     assert later == offline == [wanted, refusal]
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"])
+def test_a_hub_that_breaks_off_or_says_something_else_is_told(tmp_path: Path, head: bytes) -> None:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(head)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        (told,) = downloads(f"http://127.0.0.1:{hub.server_address[1]}", tmp_path, "me/it")
+        hub.shutdown()
+    (wrong,) = downloads("nonsense", tmp_path, "me/it")
+
+    for one in (told, wrong):
+        assert str(one).startswith("PackageUnreachable: me/it cannot be fetched from the Hub: ")
