@@ -2,14 +2,15 @@
 
 The commands that a person would type make the missing parts, `tokenweir import` and `tokenweir
 export --proof quick`, each in a process of its own, which gives back its memory. The results lie in
-the user's cache, one directory for each state of a source and each set of options: the names, sizes
-and times of all its files count, and the content of small ones.
+the user's cache, one directory for each state of a source and each set of options: its path, the
+names, sizes and times of all its files count, and the content of small ones.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import file_digest, sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,17 +120,23 @@ def _built(
 ) -> Path:
     cache = user_cache()
     try:
-        make_private(cache)
-        make_private(cache / BUILT)
         files = _files(source)
         state = _state(source, files)
+    except OSError as error:
+        raise PackageError(
+            f"{error.filename or source} cannot be read: {error.strerror}; let this user read it, "
+            "and start again"
+        ) from error
+    try:
+        make_private(cache)
+        make_private(cache / BUILT)
         digest = sha256(
             json.dumps([FORMAT_VERSION, kind, name, options, state]).encode()
         ).hexdigest()
         key = f"{name}-{digest[:16]}"
         entry = cache / BUILT / key
         with locked(cache / BUILT, key) as lock:
-            if _is_whole(entry, source, files, build):
+            if (entry / name).exists() and _is_whole(entry, source, files, build):
                 os.utime(entry / ORIGIN)  # used last
                 return entry / name
             entry.mkdir(mode=0o700, exist_ok=True)
@@ -139,12 +145,13 @@ def _built(
                 for command in commands(entry / name):
                     say(f"building the {kind} of {source}, kept in {entry / name}")
                     _run(command, source, lock)
+                if not source.exists() or _state(source, _files(source)) != state:
+                    shutil.rmtree(entry)
+                    raise PackageError(f"{source} was changed while it was read; start again")
             except BaseException:
                 with suppress(OSError):  # it is not empty
                     entry.rmdir()
                 raise
-            if _state(source, _files(source)) != state:
-                raise PackageError(f"{source} was changed while it was read; start again")
             origin = {
                 "built_of": str(source.absolute()),
                 "kind": kind,
@@ -152,7 +159,8 @@ def _built(
                 "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "sha256": _digests(source, files),
             }
-            (entry / ORIGIN).write_text(json.dumps(origin, indent=1))
+            (part := entry / f".{ORIGIN}").write_text(json.dumps(origin, indent=1))
+            part.rename(entry / ORIGIN)
             return entry / name
     except OSError as error:
         raise PackageError(
@@ -165,18 +173,29 @@ def _files(source: Path) -> Mapping[str, os.stat_result]:
     """Return the files of a model by their names below its directory."""
     if source.is_file():
         return {source.name: source.stat()}
-    found = (path for path in sorted(source.rglob("*")) if path.is_file())
-    return {
-        str(path.relative_to(source)): path.stat()
-        for path in islice(found, _MOST_FILES)
-        if not any(part.startswith(".") for part in path.relative_to(source).parts)
-    }
+    files: dict[str, os.stat_result] = {}
+    for folder, folders, names in os.walk(source, onerror=_raise):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        for path in (Path(folder, name) for name in names if not name.startswith(".")):
+            if path.is_file():
+                files[str(path.relative_to(source))] = path.stat()
+        if len(files) > _MOST_FILES:
+            raise PackageError(
+                f"{source} has more than {_MOST_FILES:,} files, and no model has so many; give a "
+                "directory that holds the model alone"
+            )
+    return dict(sorted(files.items()))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _state(source: Path, files: Mapping[str, os.stat_result]) -> list[Any]:
     small = {name: found for name, found in files.items() if found.st_size <= _SMALL}
     times = [[name, found.st_size, found.st_mtime_ns] for name, found in files.items()]
-    return [times, _digests(source, small)]
+    # Two models of one shape may have all of these in common: archives often have no times.
+    return [str(source.resolve()), times, _digests(source, small)]
 
 
 def _digests(source: Path, files: Mapping[str, os.stat_result]) -> dict[str, str]:
@@ -231,9 +250,8 @@ def _pass_on(lines: Iterable[str]) -> list[str]:
     """Print the lines of a command, and return its error, which its caller tells."""
     reasons = []
     for line in lines:
-        _, error, reason = line.rstrip("\n").partition("error: ")
-        if error:
-            reasons.append(reason)
+        if line.startswith("error: "):
+            reasons.append(line.removeprefix("error: ").rstrip("\n"))
         else:
             sys.stderr.write(line)
     return reasons

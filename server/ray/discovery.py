@@ -45,6 +45,11 @@ def _ignore(service: ServiceEntry) -> None:
     pass
 
 
+def _runs(worker: WorkerEntry) -> bool:
+    """Whether the process of a worker of this machine has not ended."""
+    return os.path.exists(f"/proc/{worker.pid}")
+
+
 @dataclass
 class _Seen:
     """A worker whose entry was seen."""
@@ -121,12 +126,13 @@ class Discovery:
 
     async def look(self, pool: Workers, told: Callable[[ServiceEntry], None] = _ignore) -> None:
         """Make it so once; OSError or ValueError if there is nothing to see."""
-        if self._own is not None and (own := self._own()) != self.service:
-            await self._tell_service(own)
         now = self._clock()  # before it reads: this process may be stopped meanwhile
         entries = await asyncio.to_thread(self._table.read)
         data = entries.pop(SERVICE, None)
-        if self._own is None:
+        if self._own is not None:
+            if (own := self._own()) != self.service or data is None:  # the table has lost it
+                await self._tell_service(own)
+        else:
             if data is None:
                 raise OSError("nobody serves under this name")
             if (service := ServiceEntry.from_json(data)) != self.service:
@@ -136,18 +142,21 @@ class Discovery:
                 # Before the workers: a version that is being loaded is closed.
                 if service.traffic is not None:
                     await pool.apply_traffic(service.traffic)
+        if self._is_lost:  # nobody could write
+            for seen in self._seen.values():
+                seen.since = now
         for key, value in entries.items():
             with contextlib.suppress(ValueError):  # a release wrote it that says other things
                 self._see(key, WorkerEntry.from_json(value), now)
         for key, seen in tuple(self._seen.items()):
             is_silent = key not in entries or self._is_silent(seen, now)
             if is_silent and not pool.is_responsive(seen.entry.address, TIME_TO_LIVE):
+                await asyncio.to_thread(self._table.delete, key)  # first: else it comes back
                 del self._seen[key]
                 self._leave(seen, is_lost=True)
                 self._left[seen.entry.address] = seen
                 if len(self._left) > _MAX_LEFT:
                     del self._left[next(iter(self._left))]
-                await asyncio.to_thread(self._table.delete, key)
         addresses = [worker.address for worker in self.workers]
         if addresses != self._known:
             self._known = addresses
@@ -180,10 +189,12 @@ class Discovery:
 
     def _is_silent(self, seen: _Seen, now: float) -> bool:
         """Whether a worker writes its entry no more."""
-        entry = seen.entry
-        # One that cannot be seen here has another table of processes.
-        has_ended = os.path.exists(entry.stderr) and not os.path.exists(f"/proc/{entry.pid}")
-        return has_ended or now - seen.since > TIME_TO_LIVE
+        if not os.path.exists(seen.entry.stderr):  # it has another table of processes
+            return now - seen.since > TIME_TO_LIVE
+        if not _runs(seen.entry):
+            return True
+        # One that loads a large model writes nothing for a while.
+        return seen.has_joined and now - seen.since > TIME_TO_LIVE
 
     def _leave(self, seen: _Seen, *, is_lost: bool) -> None:
         """Note that a worker is here no more, once; lost is one that was not told to go."""
@@ -193,7 +204,7 @@ class Discovery:
         of_worker = with_fields(worker=entry.name)
         if entry.problem:
             logger.error("it cannot start: %s", entry.problem, extra=of_worker)
-        if entry.state == "here" and (text := stderr_tail(entry.stderr)):
+        if entry.state == "here" and not _runs(entry) and (text := stderr_tail(entry.stderr)):
             logger.error("it ended; the last that it wrote:\n%s", text, extra=of_worker)
         if not seen.has_joined:
             return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from server.auth.internal_certificate import InternalCertificate
 
 SERVICE = "service"  # its key
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ServiceEntry:
     @classmethod
     def from_json(cls, data: bytes) -> ServiceEntry:
         """Return what `to_json` has written; ValueError for anything else."""
-        return _SERVICE.validate_json(data)
+        return _read(_SERVICE, data)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,16 @@ class WorkerEntry:
     @classmethod
     def from_json(cls, data: bytes) -> WorkerEntry:
         """Return what `to_json` has written; ValueError for anything else."""
-        return _WORKER.validate_json(data)
+        return _read(_WORKER, data)
+
+
+def _read(entry: TypeAdapter[Entry], data: bytes) -> Entry:
+    try:
+        return entry.validate_json(data)
+    except ValidationError:  # its message would tell values, the key of the certificate among them
+        raise ValueError(
+            "an entry there is not one that this release reads; neighbouring releases work together"
+        ) from None
 
 
 _SERVICE, _WORKER = TypeAdapter(ServiceEntry), TypeAdapter(WorkerEntry)

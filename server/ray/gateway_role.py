@@ -103,7 +103,7 @@ async def _wait_for(table: Table, name: str) -> ServiceEntry:
         try:
             if (data := await asyncio.to_thread(table.get, SERVICE)) is not None:
                 return ServiceEntry.from_json(data)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             problem = str(error)
         if not is_told:
             logger.warning("waiting for the service: %s", problem)

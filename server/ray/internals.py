@@ -106,7 +106,7 @@ class Table:
         """Return all values by their keys."""
         keys = self._ask("internal_kv_keys", b"", self._name)
         found = self._ask("internal_kv_multi_get", keys, self._name) if keys else {}
-        return {key.decode(): value for key, value in found.items()}
+        return {key.decode(errors="replace"): value for key, value in found.items()}
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         import ray

@@ -190,9 +190,10 @@ async def _tell_all_is_over(table: Table, own: ServiceEntry) -> None:
 
 
 async def _withdraw(table: Table) -> None:
-    """Withdraw the service."""
+    """Withdraw the service, and what its workers have left."""
     with contextlib.suppress(OSError):
-        await asyncio.to_thread(table.delete, SERVICE)
+        for key in [SERVICE, *await asyncio.to_thread(table.read)]:
+            await asyncio.to_thread(table.delete, key)
 
 
 async def kill_hung(ray: RayThread, discovery: Discovery, address: str) -> None:

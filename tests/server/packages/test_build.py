@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -29,10 +30,12 @@ command, source, out = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[sys.argv.
 with log.open("a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 if os.environ.get("FAILS") == command:
-    print("importing", file=sys.stderr)
+    print("a warning is no error: it goes on", file=sys.stderr)
     sys.exit("error: there is a fault in it")
 if pipe := os.environ.get("WAITS"):
     open(pipe).read()
+if os.environ.get("CHANGES") == command:
+    pathlib.Path(source, "added").touch()
 out.mkdir(exist_ok=True)
 (out / "config.json").write_text('{"model": {}}')
 if command == "export":
@@ -270,3 +273,58 @@ def test_what_is_removed_by_name_takes_no_room_of_the_rest(commands: Path, origi
     CliRunner().invoke(cache, ["--remove", one.key, "--max-size", "2k"])
 
     assert [entry.key for entry in kept()] == [other.key]
+
+
+def test_a_directory_that_changes_while_it_is_read_leaves_nothing(
+    commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHANGES", "import")
+
+    with pytest.raises(PackageError, match="was changed while it was read; start again"):
+        build_package(original)
+
+    assert kept() == []
+
+
+def test_hidden_files_do_not_count_and_too_many_others_are_refused(
+    commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_MOST_FILES", 4)
+    (original / ".git").mkdir()
+    for number in range(5):
+        (original / ".git" / f"{number}").touch()
+    first = build_package(original)
+    (original / "model.safetensors").write_bytes(b"another")
+    assert build_package(original) != first
+
+    for number in range(5):
+        (original / f"{number}").touch()
+    with pytest.raises(PackageError, match="has more than 4 files"):
+        build_package(original)
+
+
+def test_models_that_differ_in_large_files_alone_are_two(commands: Path, original: Path) -> None:
+    other = original.parent / "other" / original.name
+    shutil.copytree(original, other)
+    (other / "model.safetensors").write_bytes(b"\x01" * (2**20 + 1))
+    for path in (*original.rglob("*"), *other.rglob("*")):
+        os.utime(path, (0, 0))  # as archives have it that are the same each time
+
+    assert build_package(original) != build_package(other)
+
+
+def test_a_result_that_somebody_has_removed_is_built_anew(commands: Path, original: Path) -> None:
+    shutil.rmtree(build_package(original))
+
+    assert Path(build_package(original)).is_dir()
+
+
+def test_a_source_that_may_not_be_read_is_told_as_that(
+    commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(original / "config.json"))
+
+    monkeypatch.setattr(build, "_digests", refuse)
+    with pytest.raises(PackageError, match=r"config\.json cannot be read: Permission denied"):
+        build_package(original)

@@ -22,7 +22,7 @@ from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.presence import Presence
 from server.ray.replica import _service_in, _tell_application
 from server.ray.restarts import Restarts
-from server.ray.serving import kill_hung
+from server.ray.serving import _withdraw, kill_hung
 from server.ray.stderr_tail import stderr_tail
 from server.ray.thread import RayThread
 from server.settings import Packages, Settings
@@ -269,6 +269,102 @@ async def test_a_worker_that_leaves_as_it_should_leaves_nothing_to_read(
     assert [*look.table.values] == [SERVICE]
 
 
+async def test_a_worker_here_that_loads_and_writes_nothing_meanwhile_has_not_ended(
+    look: Look, clock: FakeClock, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "err").write_text("a warning")
+    look.table.publish(worker_at("", pid=os.getpid(), stderr=str(tmp_path / "err")))
+    await look()
+    clock.now += TIME_TO_LIVE + 0.1
+
+    await look()
+
+    assert (look.discovery.num_here, caplog.messages) == (1, [])
+
+
+async def test_a_worker_that_is_known_and_hangs_has_not_ended(
+    look: Look, clock: FakeClock, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "err").write_text("a warning")
+    look.table.publish(worker_at(ONE.address, pid=os.getpid(), stderr=str(tmp_path / "err")))
+    assert await look() == [ONE.address]
+    clock.now += TIME_TO_LIVE + 0.1
+
+    assert await look() == []
+    assert caplog.messages == []
+
+
+async def test_what_nobody_could_write_meanwhile_is_missed_of_nobody(
+    look: Look,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.ray.discovery.LOOK_PERIOD", 0.001)
+    look.table.publish(ONE)
+    look.table.publish(starting := worker_at("", pid=2))
+    following = asyncio.create_task(look.discovery.follow(look.pool))
+    await until(lambda: look.discovery.num_here == 2)
+    looks, read = 0, look.table.read
+
+    def count() -> dict[str, bytes]:
+        nonlocal looks
+        found = read()
+        looks += 1
+        return found
+
+    look.table.is_broken = True
+    monkeypatch.setattr(look.table, "read", count)
+    await until(lambda: "those known stay" in caplog.text)
+    clock.now += TIME_TO_LIVE + 0.1
+    look.table.is_broken = False
+    await until(lambda: looks > 2)
+
+    assert look.discovery.num_here == 2 and starting.key in look.table.values
+    following.cancel()
+
+
+async def test_an_entry_that_cannot_be_deleted_does_not_come_back(
+    look: Look, clock: FakeClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "server")
+    look.table.publish(ONE)
+    await look()
+    clock.now += TIME_TO_LIVE + 0.1
+
+    def refuse(key: str) -> None:
+        raise OSError("the cluster does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(look.table, "delete", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="does not answer"):
+                await look()
+    await look()
+
+    assert caplog.messages == [f"joined: {ONE}", f"left: {ONE}"]
+
+
+async def test_the_entry_of_a_command_that_the_table_has_lost_is_written_again(
+    look: Look,
+) -> None:
+    own = ServiceEntry("s", None, 1 << 20, 33)
+    await look.discovery.publish(lambda: own)
+    look.table.values.clear()
+    await look()
+
+    assert look.table.get(SERVICE) == own.to_json()
+
+
+async def test_a_service_that_ends_leaves_no_keys(look: Look) -> None:
+    for number in range(3):
+        look.table.publish(worker_at(f"127.0.0.1:{number}"))
+
+    await _withdraw(look.table)
+
+    assert look.table.values == {}
+
+
 async def test_why_a_worker_cannot_start_is_told_once(
     look: Look, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -353,7 +449,7 @@ async def test_a_worker_writes_its_entry_again_and_again_and_what_changes_at_onc
 @pytest.mark.parametrize("data", [b"", b"[", b"{}", b"7", b"[" * 100_000])
 def test_what_is_no_entry_is_refused(data: bytes) -> None:
     for entry in (ServiceEntry, WorkerEntry):
-        with pytest.raises(ValueError, match="validation error"):
+        with pytest.raises(ValueError, match="not one that this release reads"):
             entry.from_json(data)
 
 

@@ -18,7 +18,8 @@ from engine.errors import ConfigError
 from server.cli.app import run
 from server.config import gateway_config
 from server.gateway.gateway import Gateway
-from server.ray.gateway_role import running_gateway_role
+from server.ray.entries import SERVICE
+from server.ray.gateway_role import _wait_for, running_gateway_role
 from server.settings import Limits, Listen, Settings
 from tests.fakes.calls import generate, stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
@@ -298,3 +299,19 @@ async def _started(table: FakeTable, port: int = 0) -> tuple[contextlib.AsyncExi
     where, gateway = await stack.enter_async_context(running_gateway_role(config, table))
     await until(lambda: gateway.num_serving == 1)
     return stack, where
+
+
+async def test_a_gateway_waits_for_a_service_of_a_release_that_it_can_read(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.ray.gateway_role._PAUSE", 0.001)
+    table = FakeTable()
+    table.put(SERVICE, b'{"certificate": {"key": "secret"}}')
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(_wait_for(table, "tokenweir"))
+        await until(lambda: "not one that this release reads" in caplog.text)
+        table.serve()
+
+    assert (await waiting).id == "s"
+    assert "secret" not in caplog.text
