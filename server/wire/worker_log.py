@@ -58,9 +58,9 @@ class WorkerLog(logging.Handler):
             told = LogRecord(
                 level=record.levelno,
                 logger=record.name,
-                text=record.getMessage()[:_MAX_TEXT],
+                text=_sent(record.getMessage()[:_MAX_TEXT]),
                 fields=json.dumps({**fields_of(record)}),
-                traceback=traceback_of(record)[:_MAX_TEXT],
+                traceback=_sent(traceback_of(record)[-_MAX_TEXT:]),  # the error is its end
             )
         except (KeyError, TypeError, ValueError):
             self.handleError(record)
@@ -79,6 +79,11 @@ class WorkerLog(logging.Handler):
             self._kept.append(record)
         for give in self._wanting:
             give(record)
+
+
+def _sent(text: str) -> str:
+    """Return a text as the wire takes it: names of files may be no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def log_of_worker(told: LogRecord, worker: str) -> None:

@@ -27,7 +27,7 @@ from server.ray.stderr_tail import stderr_tail
 from server.ray.thread import RayThread
 from server.settings import Packages, Settings
 from server.telemetry.logs import fields_of
-from tests.conftest import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.fakes.calls import until
 from tests.fakes.table import FakeTable, worker_at
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ from server.telemetry.logs import TextFormatter, fields_of
 from server.wire.work_pb2 import LogRecord
 from server.wire.worker_log import WorkerLog, log_of_worker
 from server.worker.worker import Worker
-from tests.conftest import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.fakes.calls import until
 from tests.fakes.engines import FakeGenerator
 
@@ -82,6 +83,19 @@ async def test_a_record_is_told_with_its_fields_and_whole_traceback(
     text = TextFormatter().format(here)
     assert "worker 127.0.0.1:1: request r-7 failed seconds=0.5\nTraceback (most recent" in text
     assert text.endswith("ValueError: a\nb")
+
+
+async def test_what_is_no_utf_8_is_told_and_of_a_long_traceback_the_end(log: WorkerLog) -> None:
+    told = list[LogRecord]()
+    with log.given_to(told.append):
+        try:
+            raise ValueError("x" * (1 << 17) + "the end")
+        except ValueError:
+            log.handle(_record(logging.ERROR, "no file %s", os.fsdecode(b"\xff"), exc_info=True))
+        await until(lambda: told)
+
+    assert told[0].text == "no file \\udcff"
+    assert told[0].traceback.endswith("the end")
 
 
 async def test_a_flood_of_refusals_is_counted_and_hides_no_error(
