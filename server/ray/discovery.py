@@ -79,6 +79,7 @@ class Discovery:
         self._left: dict[str, _Seen] = {}  # the last of them, by address
         self._known: list[str] = []  # addresses
         self._is_lost = False  # it has been logged
+        self._problem = ""  # the last that was logged since a worker has joined
 
     @property
     def workers(self) -> tuple[WorkerEntry, ...]:
@@ -178,7 +179,7 @@ class Discovery:
         if entry.state != "here":
             self._leave(seen, is_lost=entry.state == "failed")
         elif entry.address and not seen.has_joined:
-            seen.has_joined = True
+            seen.has_joined, self._problem = True, ""
             self.restarts.joined(entry.replica_id)
             logger.info("joined: %s", entry)
 
@@ -202,7 +203,8 @@ class Discovery:
             return
         seen.has_left, entry = True, seen.entry
         of_worker = with_fields(worker=entry.name)
-        if entry.problem:
+        if entry.problem and entry.problem != self._problem:  # Ray tries again, with each of them
+            self._problem = entry.problem
             logger.error("it cannot start: %s", entry.problem, extra=of_worker)
         if entry.state == "here" and not _runs(entry) and (text := stderr_tail(entry.stderr)):
             logger.error("it ended; the last that it wrote:\n%s", text, extra=of_worker)

@@ -27,8 +27,8 @@ from server.ray.stderr_tail import stderr_tail
 from server.ray.thread import RayThread
 from server.settings import Packages, Settings
 from server.telemetry.logs import fields_of
-from tests.fakes.clock import FakeClock
 from tests.fakes.calls import until
+from tests.fakes.clock import FakeClock
 from tests.fakes.table import FakeTable, worker_at
 
 ONE, TWO = worker_at("127.0.0.1:1"), worker_at("127.0.0.1:2")
@@ -373,8 +373,16 @@ async def test_why_a_worker_cannot_start_is_told_once(
         look.table.publish(failed)
         await look()
 
+    look.table.publish(replace(failed, pid=2))  # Ray tries again
+    await look()
+
     assert [one.getMessage() for one in _errors(caplog)] == ["it cannot start: no such input"]
     assert fields_of(_errors(caplog)[0]) == {"worker": "process 1"}
+    look.table.publish(TWO)
+    await look()
+    look.table.publish(replace(failed, pid=3))
+    await look()
+    assert len(_errors(caplog)) == 2, "it is another start"
 
 
 @pytest.mark.parametrize(("state", "counted"), [("failed", 1), ("leaving", 0)])

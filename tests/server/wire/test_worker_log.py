@@ -16,8 +16,8 @@ from server.telemetry.logs import TextFormatter, fields_of
 from server.wire.work_pb2 import LogRecord
 from server.wire.worker_log import WorkerLog, log_of_worker
 from server.worker.worker import Worker
-from tests.fakes.clock import FakeClock
 from tests.fakes.calls import until
+from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator
 
 
