@@ -10,6 +10,7 @@ from pathlib import Path
 
 _MAX_BYTES = 8192
 _MAX_CRASH_BYTES = 1 << 16  # stacks and a list of modules stand behind the first line of a crash
+_OF_RAY = (":job_id:", ":actor_name:", ":task_name:")  # begin lines by which Ray tells who writes
 _CRASH = "Fatal Python error: "  # as faulthandler begins
 
 
@@ -25,7 +26,8 @@ def own_stderr() -> str:
 def stderr_tail(path: str) -> str:
     """Return the end of such a file, in whole lines; "" if there is none on this machine."""
     text = _end_of(path, _MAX_BYTES) or ""
-    return (text.partition("\n")[2] if len(text.encode()) >= _MAX_BYTES else text).strip()
+    lines = text.splitlines()[len(text.encode()) >= _MAX_BYTES :]
+    return "\n".join(line for line in lines if not line.startswith(_OF_RAY)).strip()
 
 
 def has_crashed(path: str, oom_kills: int) -> bool | None:

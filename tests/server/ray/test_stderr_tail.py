@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.ray.stderr_tail import has_crashed, num_oom_kills
+from server.ray.stderr_tail import has_crashed, num_oom_kills, stderr_tail
 
 _DIE = "import faulthandler, os, signal; faulthandler.enable(); os.kill(os.getpid(), signal.{})"
 
@@ -39,3 +39,11 @@ def test_nobody_can_tell_of_another_machine_or_where_memory_was_short(tmp_path: 
 
     assert has_crashed(str(tmp_path / "elsewhere"), num_oom_kills()) is None
     assert has_crashed(str(tmp_path / "stderr"), num_oom_kills() - 1) is None
+
+
+def test_what_ray_writes_of_itself_is_no_last_word(tmp_path: Path) -> None:
+    (path := tmp_path / "stderr").write_text(":job_id:01000000\n:actor_name:Worker\n")
+    assert stderr_tail(str(path)) == ""
+
+    path.write_text(f":job_id:01000000\n{'x' * 9000}\nabort\n:task_name:it\nat once\n")
+    assert stderr_tail(str(path)) == "abort\nat once"
