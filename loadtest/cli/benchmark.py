@@ -83,7 +83,7 @@ def bench(
     from loadtest.benchmark.work import BenchmarkWork
     from loadtest.cli.benchmark_report import benchmark_tables, write_benchmark
     from loadtest.reports.report import check_place
-    from server.packages.build import build_package
+    from server.packages.build import BuildOptions, build_package
 
     if beam is not None and strategy is not None:
         raise click.UsageError("give --strategy, or --beam for beam search")
@@ -106,7 +106,7 @@ def bench(
     if notice := quota_notice():
         click.echo(notice, err=True)
     with cleaned_up():
-        package = build_package(package)
+        package = build_package(package, BuildOptions(device=device))
     with cleaned_up(), show_progress("Rounds") as progress:
         report = run_benchmark(
             package,

@@ -130,7 +130,7 @@ def _with_packages(config: Settings, rehash: bool) -> Settings:
     if not all(map(is_package, models.values())):
         check_extras("serve", "cpu", "export", "import")
         check_access(config)  # fails before minutes of building
-    options = BuildOptions(weights, rehash)
+    options = BuildOptions(weights, config.engine.device, rehash)
     with cleaned_up():
         built = {
             name: build_package(given, options, lambda text: say(text, config.log))

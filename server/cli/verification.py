@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ from server.cli.exit_codes import FAILED, CommandError
 if TYPE_CHECKING:
     from engine.package.manifest import Target
 
-_TOKENWEIR = (sys.executable, "-P", "-c", "from server.cli import main; main()")
-
 
 def verify_apart(package: Path, checkpoint: Path, target: Target, config: EngineConfig) -> None:
     """Compare a package with its checkpoint where an engine with these settings runs it.
@@ -22,9 +19,10 @@ def verify_apart(package: Path, checkpoint: Path, target: Target, config: Engine
     The process prints what `tokenweir verify` prints. Raises CommandError if it fails.
     """
     from engine.cuda.certificate import verify_options
+    from server.packages.build import COMMAND
 
     options = verify_options(config) if config.device_for(target) == "cuda" else []
-    command = [*_TOKENWEIR, "verify", str(package), str(checkpoint), *options]
+    command = [*COMMAND, "verify", str(package), str(checkpoint), *options]
     code = subprocess.run(command).returncode
     if code:
         raise CommandError(

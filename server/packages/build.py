@@ -21,9 +21,10 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Literal
 
+from engine.config import Device
 from engine.errors import PackageError
 from engine.package.manifest import FORMAT_VERSION
-from engine.package.recognised import Stage, recognise
+from engine.package.recognised import recognise
 from server.packages.address import is_remote
 from server.packages.cache import BUILT, locked, make_private, user_cache
 from server.packages.hub import download
@@ -31,6 +32,7 @@ from server.packages.hub import download
 ORIGIN = "origin.json"  # beside the result, when it is whole
 _SMALL = 2**20  # bytes of a file whose content is looked at each time
 _MOST_FILES = 10_000
+# `tokenweir` of this environment, whatever PATH says.
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-c", "from server.cli import main; main()")
 _ENDS_WITHIN = 10.0  # seconds, in which an interrupted command has removed what it had begun
 Kind = Literal["checkpoint", "package"]
@@ -39,9 +41,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of the packages that are built."""
+    """Options of the packages that are built, for CPUs."""
 
     weights: str | None = None  # as `tokenweir export` takes it
+    device: Device | None = None  # that is to run it; None: any
     rehash: bool = False  # compare the content of large files as well
 
 
@@ -69,6 +72,12 @@ def build_package(
                 "model that it was made of, or leave out --weights"
             )
         return given
+    if options.device == "cuda":
+        raise PackageError(
+            f"{given} is no package, and packages are built for CPUs; make one for a GPU with "
+            "`tokenweir export --target cuda` and `tokenweir verify --device cuda`, or leave out "
+            "the device"
+        )
     source, name = _source(given), recognise(given).name
     weights = [] if options.weights is None else ["--weights", options.weights]
 
@@ -103,8 +112,7 @@ def _source(given: Path | str) -> Path:
     if found.stage == "name":
         name, _, revision = found.given.partition("@")
         return download(name, revision or None)
-    wanted: tuple[Stage, ...] = ("original", "checkpoint")
-    if problem := found.problem(*wanted):
+    if problem := found.problem("original", "checkpoint"):
         raise PackageError(problem)
     return Path(given)
 

@@ -19,7 +19,7 @@ from engine.factory import load_engine
 from engine.package.package import load_package
 from server.config import WorkerConfig
 from server.listening import socket_directory
-from server.packages.build import build_package
+from server.packages.build import BuildOptions, build_package
 from server.settings import MOST_REQUEST_BYTES
 from server.worker.engines import Engine
 from server.worker.worker import Worker
@@ -34,7 +34,7 @@ def load(path: str | Path, name: str | None, settings: Mapping[str, Any]) -> InP
     but that on a GPU there are as many rows as were verified, unless a number is given.
     Raises what `load_engine` and `Worker.start` raise.
     """
-    package = load_package(build_package(path))
+    package = load_package(build_package(path, BuildOptions(device=settings.get("device"))))
     num_seqs = max(settings.get("decode_buckets", ()), default=0)
     config = EngineConfig(**{"max_num_seqs": num_seqs, **settings})
     return InProcessWorker({name or package.manifest.name: load_engine(package, config)}, config)

@@ -100,6 +100,13 @@ def test_a_checkpoint_is_exported_with_the_weights_asked_for(
     assert asked(commands)[2][-2:] == ["--weights", "int8"]
 
 
+def test_what_would_not_run_on_the_device_is_not_built(commands: Path, original: Path) -> None:
+    with pytest.raises(PackageError, match="opus is no package, and packages are built for CPUs"):
+        build_package(original, BuildOptions(device="cuda"))
+
+    assert asked(commands) == []
+
+
 def test_a_package_is_taken_as_it_is(commands: Path, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "manifest.json").write_text("{}")
