@@ -1,4 +1,4 @@
-"""The READMEs: every command in them exists with its options, every file and link is there."""
+"""The pages: commands exist with their options, files and links are there, sentences are short."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from server.cli.app import cli
 from server.cli.exit_codes import CommandError
 
 ROOT = Path(__file__).parents[1]
-READMES = sorted(
-    path for path in ROOT.glob("**/README.md") if path.relative_to(ROOT).parts[0][0] != "."
+PAGES = sorted(
+    path
+    for path in ROOT.glob("**/*.md")
+    if path.relative_to(ROOT).parts[0][0] != "." and "results" not in path.parent.parent.parts
 )
+GENERATED = "<!-- Made by `python -m "  # how a page begins that a program writes
+MAX_WORDS, MAX_PARAGRAPH = 1000, 400  # of a page, code left out; of a paragraph, in characters
+RELATIVES = ("Of", "Who", "What", "Whose", "Where")
 # Nothing of ours is in them.
 SHELL = {
     ".",
@@ -48,7 +53,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 
 class Block(NamedTuple):
-    """A block of code in a README."""
+    """A block of code in a page."""
 
     path: Path
     line: int
@@ -60,7 +65,7 @@ class Block(NamedTuple):
 
 
 def _blocks() -> Iterator[Block]:
-    for path in READMES:
+    for path in PAGES:
         text = path.read_text()
         for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
             yield Block(path, text.count("\n", 0, found.start()) + 2, found[1], found[2])
@@ -235,10 +240,10 @@ def _is_there(name: str, made: set[str]) -> bool:
 
 
 def _read_before(path: Path) -> Iterator[Path]:
-    """Yield the READMEs that come before one: the first of all, and those that it links to."""
+    """Yield the pages that come before one: the first of all, and those that it links to."""
     if path != ROOT / "README.md":
         yield ROOT / "README.md"
-        for link in re.findall(r"\]\((\.\./[\w./]*README\.md)", path.read_text()):
+        for link in re.findall(r"\]\(([\w./-]+\.md)", path.read_text()):
             yield (path.parent / link).resolve()
 
 
@@ -246,7 +251,7 @@ def _shell(path: Path) -> list[Block]:
     return [block for block in BLOCKS if block.path == path and block.language in SHELLS]
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_commands_name_are_there_or_made_before(path: Path) -> None:
     made: set[str] = set()
     for before in _read_before(path):
@@ -299,7 +304,7 @@ def _models(blocks: Iterable[Block]) -> tuple[set[str], set[str]]:
     return served, called
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_models_that_are_called_are_served(path: Path) -> None:
     served, _ = _models(block for before in (*_read_before(path), path) for block in _shell(before))
     _, called = _models(_shell(path))
@@ -326,7 +331,7 @@ def _named_extras(text: str) -> set[str]:
     return {extra for names in found for extra in names.split(",")}
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_extras_that_are_named_are_there(path: Path) -> None:
     assert _named_extras(path.read_text()) <= set(EXTRAS)
 
@@ -408,7 +413,7 @@ def test_python_that_calls_what_is_not_there_would_be_seen(
     assert "Found 1 error" in _python_problems([texts[0].replace(right, wrong)], tmp_path)
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
 
@@ -424,7 +429,7 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in anchors, link
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_of_ours_that_are_named_are_there(path: Path) -> None:
     rooms = "engine|exporter|server|loadtest|proto|tests"
     names = re.findall(rf"`((?:{rooms})/[\w./*-]*)`", path.read_text())
@@ -441,3 +446,41 @@ def _responsible_files(path: Path) -> list[str]:
     room = path.parent.relative_to(ROOT)
     files = "".join(row.split("|")[2] for row in rows.splitlines())
     return [str(room / name) for name in re.findall(r"`([\w./*-]+)`", files)]
+
+
+def _prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yield paragraphs and points of lists, without tables, titles and code."""
+    for found in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", _prose(text)):
+        if not found.lstrip().startswith(("|", "#", "<!--", "![")):
+            yield re.sub(r"\]\([^)]*\)", "]", found.strip())
+
+
+def _sentences(text: str) -> list[str]:
+    found = [re.split(r"(?<=[.:?!])\s+", paragraph) for paragraph in _paragraphs(text)]
+    return [sentence.lstrip("-* ") for sentences in found for sentence in sentences if sentence]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_is_short_and_so_are_its_paragraphs(path: Path) -> None:
+    text = path.read_text()
+
+    assert text.startswith(GENERATED) or len(_prose(text).split()) <= MAX_WORDS
+    assert [found for found in _paragraphs(text) if len(found) > MAX_PARAGRAPH] == []
+
+
+def test_long_paragraphs_would_be_seen_in_a_list_too() -> None:
+    long = "word " * 100
+
+    assert max(map(len, _paragraphs(f"# Title\n\n- a\n- {long}\n- b\n"))) > MAX_PARAGRAPH
+    assert not any(_paragraphs(f"```sh\n{long}\n```\n\n| {long} |\n"))
+
+
+def test_sentences_begin_with_their_subject() -> None:
+    sentences = [sentence for path in PAGES for sentence in _sentences(path.read_text())]
+
+    relative = [one for one in sentences if one.split()[0].strip("*") in RELATIVES]
+    assert len(relative) <= 0.02 * len(sentences), relative
