@@ -32,6 +32,7 @@ SHELL = {
     ".",
     "cat",
     "cmake",
+    "curl",
     "do",
     "done)",
     "mkdir",
@@ -44,6 +45,7 @@ SHELL = {
 SHELLS = ("sh", "bash")
 # Files that a reader has: texts of their own, a model they have downloaded, an older tree.
 YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
+YOURS |= {"sentence-transformers/all-MiniLM-L6-v2"}  # on the Hub
 YOURS |= {"downloads/llama", "downloads/iwslt14", "server.pem", "server.key", "ca.pem"}
 BY_MAKE = {"install": ".venv", "demo": "demo"}
 WRITTEN = {"--out", "--json", "--png", "--target"}  # options of programs that are not ours to parse
