@@ -74,11 +74,11 @@ class Recognised:
     @property
     def name(self) -> str:
         """The name of a model that is made of it."""
-        path = Path(self.given)
+        path = Path(os.path.abspath(self.given))  # a link keeps its own name
         if self.stage == "name":
             name = self.given.partition("@")[0].rpartition("/")[2]
         else:
-            name = path.stem if path.is_file() else path.resolve().name
+            name = path.stem if path.is_file() else path.name
         return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:64] or "model"
 
 

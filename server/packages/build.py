@@ -78,14 +78,14 @@ def build_package(
             "`tokenweir export --target cuda` and `tokenweir verify --device cuda`, or leave out "
             "the device"
         )
-    source, name = _source(given), recognise(given).name
+    source = _source(given)
     weights = [] if options.weights is None else ["--weights", options.weights]
 
     def commands(out: Path) -> Iterator[list[str]]:
-        checkpoint = build_checkpoint(source, options, say, name=name)
+        checkpoint = build_checkpoint(source, options, say, called=given)
         yield ["export", str(checkpoint), "--out", str(out), "--proof", "quick", *weights]
 
-    return _built(source, "package", name, weights, commands, options, say)
+    return _built(source, "package", given, weights, commands, options, say)
 
 
 def build_checkpoint(
@@ -93,9 +93,12 @@ def build_checkpoint(
     options: BuildOptions = BuildOptions(),
     say: Say = _say,
     *,
-    name: str | None = None,
+    called: Path | str | None = None,
 ) -> Path:
-    """Return a checkpoint: what is given, or the one that is imported of it; raises as above."""
+    """Return a checkpoint: the given one, or one that is imported; raises as above.
+
+    `called` is what the user gave, if that is the name of a model whose files are given.
+    """
     source = _source(given)
     if recognise(source).stage == "checkpoint":
         return source
@@ -103,7 +106,7 @@ def build_checkpoint(
     def commands(out: Path) -> Iterator[list[str]]:
         yield ["import", str(source), "--out", str(out)]
 
-    return _built(source, "checkpoint", name or recognise(given).name, [], commands, options, say)
+    return _built(source, "checkpoint", called or given, [], commands, options, say)
 
 
 def _source(given: Path | str) -> Path:
@@ -120,13 +123,13 @@ def _source(given: Path | str) -> Path:
 def _built(
     source: Path,
     kind: Kind,
-    name: str,
+    given: Path | str,
     options: list[str],
     commands: Callable[[Path], Iterator[list[str]]],
     build: BuildOptions,
     say: Say,
 ) -> Path:
-    cache = user_cache()
+    cache, name = user_cache(), recognise(given).name
     try:
         files = _files(source)
         state = _state(source, files)
@@ -151,7 +154,7 @@ def _built(
             (entry / ORIGIN).unlink(missing_ok=True)
             try:
                 for command in commands(entry / name):
-                    say(f"building the {kind} of {source}, kept in {entry / name}")
+                    say(f"building the {kind} of {given}, kept in {entry / name}")
                     _run(command, source, lock)
                 if not source.exists() or _state(source, _files(source)) != state:
                     shutil.rmtree(entry)

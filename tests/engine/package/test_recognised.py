@@ -198,3 +198,14 @@ def test_every_command_says_it_in_a_line(
 def test_load_says_it_too() -> None:
     with pytest.raises(PackageError, match="gguf is of GGUF, whose weights are rounded"):
         tokenweir.load("gguf")
+
+
+def test_a_model_is_called_as_its_link_and_here_as_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "step-900").mkdir()
+    (tmp_path / "dates").symlink_to("step-900")
+    monkeypatch.chdir(tmp_path / "step-900")
+
+    assert recognise(tmp_path / "dates").name == "dates"
+    assert recognise(".").name == "step-900"
