@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives, by its own protocol for developers."""
+"""A headless Chromium that tests and pictures drive, by its own protocol for developers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from loadtest.errors import LoadTestError
 
 CHROMIUM = shutil.which("chromium")
 _FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run".split()
@@ -34,8 +36,9 @@ class Tab:
         while True:
             message = await self._socket.receive_json(timeout=30)
             if message.get("id") == number:
-                assert "error" not in message, message
-                return message["result"]
+                if "error" in message:
+                    raise LoadTestError(f"the browser refuses {method}: {message['error']}")
+                return message["result"]  # type: ignore[no-any-return]
             self._note(message)
 
     async def open(self, url: str) -> None:
@@ -49,7 +52,8 @@ class Tab:
         found = await self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in found, found
+        if "exceptionDetails" in found:
+            raise LoadTestError(f"the page fails at {expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
     async def until(self, condition: str) -> None:
@@ -63,10 +67,12 @@ class Tab:
             **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
         )
 
-    async def picture(self, path: Path) -> None:
-        """Write what the page looks like, all of it, as PNG."""
-        found = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+    async def picture(self) -> bytes:
+        """Return the page as it looks, down to its end, as PNG."""
+        root = "document.documentElement.getBoundingClientRect()"
+        await self.resize(*await self.evaluate(f"[innerWidth, Math.ceil({root}.height)]"))
+        found = await self.call("Page.captureScreenshot")
+        return base64.b64decode(found["data"])
 
     def _note(self, message: dict[str, Any]) -> None:
         params = message.get("params", {})
@@ -80,13 +86,14 @@ class Tab:
 @asynccontextmanager
 async def browser_tab(profile: Path) -> AsyncIterator[Tab]:
     """Start a browser with an empty profile, and yield its page."""
-    assert CHROMIUM is not None
+    if CHROMIUM is None:
+        raise LoadTestError("there is no Chromium on the PATH; install it: apt install chromium")
     process = await asyncio.create_subprocess_exec(
         *(CHROMIUM, *_FLAGS, "--remote-debugging-port=0", f"--user-data-dir={profile}"),
         "about:blank",
         stderr=asyncio.subprocess.PIPE,
     )
-    assert process.stderr is not None
+    assert process.stderr is not None, "it is a pipe"
     try:
         port = await asyncio.wait_for(_port(process.stderr), 60)
         async with aiohttp.ClientSession() as session:
@@ -104,4 +111,4 @@ async def _port(stderr: asyncio.StreamReader) -> str:
     while line := (await stderr.readline()).decode():
         if (found := re.search(r"DevTools listening on ws://[^:]+:(\d+)/", line)) is not None:
             return found[1]
-    raise AssertionError("the browser did not start")
+    raise LoadTestError("the browser did not start")
