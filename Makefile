@@ -3,6 +3,7 @@
 # make test   every check: format, lint, types, import rules, protocol, tests
 # make test-long   the tests that need more time, larger models or more random examples
 # make test-emulated   all of what the CUDA provider of onnxruntime makes of our graphs, without a GPU
+# make pictures   the pictures of the pages, from what runs; needs Chromium
 # make demo GPU=1, make test GPU=1, ...   on a machine with a GPU: an environment of its own
 
 PYTHON ?= python3
@@ -28,7 +29,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile our modules
 
-.PHONY: install demo serve test collected test-long emulated-device test-emulated lint format proto clean
+.PHONY: install demo serve test collected test-long emulated-device test-emulated lint format proto pictures clean
 
 install: $(INSTALLED)
 
@@ -88,6 +89,15 @@ format: install
 
 proto: install
 	sh proto/generate.sh
+
+pictures: install packages/dates
+	$(BIN)/python -m loadtest.lab pictures
+
+checkpoints/dates: | install
+	$(BIN)/tokenweir train dates --out $@
+
+packages/dates: | checkpoints/dates
+	$(BIN)/tokenweir export checkpoints/dates --out $@
 
 clean:
 	rm -rf .venv .venv-gpu .emulated demo demo-gpu

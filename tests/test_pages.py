@@ -19,11 +19,7 @@ from server.cli.app import cli
 from server.cli.exit_codes import CommandError
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    path
-    for path in ROOT.glob("**/*.md")
-    if path.relative_to(ROOT).parts[0][0] != "." and "results" not in path.parent.parent.parts
-)
+PAGES = sorted(path for path in ROOT.glob("**/*.md") if path.relative_to(ROOT).parts[0][0] != ".")
 GENERATED = "<!-- Made by `python -m "  # how a page begins that a program writes
 MAX_WORDS, MAX_PARAGRAPH = 1000, 400  # of a page, code left out; of a paragraph, in characters
 RELATIVES = ("Of", "Who", "What", "Whose", "Where")
@@ -45,7 +41,8 @@ SHELL = {
 SHELLS = ("sh", "bash")
 # Files that a reader has: texts of their own, a model they have downloaded, an older tree.
 YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
-YOURS |= {"sentence-transformers/all-MiniLM-L6-v2"}  # on the Hub
+YOURS |= {"requests.jsonl", "trace.jsonl"}
+YOURS |= {"sentence-transformers/all-MiniLM-L6-v2", "openai-community/gpt2"}  # on the Hub
 YOURS |= {"downloads/llama", "downloads/iwslt14", "server.pem", "server.key", "ca.pem"}
 BY_MAKE = {"install": ".venv", "demo": "demo"}
 WRITTEN = {"--out", "--json", "--png", "--target"}  # options of programs that are not ours to parse

@@ -35,6 +35,7 @@ STUDIES = {
         "loadtest.lab.overload", "answers in time where more is asked than can be answered"
     ),
     "peers": Study("loadtest.lab.peers.command", "other engines and servers on the same work"),
+    "pictures": Study("loadtest.lab.pictures.command", "pictures of the pages, from what runs"),
     "regression": Study(
         "loadtest.lab.regression", "engine and server of this checkout, and those of older ones"
     ),

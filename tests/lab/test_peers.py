@@ -268,7 +268,9 @@ def test_everything_measured_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    write_png(results_of(run_comparison(plan(), FakePeers())), tmp_path / "tiny.png")
+    result, _ = write(results_of(run_comparison(plan(), FakePeers())), tmp_path)
+
+    write_png(result, tmp_path / "tiny.png")
 
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
 
@@ -309,7 +311,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     started: list[EngineProcess | ServerProcess] = []
 
     def make(kind: type[EngineProcess | ServerProcess], **options: Any) -> Any:
-        name = f"tests.lab.fake_{'peer' if kind is EngineProcess else 'server'}"
+        name = f"tests.fakes.fake_{'peer' if kind is EngineProcess else 'server'}"
         started.append(kind(name, replace(OPTIONS, **options), tmp_path / "peers.log"))
         return started[-1]
 

@@ -75,10 +75,12 @@ def main(
         lines=summarize(work, comparison),
         disagreements=disagreements(comparison.agreements),
     )
-    picture = out / f"{name}.png"
-    if results.lines:
-        write_png(results, picture)
-    for path in (*write(results, out), picture):
+    written = write(results, out)
+    if any(line.ratio for line in results.lines):
+        picture = out / f"{name}.png"
+        write_png(written[0], picture)
+        written.append(picture)
+    for path in written:
         click.echo(f"written: {path}")
     if found := "; ".join(results.disagreements):
         raise LoadTestError(f"outputs differ: {found}")

@@ -10,6 +10,8 @@ from loadtest.errors import LoadTestError
 Setting = Mapping[str, int]  # options of an engine that are tried; the fastest counts
 
 OURS = "tokenweir"
+# Shapes with random weights, as charts call them.
+MODELS = {"gpt2": "GPT-2 124M", "smollm2": "SmolLM2 135M", "marian": "Marian base"}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import grpc
 import pytest
 from tokenweir import AsyncClient, ReplicaInfo, ReplicaLoad, ServerInfo, Unavailable
 
+from loadtest.lab.pictures.browser import CHROMIUM, browser_tab
 from server.adapters.config import HttpConfig
 from server.adapters.http.load_history import LoadHistory
-from tests.fakes.browser import CHROMIUM, browser_tab
 from tests.fakes.engines import FakeGenerator, FakePredictor, running_worker
 from tests.fakes.http_calls import Caller, http_of, http_server
 from tests.fakes.scripted_server import fail, scripted_server
