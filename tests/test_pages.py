@@ -36,6 +36,8 @@ SHELL = {
     "do",
     "done)",
     "mkdir",
+    "node",
+    "npm",
     "openssl",
     "platforms=$(for",
     "split",
@@ -385,8 +387,8 @@ def test_what_a_block_installs_is_enough_for_its_commands(
         if words[0] == "tokenweir":
             with pytest.raises(CommandError) as refused:
                 cli.commands[words[1]].callback()  # type: ignore[misc]  # says what it needs first
-            (needed,) = re.findall(r"'tokenweir\[([\w,]+)\]'$", str(refused.value))
-            assert set(needed.split(",")) <= brought, words
+            ways = re.findall(r"'tokenweir\[([\w,]+)\]'", str(refused.value))
+            assert any(set(needed.split(",")) <= brought for needed in ways), words
 
 
 def _python_problems(texts: Iterable[str], folder: Path) -> str:
