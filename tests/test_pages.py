@@ -32,6 +32,8 @@ SHELL = {
     "do",
     "done)",
     "mkdir",
+    "node",
+    "npm",
     "openssl",
     "platforms=$(for",
     "split",
@@ -382,8 +384,8 @@ def test_what_a_block_installs_is_enough_for_its_commands(
         if words[0] == "tokenweir":
             with pytest.raises(CommandError) as refused:
                 cli.commands[words[1]].callback()  # type: ignore[misc]  # says what it needs first
-            (needed,) = re.findall(r"'tokenweir\[([\w,]+)\]'$", str(refused.value))
-            assert set(needed.split(",")) <= brought, words
+            ways = re.findall(r"'tokenweir\[([\w,]+)\]'", str(refused.value))
+            assert any(set(needed.split(",")) <= brought for needed in ways), words
 
 
 def _python_problems(texts: Iterable[str], folder: Path) -> str:

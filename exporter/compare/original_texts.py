@@ -121,7 +121,7 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     differ = f"{len(wrong)} of {len(found)} texts are not read or written as by {whose}"
     if original.is_fast and not original.split_special_tokens:
         raise _refused(directory, f"{differ}: {found[wrong[0]]}")
-    why = "exporter/README.md says what differs, and why"
+    why = "exporter/docs/reference/tokenizers.md says what differs, and why"
     return Said(words, (f"{differ}: {found[wrong[0]]}; {why}",), asked)
 
 

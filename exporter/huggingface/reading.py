@@ -66,7 +66,8 @@ def family_of(said: dict[str, Any], directory: Path) -> Family | None:
             f"{path}: model_type is {shortened(str(given))}; {why}"
             f"supported: {', '.join(known)}, and causal models whose class of transformers takes "
             f"an attention function{named}; any other model can be built from the blocks of "
-            "exporter/models, or exported as a class of your own: exporter/README.md says how"
+            "exporter/models, or exported as a class of your own: "
+            "exporter/docs/how-to/own-class.md says how"
         )
     if said.get("quantization_config") is not None:
         config = said["quantization_config"]

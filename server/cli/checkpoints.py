@@ -226,7 +226,7 @@ def import_(
     its directory. Weights are safetensors or PyTorch's own files, of which nothing is run. Models
     of Hugging Face need the extra `import`: transformers reads their options, and the outputs are
     compared with those of its class.
-    exporter/README.md lists the families.
+    exporter/docs/reference/families.md lists the families.
     """
     from exporter.huggingface import Languages
     from exporter.imports import Options, import_model

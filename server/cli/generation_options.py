@@ -104,16 +104,18 @@ _METAVARS: Mapping[Kind, str] = {
 
 def _decorator(option: Option) -> Decorator:
     kind, words = option.kind, option.words
+    is_repeated = kind in ("ids", "runs", "biases", "texts")
+    repeated = "; may be repeated" if is_repeated else ""
     is_left_out = f"  [default: {option.left_out}]" if option.left_out else ""
     return click.option(
         option.typed,
         option.name,
         type=click.Choice(words) if words else _TYPES.get(kind),
         is_flag=kind == "flag",
-        multiple=kind in ("ids", "runs", "biases", "texts"),
+        multiple=is_repeated,
         default=None,
         metavar=_METAVARS.get(kind),
-        help=f"{option.help}{f'; {option.off}' if option.off else ''}.{is_left_out}",
+        help=f"{option.help}{f'; {option.off}' if option.off else ''}{repeated}.{is_left_out}",
     )
 
 

@@ -176,7 +176,7 @@ def test_where_special_tokens_are_taken_apart_a_difference_is_told(tmp_path: Pat
     found = compare_texts(tmp_path / "original", tmp_path / "checkpoint", Languages())
 
     assert "texts are not read or written as by TokenizersBackend" in found.notes[0]
-    assert "exporter/README.md says what differs" in found.notes[0]
+    assert "exporter/docs/reference/tokenizers.md says what differs" in found.notes[0]
 
 
 def test_a_file_that_is_larger_than_an_import_reads_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Writes the page of the models that can be imported: `python -m exporter.families`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+from exporter.graphs.target import TARGETS
+from exporter.huggingface.any_decoder import TITLE
+from exporter.huggingface.families import FAMILIES, LACKING
+from exporter.huggingface.family import WRITES, Ability, Family
+from exporter.toolkits.fairseq import FAIRSEQ
+from exporter.toolkits.opennmt import OPEN_NMT
+
+PAGE = Path(__file__).parent / "docs" / "reference" / "families.md"
+
+
+def page() -> str:
+    """Return the page, in Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "<!-- Made by `python -m exporter.families`. -->"
+    yield from ("", "# Models that can be imported", "")
+    yield "An ability is that of the family; a checkpoint has the abilities of its head."
+    yield "[Import a model](../how-to/import.md) says what else a model needs."
+    yield from ("", "## Hugging Face Transformers", "")
+    yield from _head("family", "`model_type`")
+    yield from map(_family, FAMILIES)
+    yield _row(TITLE, ["any other"], WRITES)
+    yield from ("", "## OpenNMT-py and fairseq", "")
+    yield from _head("toolkit", "architecture")
+    yield from map(_family, (OPEN_NMT, FAIRSEQ))
+    yield from ("", "## Refused", "", "These types have parts that Tokenweir does not compute.")
+    yield from ("", "| `model_type` | part |", "|---|---|")
+    yield from (f"| `{name}` | {why} |" for name, why in sorted(LACKING.items()))
+
+
+def _head(*names: str) -> Iterator[str]:
+    heads = (*names, *get_args(Ability), "targets")
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+
+
+def _family(family: Family) -> str:
+    return _row(family.title, family.model_types, family.abilities)
+
+
+def _row(title: str, types: Iterable[str], found: Sequence[Ability]) -> str:
+    abilities = ("yes" if ability in found else "" for ability in get_args(Ability))
+    names = ", ".join(f"`{name}`" if name != "any other" else name for name in types)
+    cells = (title, names, *abilities, ", ".join(TARGETS))  # all families go to all targets
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

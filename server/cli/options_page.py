@@ -1,0 +1,133 @@
+"""Writes the page of a generation's options: `python -m server.cli.options_page`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import click
+from tokenweir import StreamOptions
+
+from engine.config import RequestLimits
+from engine.requests.generation_defaults import GenerationDefaults
+from engine.requests.options import BY_NAME, OPTIONS, Option, Range
+from server.cli.generation_options import request_options
+
+PAGE = Path(__file__).parents[2] / "proto" / "docs" / "options.md"
+
+_SECTIONS: Mapping[str, str] = {  # by the message that an option is in
+    "decoding": "Decoding",
+    "decoding.sampling": "Sampling",
+    "decoding.beam": "Beam search",
+    "decoding.controls": "Choice of tokens",
+    "decoding.constraint": "Constraints",
+    "stopping": "End of an answer",
+    "output": "Contents of an answer",
+}
+_LIMITS = RequestLimits()
+_LIMIT_NAMES = {field.name for field in fields(RequestLimits)}
+
+
+def page() -> str:
+    """Return the page, in Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "<!-- Made by `python -m server.cli.options_page`. -->"
+    yield from ("", "# Options of a generation", "")
+    yield "The Python client takes these options as keywords of `generate`, `generate_many` and"
+    yield "`stream`. The fields are those of `GenerateRequest`. `tokenweir generate` and `tokenweir"
+    yield "loadtest` have the same options in the command's spelling."
+    yield ""
+    yield "A package may have its own default of an option with a star (*). `tokenweir models`"
+    yield "shows these defaults, and `without_defaults` rules them out. Limits that have a name are"
+    yield "settings of the server (`[limits]`)."
+    for message, title in _SECTIONS.items():
+        yield from ("", f"## {title}", "", *_remarks(message))
+        yield "| option | type | default | range | meaning | field | command line |"
+        yield "|---|---|---|---|---|---|---|"
+        yield from (_row(option) for option in OPTIONS if option.message == message)
+    yield from ("", "## The call", "", "| option | type | meaning | command line |")
+    yield "|---|---|---|---|"
+    for parameter in request_options(without=BY_NAME):
+        assert isinstance(parameter, click.Option) and parameter.name and parameter.help
+        typed = "/".join((*parameter.opts, *parameter.secondary_opts))
+        cells = (f"`{parameter.name}`", _type(parameter.name), parameter.help, f"`{typed}`")
+        yield _as_row(*cells)
+
+
+def _remarks(message: str) -> Iterator[str]:
+    """Yield what holds for all options of a message."""
+    if message in ("decoding.sampling", "decoding.beam"):
+        other = "beam search" if message == "decoding.sampling" else "sampling"
+        yield f"An option of this table is refused with greedy decoding and with {other}."
+        yield ""
+    if message == "decoding.constraint":
+        yield "A request has at most one of these options, with at most"
+        yield f"{_LIMITS.max_constraint_chars:,} characters (`max_constraint_chars`)."
+        yield ""
+
+
+def _row(option: Option) -> str:
+    star = " *" if option.name in GenerationDefaults.model_fields else ""
+    off = f"; {option.off}" if option.off else ""
+    needs = f" Needs the capability `{option.capability}`." if option.capability else ""
+    return _as_row(
+        f"`{option.name}`{star}",
+        _type(option.name),
+        _default(option),
+        _range(option),
+        f"{option.help}{off}.{needs}",
+        f"`{option.path}`",
+        f"`{option.typed}`",
+    )
+
+
+def _as_row(*cells: str) -> str:
+    escaped = (cell.replace("|", r"\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
+
+
+def _type(name: str) -> str:
+    """Return the type in the client; None is the same as leaving the option out."""
+    annotation: str = StreamOptions.__annotations__[name].__forward_arg__
+    return f"`{annotation.removesuffix(' | None')}`"
+
+
+def _default(option: Option) -> str:
+    value = option.default
+    if option.kind == "flag":
+        return f"`{value}`"
+    if option.left_out:
+        return option.left_out
+    return "" if value in (None, ()) else f"`{value}`"
+
+
+def _range(option: Option) -> str:
+    bounds = option.bounds
+    if isinstance(bounds, Range):
+        return _interval(bounds)
+    if option.words:
+        return ", ".join(f"`{word}`" for word in option.words)
+    return f"at most {getattr(_LIMITS, bounds):,} (`{bounds}`)" if bounds else ""
+
+
+def _interval(bounds: Range) -> str:
+    low, high = f"{bounds.low:,}", bounds.high
+    if high == float("inf"):
+        return f"{low} or more" if bounds.ends[0] == "[" else f"above {low}"
+    if isinstance(high, str):
+        named = f"{getattr(_LIMITS, high)} (`{high}`)" if high in _LIMIT_NAMES else f"`{high}`"
+        return f"{low} to {named}"
+    without = [
+        f"without {end}"
+        for end, is_open in ((low, bounds.ends[0] == "("), (f"{high:,}", bounds.ends[1] == ")"))
+        if is_open
+    ]
+    return ", ".join((f"{low} to {high:,}", *without))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
