@@ -32,13 +32,19 @@ SHELL = {
     ".",
     "cat",
     "cmake",
+    "cp",
     "curl",
     "do",
+    "docker",
     "done)",
+    "journalctl",
+    "kubectl",
     "mkdir",
     "openssl",
     "platforms=$(for",
+    "ray",
     "split",
+    "systemctl",
     "tar",
     "xz",
 }
@@ -46,10 +52,11 @@ SHELLS = ("sh", "bash")
 # Files that a reader has: texts of their own, a model they have downloaded, an older tree.
 YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
 YOURS |= {"sentence-transformers/all-MiniLM-L6-v2"}  # on the Hub
-YOURS |= {"downloads/llama", "downloads/iwslt14", "server.pem", "server.key", "ca.pem"}
+YOURS |= {"downloads/llama", "downloads/iwslt14", "downloads/opus-mt", "key.pem", "key.pub"}
+YOURS |= {"server.pem", "server.key", "ca.pem", "client.pem", "client.key"}
 BY_MAKE = {"install": ".venv", "demo": "demo"}
 WRITTEN = {"--out", "--json", "--png", "--target"}  # options of programs that are not ours to parse
-WRITERS = {"exporter.examples.own_class"}  # modules whose argument is what they write
+WRITERS = {"exporter.examples.own_class", "venv"}  # modules whose argument is what they write
 A_FILE = re.compile(r".*/.*|.*\*|.*\.(conll|json|jsonl|png|toml|tsv|txt)")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -98,6 +105,8 @@ def _with_redirects(script: str) -> Iterator[list[str]]:
         lexer.whitespace_split, lexer.commenters = True, "#"
         words: list[str] = []
         for word in lexer:
+            if not words and re.match("[A-Z_]+=", word):
+                continue  # a variable of the command
             if set(word) <= set("|&;"):
                 yield words
                 words = []
@@ -242,9 +251,12 @@ def _is_there(name: str, made: set[str]) -> bool:
 
 
 def _read_before(path: Path) -> Iterator[Path]:
-    """Yield the pages that come before one: the first of all, and those that it links to."""
+    """Yield the pages that come before one: those of all and of its room, and those it links to."""
     if path != ROOT / "README.md":
         yield ROOT / "README.md"
+        room = ROOT / path.relative_to(ROOT).parts[0] / "README.md"
+        if room != path and room.exists():
+            yield room
         for link in re.findall(r"\]\(([\w./-]+\.md)", path.read_text()):
             yield (path.parent / link).resolve()
 
