@@ -25,7 +25,7 @@ PAGES = sorted(
     if path.relative_to(ROOT).parts[0][0] != "." and "results" not in path.parent.parent.parts
 )
 GENERATED = "<!-- Made by `python -m "  # how a page begins that a program writes
-MAX_WORDS, MAX_PARAGRAPH = 1000, 400  # of a page, code left out; of a paragraph, in characters
+MAX_WORDS, MAX_PARAGRAPH = 1000, 400  # words of a page without code; characters
 RELATIVES = ("Of", "Who", "What", "Whose", "Where")
 # Nothing of ours is in them.
 SHELL = {
