@@ -55,8 +55,9 @@ def _cli() -> Iterator[str]:
 def _help(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
     context = click.Context(command, parent, info_name=name, terminal_width=_WIDTH)
     yield from ("", f"## {context.command_path}", "", "```text", command.get_help(context), "```")
-    for below in command.commands if isinstance(command, click.Group) else ():
-        yield from _help(command.commands[below], below, context)
+    if isinstance(command, click.Group):
+        for below, one in command.commands.items():
+            yield from _help(one, below, context)
 
 
 def _settings() -> Iterator[str]:
@@ -115,7 +116,7 @@ def _error(kind: type[errors.TokenweirError]) -> tuple[str, ...]:
     return f"`{kind.reason}`", f"`{code.name}`", str(http), retry, meaning
 
 
-class _FailedCall(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
+class _FailedCall(grpc.RpcError):
     """A failed call, as a client sees it."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
@@ -127,8 +128,8 @@ class _FailedCall(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
     def details(self) -> str:
         return ""
 
-    def trailing_metadata(self) -> None:
-        return None
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
 
 
 if __name__ == "__main__":
