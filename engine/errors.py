@@ -100,13 +100,13 @@ class ModelVersionNotFound(NotFound):
 
 
 class Unauthenticated(TokenweirError):
-    """The call shows no token, or one that nobody knows."""
+    """The call shows no token, or an unknown one."""
 
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(TokenweirError):
-    """The token that the call shows does not allow that."""
+    """The token of the call does not allow that."""
 
     reason = "PERMISSION_DENIED"
 
@@ -122,7 +122,7 @@ class Overloaded(_Retryable):
 
 
 class QueueFull(Overloaded):
-    """Too many requests are waiting."""
+    """Too many requests are open or waiting."""
 
     reason = "QUEUE_FULL"
 
@@ -134,7 +134,7 @@ class TokenBudgetFull(Overloaded):
 
 
 class TenantQuota(Overloaded):
-    """A tenant has used what it may have for now."""
+    """The tenant has used up its quota for now."""
 
     reason = "TENANT_QUOTA"
 
@@ -149,19 +149,19 @@ class DeadlineExpired(TokenweirError):
 
 
 class ExpiredInQueue(DeadlineExpired):
-    """... before it was admitted to a batch."""
+    """The deadline passed before the request was admitted to a batch."""
 
     reason = "EXPIRED_IN_QUEUE"
 
 
 class ExpiredInDecode(DeadlineExpired):
-    """... while it was running."""
+    """The deadline passed while the request was running."""
 
     reason = "EXPIRED_IN_DECODE"
 
 
 class CannotMeet(DeadlineExpired):
-    """... surely would pass: the request was refused at once."""
+    """The deadline would pass before the end of the answer, so the request is refused at once."""
 
     reason = "CANNOT_MEET"
 
@@ -175,19 +175,19 @@ class Unavailable(_Retryable):
 
 
 class Starting(Unavailable):
-    """Models are still being loaded."""
+    """No worker takes the call yet: models are still being loaded, or a worker is replaced."""
 
     reason = "STARTING"
 
 
 class Draining(Unavailable):
-    """The server finishes what runs and takes nothing new."""
+    """The server finishes running requests and takes no new ones."""
 
     reason = "DRAINING"
 
 
 class ReplicaLost(Unavailable):
-    """The replica that ran the request is gone."""
+    """The worker that ran the request is gone; ask again, with the same request id."""
 
     reason = "REPLICA_LOST"
 
@@ -203,37 +203,37 @@ class CapabilityNotSupported(TokenweirError):
 
 
 class RequestAborted(TokenweirError):
-    """The request was ended from outside: by its client or by an operator."""
+    """An operator ended the request."""
 
     reason = "ABORTED_BY_OPERATOR"
 
 
 class OperationRefused(TokenweirError):
-    """An operator's request would harm the served models."""
+    """The request of an operator would harm the served models."""
 
     reason = "OPERATION_REFUSED"
 
 
 class LoadFailed(OperationRefused):
-    """The workers of a model do not start; what served before goes on."""
+    """The workers of a model do not start; the models served before stay."""
 
     reason = "LOAD_FAILED"
 
 
 class OperationInProgress(TokenweirError):
-    """Models are loaded and unloaded one after the other, and one of it runs."""
+    """Another load or unload is running; only one runs at a time."""
 
     reason = "OPERATION_IN_PROGRESS"
 
 
 class EngineFailure(TokenweirError):
-    """A step of the engine failed."""
+    """The server failed; its log has the traceback, with the request id."""
 
     reason = "INTERNAL"
 
 
 class ReplicasLost(EngineFailure):
-    """Replica after replica was lost with the request, which may be what ends them."""
+    """The request crashed three workers one after the other and goes to no other."""
 
     reason = "REPLICAS_LOST"
 

@@ -1,7 +1,8 @@
 """All that a person may set of a server: one tree, whose fields have their help and option.
 
 A file of settings is TOML with these sections. Options of commands, `--print-config` and the page
-`settings.md` are made of the tree; what the parts of a server are made with is derived from it.
+`docs/reference/settings.md` are made of the tree; what the parts of a server are made with is
+derived from it.
 """
 
 from __future__ import annotations

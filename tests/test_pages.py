@@ -21,22 +21,28 @@ from server.cli.exit_codes import CommandError
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in ROOT.glob("**/*.md") if path.relative_to(ROOT).parts[0][0] != ".")
 GENERATED = "<!-- Made by `python -m "  # how a page begins that a program writes
-MAX_WORDS, MAX_PARAGRAPH = 1000, 400  # of a page, code left out; of a paragraph, in characters
+MAX_WORDS, MAX_PARAGRAPH = 1000, 400  # words of a page without code; characters
 RELATIVES = ("Of", "Who", "What", "Whose", "Where")
 # Nothing of ours is in them.
 SHELL = {
     ".",
     "cat",
     "cmake",
+    "cp",
     "curl",
     "do",
+    "docker",
     "done)",
+    "journalctl",
+    "kubectl",
     "mkdir",
     "node",
     "npm",
     "openssl",
     "platforms=$(for",
+    "ray",
     "split",
+    "systemctl",
     "tar",
     "xz",
 }
@@ -45,10 +51,11 @@ SHELLS = ("sh", "bash")
 YOURS = {"pairs.tsv", "book.txt", "lines.txt", "../old", "runs/model_step_100000.pt"}
 YOURS |= {"requests.jsonl", "trace.jsonl"}
 YOURS |= {"sentence-transformers/all-MiniLM-L6-v2", "openai-community/gpt2"}  # on the Hub
-YOURS |= {"downloads/llama", "downloads/iwslt14", "server.pem", "server.key", "ca.pem"}
+YOURS |= {"downloads/llama", "downloads/iwslt14", "downloads/opus-mt", "key.pem", "key.pub"}
+YOURS |= {"server.pem", "server.key", "ca.pem", "client.pem", "client.key"}
 BY_MAKE = {"install": ".venv", "demo": "demo"}
 WRITTEN = {"--out", "--json", "--png", "--target"}  # options of programs that are not ours to parse
-WRITERS = {"exporter.examples.own_class"}  # modules whose argument is what they write
+WRITERS = {"exporter.examples.own_class", "venv"}  # modules whose argument is what they write
 A_FILE = re.compile(r".*/.*|.*\*|.*\.(conll|json|jsonl|png|toml|tsv|txt)")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -97,6 +104,8 @@ def _with_redirects(script: str) -> Iterator[list[str]]:
         lexer.whitespace_split, lexer.commenters = True, "#"
         words: list[str] = []
         for word in lexer:
+            if not words and re.match("[A-Z_]+=", word):
+                continue  # a variable of the command
             if set(word) <= set("|&;"):
                 yield words
                 words = []
@@ -241,9 +250,12 @@ def _is_there(name: str, made: set[str]) -> bool:
 
 
 def _read_before(path: Path) -> Iterator[Path]:
-    """Yield the pages that come before one: the first of all, and those that it links to."""
+    """Yield the pages that come before one: those of all and of its room, and those it links to."""
     if path != ROOT / "README.md":
         yield ROOT / "README.md"
+        room = ROOT / path.relative_to(ROOT).parts[0] / "README.md"
+        if room != path and room.exists():
+            yield room
         for link in re.findall(r"\]\(([\w./-]+\.md)", path.read_text()):
             yield (path.parent / link).resolve()
 

@@ -47,53 +47,86 @@ def _latency(name: str, what: str) -> Metric:
 
 # The page adds the label `worker`.
 WORKER_METRICS = (
-    Metric("num_sequences_running", "gauge", _MODEL, "Sequences in the batch."),
-    Metric("num_requests_waiting", "gauge", _MODEL, "Requests that wait in the engine."),
-    Metric("num_tokens_waiting", "gauge", _MODEL, "Tokens that waiting requests may come to."),
-    Metric("kv_cache_usage_perc", "gauge", _MODEL, "Share of the cache in use; 1 is all."),
+    Metric("num_sequences_running", "gauge", _MODEL, "Sequences in the batch now."),
+    Metric("num_requests_waiting", "gauge", _MODEL, "Requests in the queue of the engine."),
+    Metric(
+        "num_tokens_waiting",
+        "gauge",
+        _MODEL,
+        "Most tokens that the requests in that queue may take.",
+    ),
+    Metric("kv_cache_usage_perc", "gauge", _MODEL, "Share of the KV cache in use, from 0 to 1."),
     _latency("time_to_first_token_seconds", "From arrival at the worker to the first token."),
     Metric(
         "inter_token_latency_seconds",
         "histogram",
         _MODEL,
-        "Between two tokens of a sequence.",
+        "Time between two tokens of a sequence.",
         STEP_BOUNDS,
     ),
-    _latency("request_time_per_output_token_seconds", "Mean between two tokens, by request."),
-    _latency("e2e_request_latency_seconds", "From arrival at the worker to the end."),
-    _latency("request_queue_time_seconds", "Waiting in the engine."),
-    _latency("request_prefill_time_seconds", "From admission to the first token."),
+    _latency("request_time_per_output_token_seconds", "Mean time between two tokens of a request."),
+    _latency("e2e_request_latency_seconds", "From arrival at the worker to the end of the answer."),
+    _latency("request_queue_time_seconds", "Time in the queue of the engine."),
+    _latency("request_prefill_time_seconds", "From admission to a batch to the first token."),
     _latency("request_decode_time_seconds", "From the first token to the last."),
-    Metric("step_seconds", "histogram", _MODEL, "A step of the engine.", STEP_BOUNDS),
-    Metric("step_batch_size", "histogram", _MODEL, "Sequences or items of a step.", SIZE_BOUNDS),
-    Metric("prompt_tokens", "counter", _MODEL, "Tokens of answered inputs."),
-    Metric("generation_tokens", "counter", _MODEL, "Tokens of answers."),
-    Metric("prefix_cache_queries", "counter", _MODEL, "Tokens of answered inputs, looked up."),
-    Metric("prefix_cache_hits", "counter", _MODEL, "Of them, found computed already."),
-    Metric("request_success", "counter", (*_MODEL, "finished_reason"), "Sequences, by their end."),
+    Metric("step_seconds", "histogram", _MODEL, "Time of a step of the engine.", STEP_BOUNDS),
+    Metric("step_batch_size", "histogram", _MODEL, "Sequences or items in a step.", SIZE_BOUNDS),
+    Metric("prompt_tokens", "counter", _MODEL, "Input tokens of answered requests."),
+    Metric("generation_tokens", "counter", _MODEL, "Output tokens of answered requests."),
     Metric(
-        "request_failures", "counter", (*_MODEL, "reason"), "Calls that failed or were refused."
+        "prefix_cache_queries", "counter", _MODEL, "Input tokens looked up in the prefix cache."
     ),
-    Metric("wasted_tokens", "counter", (*_MODEL, "kind"), "Tokens computed for no answer."),
+    Metric("prefix_cache_hits", "counter", _MODEL, "Input tokens found in the prefix cache."),
+    Metric(
+        "request_success",
+        "counter",
+        (*_MODEL, "finished_reason"),
+        "Finished sequences, by the reason of their end.",
+    ),
+    Metric(
+        "request_failures",
+        "counter",
+        (*_MODEL, "reason"),
+        "Requests that failed at a worker or were refused there.",
+    ),
+    Metric(
+        "wasted_tokens",
+        "counter",
+        (*_MODEL, "kind"),
+        "Tokens computed in vain: padding, cancelled, expired, failed, discarded, preempted.",
+    ),
 )
 GATEWAY_METRICS = (
-    Metric("gateway_requests", "counter", ("method", "code"), "Calls that have ended."),
-    Metric("gateway_refusals", "counter", ("reason",), "Calls that the gateway has ended itself."),
     Metric(
-        "gateway_resumed_streams", "counter", (), "Streams that were to go on at another worker."
+        "gateway_requests", "counter", ("method", "code"), "Calls that have ended at the gateway."
     ),
+    Metric(
+        "gateway_refusals",
+        "counter",
+        ("reason",),
+        "Calls that the gateway refused or ended itself.",
+    ),
+    Metric("gateway_resumed_streams", "counter", (), "Streams to be resumed at another worker."),
     Metric("gateway_requests_waiting", "gauge", (), "Calls that wait for their turn."),
-    Metric("gateway_requests_running", "gauge", (), "Calls that are being answered or wait."),
-    Metric("gateway_queue_seconds", "histogram", (), "Waiting for a call's turn.", LATENCY_BOUNDS),
+    Metric("gateway_requests_running", "gauge", (), "Calls that wait or are being answered."),
+    Metric(
+        "gateway_queue_seconds",
+        "histogram",
+        (),
+        "Time that a call waits for its turn.",
+        LATENCY_BOUNDS,
+    ),
     Metric(
         "gateway_request_seconds",
         "histogram",
         ("method",),
-        "From a call's request to its end.",
+        "From the request of a call to its end.",
         LATENCY_BOUNDS,
     ),
-    Metric("workers_serving", "gauge", (), "Workers that calls go to."),
-    Metric("worker_restarts", "counter", (), "Workers that died or hung, and are replaced."),
+    Metric("workers_serving", "gauge", (), "Workers that take calls."),
+    Metric(
+        "worker_restarts", "counter", (), "Workers that took the place of one that died or hung."
+    ),
 )
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {metric.name: metric for metric in (*WORKER_METRICS, *GATEWAY_METRICS)}

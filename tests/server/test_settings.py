@@ -21,7 +21,6 @@ from tokenweir.v1 import prediction_service_pb2
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.generation.async_engine import AsyncEngine
-from server import settings_page
 from server.cli.app import cli, run
 from server.config import gateway_config, worker_config
 from server.gateway.gateway import Gateway
@@ -348,12 +347,6 @@ def test_of_a_key_that_a_section_does_not_have_the_nearest_is_named(
 
     with pytest.raises(ConfigError, match=f"no setting {name}x; the nearest is {name}$"):
         read(tmp_path, f"[{section}]\n{key}x = 1")
-
-
-def test_the_page_of_settings_is_that_of_the_tree() -> None:
-    page = Path(settings_page.__file__).with_name("settings.md")
-
-    assert page.read_text() == settings_page.page(), "python -m server.settings_page writes it"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -9,8 +9,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_NAME = "tokenweir_http_requests_total"
-_HEAD = f"# HELP {_NAME} Answers by route and status.\n# TYPE {_NAME} counter\n"
+from server.telemetry.metrics import Metric
+
+HTTP_REQUESTS = Metric("http_requests", "counter", ("route", "code"), "Answers of the HTTP server.")
+_NAME = HTTP_REQUESTS.exported
+_HEAD = f"# HELP {_NAME} {HTTP_REQUESTS.help}\n# TYPE {_NAME} counter\n"
 _TYPE = "text/plain; version=0.0.4"
 
 

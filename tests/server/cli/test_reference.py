@@ -1,0 +1,40 @@
+"""The pages of reference are those of the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from server.cli import reference
+from server.cli.app import COMMANDS
+from server.given_settings import KNOWN
+from server.telemetry.metrics import METRICS
+
+# In a process of its own: click keeps the help option of a command as it was first asked for.
+_PRINT = "import json; from server.cli.reference import pages; print(json.dumps(pages()))"
+
+
+def test_pages_are_those_of_the_code_whatever_the_terminal() -> None:
+    environment = {**os.environ, "COLUMNS": "60"}
+
+    made = subprocess.check_output([sys.executable, "-c", _PRINT], env=environment)
+
+    written = {path.name: path.read_text() for path in reference.FOLDER.iterdir()}
+    assert written == json.loads(made), "python -m server.cli.reference writes them"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("cli.md", [f"## tokenweir {name}\n" for name in (*COMMANDS, "loadtest compare")]),
+        ("settings.md", [f"`{known.field.name}`" for known in KNOWN.values()]),
+        ("metrics.md", [f"`{metric.exported}`" for metric in METRICS.values()]),
+        ("errors.md", ["| `QUEUE_FULL` | `RESOURCE_EXHAUSTED` | 429 | yes |", "| 130 | Ctrl-C |"]),
+    ],
+)
+def test_a_page_has_all_that_there_is(page: str, names: list[str]) -> None:
+    assert [name for name in names if name not in reference.pages()[page]] == []
