@@ -44,6 +44,7 @@ class Tab:
         """Go to a page, and wait until all of it is there."""
         for domain in ("Page", "Runtime", "Log"):
             await self.call(f"{domain}.enable")
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # it has no window
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
 

@@ -131,6 +131,7 @@ def prediction_package(
         encoding=text if takes == "text" else None,
         image=image if takes == "image" else None,
         labels=tuple(labels),
+        label_scores="sigmoid" if len(labels) == 1 else "softmax",
         files={},
         toolchain={},
         certificate=certificate(task=task, answers=ANSWERS),

@@ -62,7 +62,7 @@ class LoadHistory:
         try:
             loads, info = await asyncio.gather(self._admin.load(), self._admin.server_info())
         except TokenweirClientError as error:
-            self.workers, self.problem = (), f"the admin port: {error}"
+            self.workers, self.problem = (), f"the load is not known now; the admin port: {error}"
         else:
             self.workers, self.problem = info.replicas, ""
             self._seen.append((now, loads))

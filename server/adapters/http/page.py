@@ -23,8 +23,8 @@ from server.adapters.http.load_history import LoadHistory
 _FILE = Path(__file__).with_name("page.html")
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _NO_ADMIN = (
-    "The load is not known here: start `tokenweir http` with --admin HOST:PORT, the server's admin "
-    "port"
+    "The load is not known here: start “tokenweir http” with --admin HOST:PORT, the server's admin "
+    "port."
 )
 
 
@@ -77,9 +77,9 @@ class Page:
         return JSONResponse(found, headers=_NEVER_KEPT)
 
     async def load(self, request: Request) -> Response:
-        """Return the load now and of the last ten minutes, and the workers."""
+        """Return the load now and of the last ten minutes, and the workers; or why there is none."""
         if self._history is None:
-            raise HttpError(404, _NO_ADMIN, kind="not_found_error", code="no_admin_port")
+            return JSONResponse({"problem": _NO_ADMIN}, headers=_NEVER_KEPT)
         shown = await self._shown(request)
         found = {
             "time": time.time(),
