@@ -115,7 +115,7 @@ def prediction_package(
     takes: str = "",
     labels: Sequence[str] = LABELS,
 ) -> Package:
-    """Return a package that `takes` a "text" or an "image": classifiers images if it is not said."""
+    """Return a package that `takes` a "text" or "image"; if that is left out, the task decides."""
     takes = takes or ("image" if task == "classify" else "text")
     image = ImageContract(size=8, channels=1, mean=(0.5,), std=(0.5,), embedding_dim=2)
     text = EncodingContract(vocab_size=VOCAB_SIZE, max_len=32, pad_token_id=0, embedding_dim=2)

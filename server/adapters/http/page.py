@@ -77,7 +77,7 @@ class Page:
         return JSONResponse(found, headers=_NEVER_KEPT)
 
     async def load(self, request: Request) -> Response:
-        """Return the load now and of the last ten minutes, and the workers; or why there is none."""
+        """Return the load, now and of the last ten minutes, and the workers; or why not."""
         if self._history is None:
             return JSONResponse({"problem": _NO_ADMIN}, headers=_NEVER_KEPT)
         shown = await self._shown(request)

@@ -106,7 +106,7 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
     context = ssl.create_default_context(cadata=authority.pem.decode())
     asked = {"model": "dates", "prompt": "a b"}
     with private_socket() as path:
-        async with gateway_at(path, tls=tls, auth=Auth(tokens=tokens), admin=Admin(port=0)):
+        async with gateway_at(path, tls=tls, auth=Auth(tokens=tokens)) as gateway:
             config = HttpConfig(port=0, grace=1, tls=tls)
             async with http_beside(config, path) as url:
                 async with aiohttp.ClientSession() as session:
@@ -124,7 +124,9 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
                     ]
                     known = {"Authorization": "Bearer tw_a"}
                     async with session.get(f"{url}/page/load", headers=known, ssl=context) as found:
-                        assert found.status == 200
+                        load = await found.json()  # without an admin port, too
+                        assert (found.status, load["problem"]) == (200, "")
+                        assert gateway.admin_port is None
     assert not [one.message for one in caplog.records if one.levelno >= logging.WARNING]
 
 

@@ -204,7 +204,6 @@ async def test_a_failure_while_looking_at_the_load_is_logged_and_not_the_last_lo
     assert "a bug" in caplog.text
 
 
-
 class Reranker(FakePredictor):
     """Scores a passage by its length."""
 
@@ -363,7 +362,9 @@ async def test_a_browser_shows_the_meaning_of_a_number_on_hover_and_on_focus(tmp
             )
             await tab.evaluate("document.querySelector('#load [data-help]').focus()")
             focused = await text_of(tab, "#tip")
-            described = await tab.evaluate("document.activeElement.getAttribute('aria-describedby')")
+            described = await tab.evaluate(
+                "document.activeElement.getAttribute('aria-describedby')"
+            )
             await tab.evaluate("document.activeElement.blur()")
             hidden = await tab.evaluate("document.getElementById('tip').hidden")
             place = await tab.evaluate(
