@@ -59,13 +59,16 @@ class AdminPort:
         if config.reflection:
             enable_reflection((ADMIN, HEALTH), self._services)
 
-    def start(self, port: int) -> int:
-        """Listen; return the port. Raises ConfigError if nobody can listen there."""
+    def start(self, port: int | None) -> int | None:
+        """Listen; return the port, None for a local socket alone.
+
+        Raises ConfigError if nobody can listen there.
+        """
         config, self._loop = self._config, asyncio.get_running_loop()
         credentials = server_credentials(config.tls)
         options = server_options(config.max_request_bytes, config.client_keepalive_timeout, _MOST)
         self._server = CallServer(self._arrived, options)
-        bound = listen(self._server, config.host, port, credentials)
+        bound = None if port is None else listen(self._server, config.host, port, credentials)
         if config.local_socket is not None:
             listen(self._server, f"unix:{admin_socket(config.local_socket)}", 0)
         self._server.start()

@@ -236,7 +236,8 @@ class Gateway:
         await self._pool.close()
 
     def _open_admin_port(self) -> None:
-        if (port := self._config.admin.port) is not None:
+        port, socket = self._config.admin.port, self._config.local_socket
+        if port is not None or socket is not None:
             service = AdminService(
                 self._pool,
                 self._traffic,

@@ -119,14 +119,13 @@ class HttpProcess:
 
 
 @contextlib.asynccontextmanager
-async def http_beside(config: HttpConfig, gateway: Path, *, has_admin: bool) -> AsyncIterator[str]:
+async def http_beside(config: HttpConfig, gateway: Path) -> AsyncIterator[str]:
     """Run the HTTP server in front of a gateway at its local socket; yield its URL.
 
-    The load on its page comes from the admin port beside the socket, where there is one. Raises
-    ConfigError if it cannot be run.
+    The load on its page comes from the admin socket beside it. Raises ConfigError if it cannot be
+    run.
     """
-    admin = f"unix:{admin_socket(gateway)}" if has_admin else None
-    process = HttpProcess(config, f"unix:{gateway}", admin)
+    process = HttpProcess(config, f"unix:{gateway}", f"unix:{admin_socket(gateway)}")
     keeping = None
     try:
         await process.start()

@@ -168,10 +168,8 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         service = Service(config.listen.host, port, gateway, pool, discovery, ray)
         await _wait_until_served(config, service, ray, discovery)
         if (socket := settings.local_socket) is not None:
-            has_admin = settings.admin.port is not None
             http = http_config(config, os.environ.get(_ADMIN_TOKEN))
-            beside_it = http_beside(http, socket, has_admin=has_admin)
-            service.http_url = await stack.enter_async_context(beside_it)
+            service.http_url = await stack.enter_async_context(http_beside(http, socket))
         if gateway is not None:
             stack.push_async_callback(gateway.drain, config.listen.grace)
         yield service

@@ -107,21 +107,31 @@ def generation_package(
     return Package(path=Path("nowhere"), manifest=manifest, manifest_sha256=b"\x01" * 32)
 
 
-def prediction_package(name: str = "tags", *, version: str = "1", task: str = "label") -> Package:
+def prediction_package(
+    name: str = "tags",
+    *,
+    version: str = "1",
+    task: str = "label",
+    takes: str = "",
+    labels: Sequence[str] = LABELS,
+) -> Package:
+    """Return a package that `takes` a "text" or "image"; if that is left out, the task decides."""
+    takes = takes or ("image" if task == "classify" else "text")
     image = ImageContract(size=8, channels=1, mean=(0.5,), std=(0.5,), embedding_dim=2)
     text = EncodingContract(vocab_size=VOCAB_SIZE, max_len=32, pad_token_id=0, embedding_dim=2)
     manifest = Manifest(
         format_version=1,
         name=name,
         version=version,
-        architecture="encoder" if task == "label" else "vision-encoder",
+        architecture="encoder" if takes == "text" else "vision-encoder",
         task=task,
         target="cpu",
         layout=None,
         weights="fp32",
-        encoding=text if task == "label" else None,
-        image=image if task == "classify" else None,
-        labels=LABELS,
+        encoding=text if takes == "text" else None,
+        image=image if takes == "image" else None,
+        labels=tuple(labels),
+        label_scores="sigmoid" if len(labels) == 1 else "softmax",
         files={},
         toolchain={},
         certificate=certificate(task=task, answers=ANSWERS),
@@ -320,7 +330,7 @@ class FakePredictor(_Lifecycle):
 
     def __init__(self, package: Package | None = None) -> None:
         super().__init__(package or prediction_package())
-        self.capabilities = (self.package.manifest.task, "embed")
+        self.capabilities = tuple(dict.fromkeys((self.package.manifest.task, "embed")))
         self.items: list[PredictionItem] = []
         self.logits, self.embedding = (0.0, 1.0, 2.0), (3.0, 4.0)
 

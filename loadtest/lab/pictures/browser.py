@@ -17,7 +17,9 @@ import aiohttp
 from loadtest.errors import LoadTestError
 
 CHROMIUM = shutil.which("chromium")
-_FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run".split()
+_FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --hide-scrollbars"
+).split()
 _UNTIL = "new Promise(done => {{const look = () => ({}) ? done() : setTimeout(look, 20); look();}})"
 
 
@@ -42,10 +44,12 @@ class Tab:
             self._note(message)
 
     async def open(self, url: str) -> None:
-        """Go to a page."""
+        """Go to a page, and wait until all of it is there."""
         for domain in ("Page", "Runtime", "Log"):
             await self.call(f"{domain}.enable")
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # it has no window
         await self.call("Page.navigate", url=url)
+        await self.until("document.readyState === 'complete'")
 
     async def evaluate(self, expression: str) -> Any:
         """Return the value of an expression, of a promise what it comes to."""

@@ -34,6 +34,7 @@ from server.adapters.http.embeddings import EmbeddingRequest, embeddings_json
 from server.adapters.http.errors import AsSent, HttpError, http_error, refused_arguments
 from server.adapters.http.load_history import LoadHistory
 from server.adapters.http.page import Page
+from server.adapters.http.predictions import PredictionRequest, predict
 from server.adapters.http.requests import CompletionRequest, GenerationRequest, OpenAiRequest
 from server.adapters.http.streams import Chunks, EventStream, Message, Streams, events
 from server.http_server import CERTIFIED
@@ -67,6 +68,7 @@ def application(
         Route("/v1/completions", endpoints.completions, methods=post),
         Route("/v1/chat/completions", endpoints.chat, methods=post),
         Route("/v1/embeddings", endpoints.embeddings, methods=post),
+        Route("/page/predict", endpoints.predict, methods=post),
         *page.routes,
     ]
     return Starlette(
@@ -145,6 +147,15 @@ class Endpoints:
             )
             found = await _unless_gone(request, call)
         return JSONResponse(embeddings_json(asked, found), headers={_REQUEST_ID: request_id})
+
+    async def predict(self, request: Request) -> Response:
+        """Return the prediction for one text or picture, as the page asks for it."""
+        asked = await self._asked(request, PredictionRequest, "pred-")
+        request_id = request.state.request_id
+        with refused_arguments(asked.as_sent):
+            call = predict(self.caller(request), asked, request_id)
+            found = await _unless_gone(request, call)
+        return JSONResponse(found, headers={_REQUEST_ID: request_id})
 
     async def _asked(self, request: Request, model: type[RequestT], prefix: str) -> RequestT:
         """Return the body of a request, which has an id in every answer from now on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from tokenweir import AsyncClient, ReplicaInfo, ReplicaLoad, TokenweirClientError
@@ -30,10 +30,25 @@ class LoadHistory:
 
     def __init__(self, admin: AsyncClient, clock: Callable[[], float] = time.time) -> None:
         self._admin, self._clock = admin, clock
-        self.now: tuple[ReplicaLoad, ...] = ()
         self.workers: tuple[ReplicaInfo, ...] = ()
         self.problem = ""  # why there is no load now
-        self.moments: deque[Moment] = deque()
+        self._seen: deque[tuple[float, tuple[ReplicaLoad, ...]]] = deque()
+
+    def now(self, models: Set[str] | None = None) -> list[ReplicaLoad]:
+        """Return the load of these models now, of all for None; empty while it is not known."""
+        return [] if self.problem or not self._seen else _of(models, self._seen[-1][1])
+
+    def moments(self, models: Set[str] | None = None) -> Iterator[Moment]:
+        """Yield the load of these models, of all for None, from the oldest moment on."""
+        for moment, seen in self._seen:
+            loads = _of(models, seen)
+            yield Moment(
+                moment,
+                sum(load.running for load in loads),
+                sum(load.waiting for load in loads),
+                sum(load.tokens_per_second for load in loads),
+                100 * max((load.cache_used for load in loads), default=0.0),
+            )
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -45,18 +60,15 @@ class LoadHistory:
         """Ask once, and forget what is too old."""
         now = self._clock()
         try:
-            self.now, info = await asyncio.gather(self._admin.load(), self._admin.server_info())
+            loads, info = await asyncio.gather(self._admin.load(), self._admin.server_info())
         except TokenweirClientError as error:
-            self.now, self.workers, self.problem = (), (), f"the admin port: {error}"
+            self.workers, self.problem = (), f"the load is not known now; the admin port: {error}"
         else:
             self.workers, self.problem = info.replicas, ""
-            moment = Moment(
-                now,
-                sum(load.running for load in self.now),
-                sum(load.waiting for load in self.now),
-                sum(load.tokens_per_second for load in self.now),
-                100 * max((load.cache_used for load in self.now), default=0.0),
-            )
-            self.moments.append(moment)
-        while self.moments and self.moments[0].time < now - _SECONDS:
-            self.moments.popleft()
+            self._seen.append((now, loads))
+        while self._seen and self._seen[0][0] < now - _SECONDS:
+            self._seen.popleft()
+
+
+def _of(models: Set[str] | None, loads: tuple[ReplicaLoad, ...]) -> list[ReplicaLoad]:
+    return [load for load in loads if models is None or load.model in models]

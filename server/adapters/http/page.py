@@ -1,4 +1,4 @@
-"""The page for people: models, load, a prompt to try; one file, and the JSON that it asks for."""
+"""The page for people: models to try, and load; one file, and the JSON that it asks for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from server.adapters.http.load_history import LoadHistory
 
 _FILE = Path(__file__).with_name("page.html")
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-_NO_ADMIN = "Workers and load are told at the admin port: start this server with --admin HOST:PORT"
+_NO_ADMIN = (
+    "The load is not known here: start “tokenweir http” with --admin HOST:PORT, the server's admin "
+    "port."
+)
 
 
 class Page:
@@ -74,16 +77,15 @@ class Page:
         return JSONResponse(found, headers=_NEVER_KEPT)
 
     async def load(self, request: Request) -> Response:
-        """Return the load now and of the last ten minutes, and the workers."""
+        """Return the load, now and of the last ten minutes, and the workers; or why not."""
         if self._history is None:
-            raise HttpError(404, _NO_ADMIN, kind="not_found_error", code="no_admin_port")
+            return JSONResponse({"problem": _NO_ADMIN}, headers=_NEVER_KEPT)
         shown = await self._shown(request)
-        now = [one for one in self._history.now if shown is None or one.model in shown]
         found = {
             "time": time.time(),
             "problem": self._history.problem,
-            "now": list(map(asdict, now)),
-            "history": [asdict(moment) for moment in self._history.moments],
+            "now": list(map(asdict, self._history.now(shown))),
+            "history": list(map(asdict, self._history.moments(shown))),
             "workers": [
                 asdict(worker) | {"start_time": worker.start_time.isoformat()}
                 for worker in self._history.workers

@@ -79,7 +79,7 @@ async def test_who_calls_is_who_his_certificate_is_made_out_to_by_http_too(tmp_p
     with private_socket() as path:
         async with gateway_at(path, generator, tls=tls):
             config = HttpConfig(port=0, grace=1, tls=tls)
-            async with http_beside(config, path, has_admin=False) as url:
+            async with http_beside(config, path) as url:
                 for name in ("acme", "shöp"):
                     context = ssl.create_default_context(cadata=authority.pem.decode())
                     (tmp_path / name).mkdir()
@@ -106,9 +106,9 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
     context = ssl.create_default_context(cadata=authority.pem.decode())
     asked = {"model": "dates", "prompt": "a b"}
     with private_socket() as path:
-        async with gateway_at(path, tls=tls, auth=Auth(tokens=tokens), admin=Admin(port=0)):
+        async with gateway_at(path, tls=tls, auth=Auth(tokens=tokens)) as gateway:
             config = HttpConfig(port=0, grace=1, tls=tls)
-            async with http_beside(config, path, has_admin=True) as url:
+            async with http_beside(config, path) as url:
                 async with aiohttp.ClientSession() as session:
 
                     async def status(token: str) -> int:
@@ -124,7 +124,9 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
                     ]
                     known = {"Authorization": "Bearer tw_a"}
                     async with session.get(f"{url}/page/load", headers=known, ssl=context) as found:
-                        assert found.status == 200
+                        load = await found.json()  # without an admin port, too
+                        assert (found.status, load["problem"]) == (200, "")
+                        assert gateway.admin_port is None
     assert not [one.message for one in caplog.records if one.levelno >= logging.WARNING]
 
 
@@ -138,7 +140,7 @@ async def test_it_has_the_bounds_of_the_file_of_its_server(tmp_path: Path):
     with private_socket() as path:
         async with gateway_at(path):
             config = http_config(given.served(), None)
-            async with http_beside(config, path, has_admin=False) as url:
+            async with http_beside(config, path) as url:
                 async with aiohttp.ClientSession() as session:
                     found = []
                     for prompt in ("a b", "a" * 60):
