@@ -18,10 +18,10 @@ _ID_CHARS, _ID_LENGTH = string.ascii_letters + string.digits, 9  # Mistral's tem
 
 
 class CallReader:
-    """Makes of the text of one answer the `delta` objects of OpenAI's chunks.
+    """Makes the `delta` objects of OpenAI's chunks from the text of one answer.
 
-    The arguments of a call are handed on as they come, as the model wrote them. What begins as a
-    call and is none is content.
+    The arguments of a call are handed on as they come, as the model wrote them. A beginning of a
+    call that turns out to be none is content.
     """
 
     def __init__(self, tool_format: str, *, is_single: bool = False) -> None:
@@ -158,7 +158,7 @@ class CallReader:
     def _object(self, begun: str = "", name: str | None = None) -> Generator[None, str, bool]:
         """Read a call, or its arguments alone; return whether it is one.
 
-        What is none has become content.
+        Other text has become content.
         """
         call, is_begun, chars = _Call(name), False, iter(begun)
         try:
@@ -191,7 +191,7 @@ class _Call:
         self._arguments = ""  # not taken yet
         self._depth = 0
         self._in_string = self._is_escaped = False
-        self._key: str | None = None  # of the member whose value comes
+        self._key: str | None = None  # the member whose value comes
         self._member: list[str] = []  # the key, or the value, so far
         self._num_members = 0
 

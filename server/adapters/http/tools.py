@@ -76,7 +76,7 @@ class Calling:
         answer = found.get("json_schema")
         if self.choice != "auto":
             if given := [name for name in _CONSTRAINTS if found.pop(name, None) is not None]:
-                if given != ["json_schema"]:  # of an answer, which there is none of
+                if given != ["json_schema"]:  # the answer that calls replace
                     raise ValueError(f"{given[0]}: calls are required; leave one of the two out")
             found["grammar"] = self._grammar(form, None)
             if form == "mistral":  # a grammar cannot write the token
