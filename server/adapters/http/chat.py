@@ -97,9 +97,7 @@ class ChatForm:
         """`is_named`: one function is called in any case, whose end OpenAI calls "stop"."""
         self._reader, self._is_named = reader, is_named
         self._readers: dict[int, CallReader] = {}
-        self._positions: defaultdict[int, list[Any]] = defaultdict(
-            list
-        )  # for text that is held back
+        self._positions: defaultdict[int, list[Any]] = defaultdict(list)  # for held-back text
 
     def choice(self, index: int, sequence: GeneratedSequence) -> Json:
         reason = finish_reason(sequence.finish_reason)
