@@ -31,6 +31,8 @@ from engine.package.package import Package
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
 from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
+from engine.text.chat_format import ChatFormat
+from engine.text.chat_template import ChatTemplate
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import Tokenizer
 from server import process
@@ -306,6 +308,7 @@ def scripted_engine(
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         defaults: GenerationDefaults | None = None,
+        chat: ChatFormat | None = None,
         **shape: int,
     ) -> tuple[AsyncEngine, ScriptedRunner]:
         config = config or EngineConfig(max_num_seqs=4)
@@ -326,7 +329,13 @@ def scripted_engine(
             byte_tokenizer, contract.vocab_size, contract.eos_token_ids
         )
         engine = AsyncEngine(
-            package, core, byte_tokenizer, config, constraints=constraints, clock=clock
+            package,
+            core,
+            byte_tokenizer,
+            config,
+            constraints=constraints,
+            chat=None if chat is None else ChatTemplate(chat),
+            clock=clock,
         )
         return engine, runner
 

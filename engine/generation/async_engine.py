@@ -104,6 +104,8 @@ class AsyncEngine(Engine):
             "batch_invariant": self._lifecycle.is_invariant,
             "chat": self._chat is not None,
         }
+        if self._chat is not None and (form := self._chat.tool_format) is not None:
+            found[f"tools:{form}"] = True
         return (*_CAPABILITIES, *(name for name, is_there in found.items() if is_there))
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -171,6 +171,8 @@ class RequestReader:
             return (), [FieldViolation(path, what)]
         if (problem := self._chat.problem_of(chat.variables)) is not None:
             return (), [FieldViolation(f"{path}.template_variables", problem)]
+        if (problem := self._chat.problem_of_tools(chat)) is not None:
+            return (), [FieldViolation(f"{path}.tools", problem)]
         try:
             text = await asyncio.to_thread(self._chat.render, chat)
             ids = await self._encode(text, is_part=True)  # the template has put all around it

@@ -13,6 +13,8 @@ LengthPenaltyForm = Literal["power", "paper"]  # n ** p, ((5 + n) / 6) ** p
 # and none that runs scores more as it is; once `beam_width` have ended; at max_new_tokens.
 BeamEnd = Literal["bound", "estimate", "enough", "limit"]
 ConstraintKind = Literal["json_schema", "regex", "grammar", "choice"]
+# For llguidance: white space between things. A weak model would else write nothing more than that.
+JSON_OPTIONS: Mapping[str, object] = {"x-guidance": {"whitespace_pattern": r"[ \n]?"}}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class ChatMessage:
     """A message of a conversation."""
 
     role: str  # "user", "assistant" or what else the model's template knows
-    content: str | tuple[str, ...]  # a text, or one in parts
+    content: str | tuple[str, ...] | None  # a text, or one in parts; None: it only calls functions
+    more: Mapping[str, object] = field(default_factory=dict)  # "tool_calls" and others, as JSON
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Chat:
 
     messages: tuple[ChatMessage, ...]
     variables: Mapping[str, object] = field(default_factory=dict)  # that the template names too
+    tools: tuple[Mapping[str, object], ...] = ()  # functions that may be called, as OpenAI has them
 
 
 @dataclass(frozen=True)

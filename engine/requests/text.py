@@ -90,6 +90,13 @@ class ChatTemplate(Protocol):
     def problem_of(self, variables: Collection[str]) -> str | None:
         """Return what is wrong with variables of a conversation, by their names."""
 
+    def problem_of_tools(self, chat: Chat) -> str | None:
+        """Return what is wrong with functions that a conversation may call, or has called."""
+
+    @property
+    def tool_format(self) -> str | None:
+        """Return how the model writes calls of functions, one of `engine.text.chat_format`."""
+
 
 class ItemTokenizer(Protocol):
     """The tokenizer of a one-pass engine."""

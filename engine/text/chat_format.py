@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -13,6 +13,9 @@ from engine.wording import problems_of
 CHAT_NAME = "chat.json"
 MAX_TEMPLATE_CHARS = 2**17  # the longest that are known have a quarter of it
 _MAX_BYTES = 2**20
+# How calls of functions are written: <tool_call>{...}</tool_call>; {"name": ..., "parameters": ...}
+# alone; [TOOL_CALLS][{...}].
+ToolFormat = Literal["hermes", "llama3_json", "mistral"]
 
 
 class ChatFormat(BaseModel):
@@ -23,6 +26,7 @@ class ChatFormat(BaseModel):
     template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
     tokens: dict[str, str] = {}  # `bos_token` and others
     variables: dict[str, JsonValue] = {}  # for requests that do not set them
+    tool_format: ToolFormat | None = None  # None: the model calls none, or in another format
 
 
 def read_chat_format(path: str | os.PathLike[str]) -> ChatFormat:

@@ -22,7 +22,7 @@ from engine.wording import listed
 _MAX_CHARS = 2**20  # in a conversation, its text, and any text in between
 _MAX_TURNS = 10**6  # all loops of a template together, for one conversation
 _GIVEN = frozenset({"messages", "add_generation_prompt"})  # by the server
-# No request has these, but a template may name them, as it may in transformers.
+# A request may have none, but a template may name them, as it may in transformers.
 _NONE = {"tools": None, "documents": None}
 _PROBES = "probe one", "probe two"
 
@@ -39,6 +39,7 @@ class ChatTemplate:
     def __init__(self, form: ChatFormat) -> None:
         """Raise ValueError for variables of the format that the template does not name."""
         self._form = form
+        self.tool_format = form.tool_format
         self._lock = threading.Lock()
         self._turns = 0  # in the conversation that is being rendered
         self._problem: str | None = None
@@ -61,18 +62,27 @@ class ChatTemplate:
             )
         return None
 
+    def problem_of_tools(self, chat: Chat) -> str | None:
+        """Return what is wrong with functions that a conversation may call, or has called."""
+        has_called = any("tool_calls" in one.more for one in chat.messages)
+        if chat.tools and "tools" not in self._named:
+            return "the model's chat template knows no tools; leave them out, or take another model"
+        if has_called and "tool_calls" not in self._form.template:
+            return "the model's chat template knows no tool_calls; send what was called as content"
+        return None
+
     def render(self, chat: Chat) -> str:
         """Return the text, up to where the answer begins.
 
         Raises ValueError, saying why, if the template refuses the conversation, leaves out all of
         it, or goes beyond its bounds.
         """
-        contents = [one.content for one in chat.messages]
+        contents = [one.content for one in chat.messages if one.content is not None]
         said = [part for one in contents for part in ([one] if isinstance(one, str) else one)]
         if (count := sum(map(len, said))) > _MAX_CHARS:
             raise ValueError(f"{count:,} characters are more than {_MAX_CHARS:,}; send fewer")
         with self._lock:
-            text = self._render(self._messages(chat), chat.variables)
+            text = self._render(self._messages(chat), chat.variables, chat.tools)
             shown = any(part.strip() in text for part in said if part.strip())
             if said and not shown and text == self._without(chat):
                 raise ValueError(
@@ -86,7 +96,7 @@ class ChatTemplate:
         said = self._content(_PROBES[0])
         others = [{**one, "content": said} for one in self._messages(chat)]
         try:
-            return self._render(others, chat.variables)
+            return self._render(others, chat.variables, chat.tools)
         except ValueError:
             return None
 
@@ -108,19 +118,30 @@ class ChatTemplate:
         return takes_texts, parts[0] != parts[1] and (not takes_texts or texts == parts)
 
     def _messages(self, chat: Chat) -> Messages:
-        return [{"role": one.role, "content": self._content(one.content)} for one in chat.messages]
+        return [
+            {"role": one.role, "content": self._content(one.content), **one.more}
+            for one in chat.messages
+        ]
 
-    def _content(self, said: str | tuple[str, ...]) -> object:
+    def _content(self, said: str | tuple[str, ...] | None) -> object:
+        if said is None:
+            return None
         if isinstance(said, str):
             return said if self._takes_texts else _parts([said])
         return _parts(said) if self._takes_parts else "\n".join(said)
 
-    def _render(self, messages: Messages, variables: Mapping[str, object]) -> str:
+    def _render(
+        self,
+        messages: Messages,
+        variables: Mapping[str, object],
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
         if self._problem is not None:
             raise ValueError(f"the model's chat template cannot be read: {self._problem}")
         self._turns = 0
         given = {**_NONE, **self._form.tokens, **self._form.variables, **variables}
         given |= {"messages": messages, "add_generation_prompt": True}
+        given |= {"tools": list(tools)} if tools else {}
         try:
             pieces, num_chars = [], 0
             for piece in self._template.generate(**given):

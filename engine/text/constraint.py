@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from numpy.typing import NDArray
 
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
-from engine.requests.request import Constraint
+from engine.requests.request import JSON_OPTIONS, Constraint
 from engine.text.grammar_vocabulary import read_vocabulary
 from engine.text.tokenizer import Tokenizer
 from engine.wording import listed
@@ -24,9 +24,6 @@ _STUCK = "NoExtensionBias"  # how a message of llguidance begins where no token 
 
 _MAX_CHARS = 65_536  # all texts of a constraint together
 _STACK_BYTES = 256 * 2**20  # reserved, not used: rules that nest deeply are followed recursively
-
-# White space between things: a weak model would else write nothing more than that.
-_JSON_OPTIONS = {"whitespace_pattern": r"[ \n]?"}
 
 # The units are llguidance's, the same on every machine; the times are those on one core.
 _LIMITS = LLParserLimits(
@@ -205,17 +202,13 @@ def _grammar(constraint: Constraint, prefix: str) -> str:
             except (ValueError, RecursionError) as error:
                 raise _invalid(constraint, f"no JSON that can be read: {error}") from error
             if isinstance(schema, dict):
-                schema = {"x-guidance": _JSON_OPTIONS} | schema
+                schema = {**JSON_OPTIONS, **schema}
             rules = f"start: {prefix} %json {_to_ascii(schema)}"
         case "choice":
             strings = map(_to_ascii, constraint.values)
             rules = f"start: {prefix} CHOICE\nCHOICE: {' | '.join(strings)}"
         case "grammar" if prefix:
-            raise CapabilityNotSupported(
-                "this model's tokenizer cannot follow a grammar, since its texts begin with a "
-                "space that is not shown; ask for a regex, json_schema or choice",
-                ("decoding.constraint.grammar",),
-            )
+            rules = f"start: {prefix} text\ntext: %lark {{\n{text}\n}}"
         case "grammar":
             rules = text
     return LLMatcher.grammar_from_lark(f'{rules}\n%llguidance {{"no_forcing": true}}')

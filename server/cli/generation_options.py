@@ -135,6 +135,15 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="JSON",
         help='Variables of the template of --chat, such as {"enable_thinking": false}.',
     ),
+    click.option(
+        "--tool",
+        "tools",
+        type=_JsonObject(),
+        multiple=True,
+        metavar="JSON",
+        help='A function that the answer to --chat may call: {"type": "function", "function": '
+        '{"name": ..., "parameters": ...}}; may be repeated.',
+    ),
     *_of_table("stopping", "output"),
     click.option(
         "--without-default",

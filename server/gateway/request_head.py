@@ -120,8 +120,9 @@ def _only(message: Descriptor, *names: str) -> DescriptorProto:
     whole = DescriptorProto()
     message.CopyToProto(whole)
     fields = [field for field in whole.field if field.name in names]
-    for field in fields:  # one of several is a field like others
+    for field in fields:  # one of several, or that may be absent, is a field like others
         field.ClearField("oneof_index")
+        field.ClearField("proto3_optional")
     return DescriptorProto(name=whole.name, field=fields)
 
 

@@ -186,17 +186,48 @@ def _prediction_item(
 
 
 def _chat(chat: generation_service_pb2.Chat, path: str) -> Chat:
-    messages = tuple(
-        ChatMessage(one.role, tuple(one.parts) or one.content) for one in chat.messages
-    )
+    messages = tuple(map(_chat_message, chat.messages))
+    tools = tuple(_tool(one, f"{path}.tools[{i}]") for i, one in enumerate(chat.tools))
     if not chat.HasField("template_variables"):
-        return Chat(messages)
+        return Chat(messages, {}, tools)
     try:
         variables = MessageToJson(chat.template_variables)
     except ValueError as error:  # a number that JSON has not
         what = FieldViolation(f"{path}.template_variables", str(error))
         raise InvalidRequest([what]) from error
-    return Chat(messages, json.loads(variables, parse_float=_number))
+    return Chat(messages, json.loads(variables, parse_float=_number), tools)
+
+
+def _chat_message(message: generation_service_pb2.ChatMessage) -> ChatMessage:
+    more: dict[str, object] = {}
+    if message.tool_calls:
+        more["tool_calls"] = [_tool_call(one) for one in message.tool_calls]
+    given = {"tool_call_id": message.tool_call_id, "name": message.name}
+    more |= {name: value for name, value in given.items() if value}
+    has_none = message.tool_calls and not message.HasField("content")
+    content = tuple(message.parts) or (None if has_none else message.content)
+    return ChatMessage(message.role, content, more)
+
+
+def _tool_call(call: generation_service_pb2.ToolCall) -> dict[str, object]:
+    """Return a call as transformers has it, its arguments by their names."""
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):  # a model may have written no JSON
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    named = {"id": call.id} if call.id else {}
+    return {**named, "type": "function", "function": function}
+
+
+def _tool(text: str, path: str) -> dict[str, object]:
+    try:
+        if isinstance(tool := json.loads(text), dict):
+            return tool
+        what = "is no JSON object"
+    except (ValueError, RecursionError) as error:
+        what = f"is no JSON that can be read: {error}"
+    raise InvalidRequest([FieldViolation(path, what)])
 
 
 def _number(text: str) -> int | float:

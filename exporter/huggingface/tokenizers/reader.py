@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, models, normalizers
 
 from engine.errors import CheckpointError
-from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat
+from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat, ToolFormat
 from engine.text.tokenizer_file import parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import TOKENIZER_NAME, TextFiles
@@ -163,7 +163,22 @@ def _read_chat(tokenizer: Any) -> ChatFormat | None:
         raise ValueError(f"{SETTINGS_NAME}: chat_template is {shortened(repr(template))}, no text")
     if len(template) > MAX_TEMPLATE_CHARS:
         raise ValueError(f"its chat template has more than {MAX_TEMPLATE_CHARS:,} characters")
-    return ChatFormat(template=template, tokens=tokenizer.special_tokens_map)
+    return ChatFormat(
+        template=template,
+        tokens=tokenizer.special_tokens_map,
+        tool_format=_tool_format(template),
+    )
+
+
+def _tool_format(template: str) -> ToolFormat | None:
+    """Return how a model writes calls of functions, by what its template tells it of them."""
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if "<tool_call>" in template:  # others have XML in it
+        return None if "<function=" in template or "<arg_key>" in template else "hermes"
+    if '{"name": function name, "parameters":' in template:
+        return "llama3_json"
+    return None
 
 
 def _about_class(original: Original, config: TransformerConfig) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from tokenweir._mapping import extend_field, set_field
@@ -9,16 +10,23 @@ from tokenweir._options import Chat
 from tokenweir.v1 import generation_service_pb2 as pb
 
 # Beside them a field may be null, false or empty, as if it were not there.
-_SAID = ("role", "content")
+_SAID = ("role", "content", "tool_calls", "tool_call_id")
 # No chat template that is known reads them, and servers write them into what is sent back.
 _UNREAD = ("annotations", "id", "name", "parsed", "reasoning", "reasoning_content")
 
 
-def chat_message(chat: Chat, variables: Mapping[str, object] | None, argument: str) -> pb.Chat:
+def chat_message(
+    chat: Chat,
+    variables: Mapping[str, object] | None,
+    tools: Sequence[Mapping[str, object]] | None,
+    argument: str,
+) -> pb.Chat:
     """Return a conversation; TypeError or ValueError names the field that cannot be sent."""
     found = pb.Chat()
     for place, message in enumerate(chat):
         _add(found.messages.add(), message, f"{argument}[{place}]")
+    for place, tool in enumerate(tools or ()):
+        found.tools.append(_json(tool, f"tools[{place}]"))
     if variables:
         if not isinstance(variables, Mapping):
             raise TypeError(
@@ -37,7 +45,15 @@ def _add(added: pb.ChatMessage, message: object, where: str) -> None:
     for name, value in message.items():
         if name not in _SAID and name not in _UNREAD and not _is_absent(value):
             raise ValueError(f"{where}.{name} cannot be sent; a message has role and content")
-    set_field(added, "role", _given(message, "role", where), f"{where}.role")
+    role = _given(message, "role", where)
+    set_field(added, "role", role, f"{where}.role")
+    set_field(added, "tool_call_id", message.get("tool_call_id"), f"{where}.tool_call_id")
+    if role == "tool":  # the function's; of nobody else a template reads it
+        set_field(added, "name", message.get("name"), f"{where}.name")
+    if calls := message.get("tool_calls"):
+        _add_calls(added, calls, f"{where}.tool_calls")
+        if message.get("content") is None:
+            return
     content = _given(message, "content", where)
     if isinstance(content, str):
         set_field(added, "content", content, f"{where}.content")
@@ -47,6 +63,31 @@ def _add(added: pb.ChatMessage, message: object, where: str) -> None:
             extend_field(added.parts, [_text_of(part, found)], f"{found}.text")
     else:
         raise TypeError(f"{where}.content={content!r}: give a text, or a list of parts")
+
+
+def _add_calls(added: pb.ChatMessage, calls: object, where: str) -> None:
+    if not isinstance(calls, Sequence):
+        raise TypeError(f"{where} is no list of calls")
+    for place, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise TypeError(f"{where}[{place}] is no call of a function; one has id and function")
+        found, named = added.tool_calls.add(), f"{where}[{place}].function"
+        set_field(found, "id", call.get("id"), f"{where}[{place}].id")
+        set_field(found, "name", _given(function, "name", named), f"{named}.name")
+        arguments = function.get("arguments") or "{}"
+        if isinstance(arguments, Mapping):
+            arguments = _json(arguments, f"{named}.arguments")
+        set_field(found, "arguments", arguments, f"{named}.arguments")
+
+
+def _json(value: object, where: str) -> str:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where}={value!r}: give a mapping")
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}={value!r}: {error}") from None
 
 
 def _given(message: Mapping[str, object], name: str, where: str) -> object:

@@ -19,11 +19,14 @@ class TextPart(TypedDict):
 class Message(TypedDict):
     """A message of a conversation.
 
+    One of "assistant" may have `tool_calls`, without content; one of "tool", what came of a call,
+    has `tool_call_id` and may have `name`, both as OpenAI has them.
+
     Fields that other clients of chat APIs add may be null, false or empty; `name`, `parsed` and
     `reasoning_content` may have any value. None of them is sent.
     """
 
-    role: str  # "system", "user", "assistant" or what else the model's chat template knows
+    role: str  # "system", "user", "assistant", "tool" or what the model's chat template knows
     content: str | Sequence[TextPart]
 
 
@@ -111,6 +114,9 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     target_prefix: Prompt | None  # the output begins with it
     # Variables that the model's chat template names besides, such as {"enable_thinking": False}.
     chat_template_kwargs: Mapping[str, object] | None
+    # Functions that may be called, for the chat template: {"type": "function", "function": {...}}.
+    # What the model writes of them is in the text, in its own format.
+    tools: Sequence[Mapping[str, object]] | None
     max_new_tokens: int | None  # left out: the model's limit
     min_new_tokens: int | None
     stop: str | Sequence[str] | None

@@ -231,11 +231,13 @@ def _input(
     prompt: Prompt | Chat, argument: str, options: Mapping[str, object]
 ) -> generation_service_pb2.Input:
     variables = cast("Mapping[str, object] | None", options.get("chat_template_kwargs"))
+    tools = cast("Sequence[Mapping[str, object]] | None", options.get("tools"))
     if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-        chat = chat_message(cast(Chat, prompt), variables, argument)
+        chat = chat_message(cast(Chat, prompt), variables, tools, argument)
         return generation_service_pb2.Input(chat=chat)
-    if variables:
-        raise ValueError(f"chat_template_kwargs are of a conversation, and {argument} is none")
+    if variables or tools:
+        name = "chat_template_kwargs" if variables else "tools"
+        raise ValueError(f"{name} are of a conversation, and {argument} is none")
     if isinstance(prompt, str):
         message = generation_service_pb2.Input()
         set_field(message, "text", prompt, argument)

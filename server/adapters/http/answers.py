@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tokenweir import GeneratedSequence, PositionLogprobs, TokenLogprob, Usage
@@ -33,12 +33,12 @@ class Form(Protocol):
         """Return what a stream of one output begins with, if it does."""
         ...
 
-    def piece(self, index: int, text: str, positions: Positions, offset: int) -> Json:
-        """Return the next piece of an output, of which `offset` characters were sent."""
+    def piece(self, index: int, text: str, positions: Positions, offset: int) -> Iterator[Json]:
+        """Yield what the next piece of an output comes to; `offset` characters came before it."""
         ...
 
-    def last(self, index: int, reason: str) -> Json:
-        """Return the end of the stream of one output."""
+    def last(self, index: int, reason: str) -> Iterator[Json]:
+        """Yield the end of the stream of one output."""
         ...
 
 
@@ -58,12 +58,12 @@ class TextForm:
     def first(self, index: int) -> Json | None:
         return None
 
-    def piece(self, index: int, text: str, positions: Positions, offset: int) -> Json:
+    def piece(self, index: int, text: str, positions: Positions, offset: int) -> Iterator[Json]:
         logprobs = _text_logprobs(positions, offset)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        yield {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
-    def last(self, index: int, reason: str) -> Json:
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+    def last(self, index: int, reason: str) -> Iterator[Json]:
+        yield {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
 
 
 def envelope(request_id: str, kind: str, model: str, choices: Sequence[Json]) -> Json:

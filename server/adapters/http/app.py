@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from starlette.applications import Starlette
@@ -119,25 +120,36 @@ class Endpoints:
         for model in await self.caller(request).models():
             if model.model == name:
                 return JSONResponse(_model_json(model))
-        message = f"no model {name!r} is served here; /v1/models lists them"
-        raise HttpError(404, message, kind="not_found_error", code="model_not_found")
+        raise _unknown_model(name)
 
     async def completions(self, request: Request) -> Response:
         """Complete one or more prompts."""
         asked = await self._asked(request, CompletionRequest, TextForm.prefix)
-        return await self._generate(request, asked, asked.prompt, TextForm())
+        with refused_arguments():
+            options = asked.options
+        return await self._generate(request, asked, asked.prompt, TextForm(), options)
 
     async def chat(self, request: Request) -> Response:
         """Answer in a conversation, with a model that has a chat template."""
         asked = await self._asked(request, ChatRequest, ChatForm.prefix)
-        return await self._generate(request, asked, [asked.messages], ChatForm())
+        with refused_arguments():
+            calling, options = asked.calling, asked.options
+        if calling is None:
+            return await self._generate(request, asked, [asked.messages], ChatForm(), options)
+        models = [one for one in await self.caller(request).models() if one.model == asked.model]
+        if not models:
+            raise _unknown_model(asked.model)
+        with refused_arguments():
+            options = calling.options(options, models[0])
+        form = ChatForm(partial(calling.reader, models[0]), is_named=calling.is_named)
+        return await self._generate(request, asked, [asked.messages], form, options)
 
     async def embeddings(self, request: Request) -> Response:
         """Return the vectors of texts."""
         asked = await self._asked(request, EmbeddingRequest, "embd-")
         request_id = request.state.request_id
         normalize = asked.normalize is not False
-        with refused_arguments(asked.as_sent):
+        with refused_arguments():
             call = self.caller(request).embed_many(
                 asked.model,
                 asked.input,
@@ -172,12 +184,15 @@ class Endpoints:
         return asked
 
     async def _generate(
-        self, request: Request, asked: GenerationRequest, prompts: Sequence[Prompt], form: Form
+        self,
+        request: Request,
+        asked: GenerationRequest,
+        prompts: Sequence[Prompt],
+        form: Form,
+        options: StreamOptions,
     ) -> Response:
         client = self.caller(request)
         request_id = request.state.request_id
-        with refused_arguments():
-            options = asked.options
         if asked.leaves_search_open:
             found = [one.defaults for one in await client.models() if one.model == asked.model]
             if not any(one.get("strategy") in ("beam", "sampling") for one in found):
@@ -187,7 +202,7 @@ class Endpoints:
             options["answer_others"] = False  # nobody would get their answers
             known = GenerateOptions.__annotations__  # the others are those of a stream
             whole = {name: value for name, value in options.items() if name in known}
-            with refused_arguments(asked.as_sent):
+            with refused_arguments():
                 call = client.generate_many(asked.model, prompts, **cast(GenerateOptions, whole))
                 answers = await _unless_gone(request, call)
             results = [sequence for result in answers.results for sequence in result.sequences]
@@ -281,6 +296,11 @@ async def _unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _unknown_model(name: str) -> HttpError:
+    message = f"no model {name!r} is served here; /v1/models lists them"
+    return HttpError(404, message, kind="not_found_error", code="model_not_found")
 
 
 def _model_json(model: ModelInfo) -> dict[str, object]:

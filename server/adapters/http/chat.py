@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,6 +13,8 @@ from tokenweir.v1 import common_pb2
 
 from server.adapters.http.answers import Json, Positions, finish_reason, finite, token_text
 from server.adapters.http.requests import NEUTRAL, GenerationRequest
+from server.adapters.http.tool_calls import CallReader
+from server.adapters.http.tools import Calling, Choice, Tool
 
 # Variables of chat templates that clients send by themselves.
 _VARIABLES = ("enable_thinking", "reasoning_effort")
@@ -28,6 +32,19 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Choice = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def calling(self) -> Calling | None:
+        """The functions that may be called; None: none. ValueError for a choice among none."""
+        choice = self.tool_choice or "auto"
+        if not self.tools and choice not in ("none", "auto"):
+            raise ValueError("tool_choice is for tools, and there are none")
+        if not self.tools or choice == "none":
+            return None
+        return Calling(self.tools, choice, self.parallel_tool_calls is not False)
 
     @property
     def options(self) -> StreamOptions:
@@ -49,12 +66,15 @@ class ChatRequest(GenerationRequest):
         return said
 
     def _apart(self) -> set[str]:
-        return {"messages", "logprobs", "top_logprobs"}
+        apart = "messages logprobs top_logprobs tools tool_choice parallel_tool_calls"
+        return set(apart.split())
 
     def _sent_names(self) -> dict[str, str]:
         names = super()._sent_names()
         if self.top_logprobs is not None:
             names["logprobs"] = "top_logprobs"
+        if self.tools:
+            names["grammar"] = "tools"
         return names
 
     def as_sent(self, message: str) -> str:
@@ -67,26 +87,74 @@ class ChatRequest(GenerationRequest):
 
 
 class ChatForm:
-    """Completions of conversations."""
+    """Completions of conversations; where functions may be called, a reader finds the calls."""
 
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
+    def __init__(
+        self, reader: Callable[[], CallReader] | None = None, *, is_named: bool = False
+    ) -> None:
+        """`is_named`: one function is called in any case, whose end OpenAI calls "stop"."""
+        self._reader, self._is_named = reader, is_named
+        self._readers: dict[int, CallReader] = {}
+        self._positions: defaultdict[int, list[Any]] = defaultdict(list)  # for held-back text
+
     def choice(self, index: int, sequence: GeneratedSequence) -> Json:
+        reason = finish_reason(sequence.finish_reason)
+        message: Json = {"role": "assistant", "content": sequence.text, "refusal": None}
+        if (reader := self._reader_of(index)) is not None:
+            message |= _whole([*reader.push(sequence.text), *reader.finish()])
+            reason = self._reason(reader, reason)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": sequence.text, "refusal": None},
+            "message": message,
             "logprobs": _logprobs(sequence.logprobs),
-            "finish_reason": finish_reason(sequence.finish_reason),
+            "finish_reason": reason,
         }
 
     def first(self, index: int) -> Json | None:
         return _delta(index, {"role": "assistant", "content": ""})
 
-    def piece(self, index: int, text: str, positions: Positions, offset: int) -> Json:
-        return _delta(index, {"content": text}) | {"logprobs": _logprobs(positions)}
+    def piece(self, index: int, text: str, positions: Positions, offset: int) -> Iterator[Json]:
+        if (reader := self._reader_of(index)) is None:
+            yield _delta(index, {"content": text}) | {"logprobs": _logprobs(positions)}
+            return
+        self._positions[index] += positions
+        yield from self._deltas(index, reader.push(text))
 
-    def last(self, index: int, reason: str) -> Json:
-        return _delta(index, {}) | {"finish_reason": reason}
+    def last(self, index: int, reason: str) -> Iterator[Json]:
+        if (reader := self._reader_of(index)) is not None:
+            found = reader.finish()
+            has_more = found or not self._positions[index]
+            yield from self._deltas(index, found if has_more else [{"content": ""}])
+            reason = self._reason(reader, reason)
+        yield _delta(index, {}) | {"finish_reason": reason}
+
+    def _reader_of(self, index: int) -> CallReader | None:
+        if self._reader is not None and index not in self._readers:
+            self._readers[index] = self._reader()
+        return self._readers.get(index)
+
+    def _deltas(self, index: int, deltas: Sequence[Json]) -> Iterator[Json]:
+        for delta in deltas:
+            yield _delta(index, delta) | {"logprobs": _logprobs(self._positions.pop(index, []))}
+
+    def _reason(self, reader: CallReader, reason: str) -> str:
+        is_call = reason == "stop" and reader.num_calls and not self._is_named
+        return "tool_calls" if is_call else reason
+
+
+def _whole(deltas: Sequence[Json]) -> Json:
+    """Return the content and the calls of all deltas of an answer."""
+    calls: list[Json] = []
+    for delta in deltas:
+        for said in delta.get("tool_calls", ()):
+            if "id" in said:
+                calls.append({name: said[name] for name in said if name != "index"})
+            else:
+                calls[said["index"]]["function"]["arguments"] += said["function"]["arguments"]
+    content = "".join(delta.get("content", "") for delta in deltas)
+    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
 
 
 def _delta(index: int, delta: Json) -> Json:

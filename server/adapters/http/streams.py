@@ -191,7 +191,8 @@ class Chunks:
             if (first := self._form.first(place)) is not None:
                 yield self._chunk(first)
         if text or logprobs:
-            yield self._chunk(self._form.piece(place, text, logprobs, self._sent[index]))
+            pieces = self._form.piece(place, text, logprobs, self._sent[index])
+            yield from map(self._chunk, pieces)
         self._sent[index] += len(text)
 
     def _end(self, finished: Message.Finished) -> Iterator[Json]:
@@ -202,7 +203,7 @@ class Chunks:
         known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(value)
         # A newer reason has its number.
         name = known.name.removeprefix("FINISH_REASON_").lower() if known else str(value)
-        yield self._chunk(self._form.last(place, finish_reason(name)))
+        yield from map(self._chunk, self._form.last(place, finish_reason(name)))
 
     def _chunk(self, *choices: Json) -> Json:
         return envelope(self._id, self._form.chunk_object, self._model, choices)

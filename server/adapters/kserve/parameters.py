@@ -15,7 +15,7 @@ from server.adapters.kserve.errors import Refused, short
 TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
 # Options of the call, the caller and conversations, and those that no output has.
 _NOT_TAKEN = frozenset(
-    "request_id model_version timeout answer_others tenant chat_template_kwargs logprobs "
+    "request_id model_version timeout answer_others tenant chat_template_kwargs tools logprobs "
     "prompt_logprobs alignment".split()
 )
 GENERATION = frozenset(GenerateOptions.__annotations__) - _NOT_TAKEN

@@ -135,6 +135,100 @@ def test_a_conversation_becomes_the_text_of_transformers(
     assert num_texts
 
 
+FUNCTION = {"name": "now", "description": "<b>", "parameters": {"type": "object", "b": 1, "a": 2}}
+TOOLS = ({"type": "function", "function": FUNCTION},)
+ARGUMENTS = {"b": 1, "a": 2}
+CALL = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}
+# As published models have it: in the words of Qwen 2.5, of Llama 3.2 and of Mistral 7B.
+OF_TOOLS = {
+    "hermes": """{%- if tools %}{% for tool in tools %}{{ "\n" }}{{ tool | tojson }}{% endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" and message.tool_calls %}
+        {{- "<|im_start|>" + message.role }}
+        {%- if message.content %}{{ "\n" + message.content }}{% endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}{% set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\n<tool_call>\n{"name": "' }}{{ tool_call.name }}{{ '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}{{ '}\n</tool_call>' }}
+        {%- endfor %}
+    {%- elif message.role == "tool" %}
+        {{- "<tool_response>" + message.content }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{ "end" }}{% endif %}
+    {%- else %}{{ message.role + message.content }}{% endif %}
+{%- endfor %}""",
+    "llama3_json": """{%- if tools is not none %}
+    {{- 'Respond in the format {"name": function name, "parameters": dictionary}.' }}
+    {%- for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- message['role'] + message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}{{ raise_exception("one call!") }}{% endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '{"name": "' + tool_call.name + '", "parameters": ' }}{{ tool_call.arguments | tojson }}
+    {%- elif message.content is mapping or message.content is iterable %}
+        {{- message.content | tojson }}
+    {%- endif %}
+{%- endfor %}""",
+    "mistral": """{%- for message in messages %}
+    {%- if message["role"] == "user" and tools is not none and message == messages[0] %}
+        {{- "[AVAILABLE_TOOLS] [" }}
+        {%- for tool in tools %}{% set tool = tool.function %}{{ '{"function": {' }}
+            {%- for key, val in tool.items() if key != "return" %}
+                {%- if val is string %}{{ '"' + key + '": "' + val + '"' }}
+                {%- else %}{{ '"' + key + '": ' + val|tojson }}{% endif %}
+                {%- if not loop.last %}{{ ", " }}{% endif %}
+            {%- endfor %}{{ "}}" }}
+        {%- endfor %}{{ "][/AVAILABLE_TOOLS]" }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for tool_call in message.tool_calls %}
+            {%- set out = tool_call.function|tojson %}{{ out[:-1] }}
+            {%- if tool_call.id|length != 9 %}{{ raise_exception("ids of length 9!") }}{% endif %}
+            {{- ', "id": "' + tool_call.id + '"}' }}
+        {%- endfor %}{{ "]" + eos_token }}
+    {%- elif message["role"] == "tool" %}{{ message.content|string + message.tool_call_id }}
+    {%- endif %}
+{%- endfor %}""",
+}
+
+
+@pytest.mark.parametrize("style", OF_TOOLS)
+def test_functions_and_their_calls_become_the_text_of_transformers(style: str) -> None:
+    chat = Chat(
+        (
+            ChatMessage("user", "What?"),
+            ChatMessage("assistant", None, {"tool_calls": [CALL]}),
+            ChatMessage("tool", "5 <b>", {"tool_call_id": "123456789"}),
+        ),
+        tools=TOOLS,
+    )
+    messages = [{"role": one.role, "content": one.content, **one.more} for one in chat.messages]
+    ours = template(OF_TOOLS[style])
+
+    (expected,), _ = render_jinja_template(
+        [messages],
+        tools=list(TOOLS),
+        chat_template=OF_TOOLS[style],
+        add_generation_prompt=True,
+        **TOKENS,
+    )
+
+    assert ours.render(chat) == expected
+    assert ours.problem_of_tools(chat) is None
+
+
+def test_a_template_that_knows_no_functions_says_so() -> None:
+    called = Chat((ChatMessage("assistant", None, {"tool_calls": [CALL]}),))
+    asked = Chat((ChatMessage("user", "a"),), tools=TOOLS)
+
+    for chat in (called, asked):
+        assert "knows no tool" in (template(STYLES["chatml"]).problem_of_tools(chat) or "")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -387,11 +387,20 @@ def test_a_tokenizer_whose_texts_do_not_add_up_is_refused(tmp_path: Path) -> Non
         compiler.compile(Constraint("regex", ("play",)))
 
 
-def test_a_grammar_needs_a_tokenizer_whose_texts_begin_with_no_hidden_space(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: colour\ncolour: "red" | "green" // } a comment', 'start: %json {"const": 12}'],
+)
+def test_a_grammar_is_followed_by_a_tokenizer_whose_texts_begin_with_a_hidden_space(
+    grammar: str, tmp_path: Path
 ) -> None:
     tokenizer = unigram(tmp_path)
-    compiler = ConstraintCompiler(tokenizer, tokenizer.vocab_size, (tokenizer.vocab_size - 1,))
+    vocab, eos = tokenizer.vocab_size, tokenizer.vocab_size - 1
+    compiler = ConstraintCompiler(tokenizer, vocab, (eos,))
 
-    with pytest.raises(CapabilityNotSupported, match="cannot follow a grammar"):
-        compiler.compile(Constraint("grammar", ('start: "red"',)))
+    matcher = compiler.compile(Constraint("grammar", (grammar,)))
+    texts = {
+        tokenizer.decode(generate(matcher.fork(), seed, vocab=vocab, eos=eos)) for seed in range(12)
+    }
+
+    assert texts <= {"red", "green", "12"}

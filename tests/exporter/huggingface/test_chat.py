@@ -52,6 +52,27 @@ def test_a_template_of_the_settings_is_kept_with_its_tokens(
     assert "chat.json" in copied_files(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("told", "tool_format"),
+    [
+        ("<tool_call></tool_call>", "hermes"),
+        ("<tool_call><function=f></tool_call>", None),
+        ('{"name": function name, "parameters": dictionary of argument name}', "llama3_json"),
+        ("[TOOL_CALLS] ", "mistral"),
+        ("", None),
+    ],
+)
+def test_the_format_of_calls_is_what_a_template_tells_the_model(
+    told: str, tool_format: str | None, tmp_path: Path
+) -> None:
+    save_chat_model(tmp_path / "source", chat_template=f"{TEMPLATE}{{{{ {told!r} }}}}")
+
+    import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+    chat = load_checkpoint(tmp_path / "checkpoint").text.chat
+    assert chat is not None and chat.tool_format == tool_format
+
+
 def test_a_template_of_its_own_file_is_taken_before_that_of_the_settings(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "checkpoint"
     save_chat_model(source, chat_template="other")

@@ -679,7 +679,7 @@ def test_every_token_has_its_place_in_the_text():
     tokens = (TokenLogprob(1, b"ab", -1.0, 1), TokenLogprob(2, "ü".encode(), -math.inf, 2))
     positions = tuple(PositionLogprobs(token, (tokens[0],)) for token in tokens)
 
-    piece = TextForm().piece(0, "abü", positions, offset=5)
+    (piece,) = TextForm().piece(0, "abü", positions, offset=5)
 
     assert piece["logprobs"] == {
         "tokens": ["ab", "ü"],
@@ -693,8 +693,9 @@ def test_tokens_without_a_text_of_their_own_are_named_by_their_ids():
     pieces = {300: b"", 301: b"", 5: b"a", 6: b"a", 7: b"b", 8: b"\xd6"}
     top = tuple(TokenLogprob(id_, piece, -1.0, 1) for id_, piece in pieces.items())
 
-    found = TextForm().piece(0, "", (PositionLogprobs(top[0], top),), offset=0)["logprobs"]
+    (piece,) = TextForm().piece(0, "", (PositionLogprobs(top[0], top),), offset=0)
 
+    found = piece["logprobs"]
     assert found["tokens"] == ["token_id:300"]
     names = "token_id:300 token_id:301 token_id:5 token_id:6 b bytes:\\xd6"
     assert list(found["top_logprobs"][0]) == names.split()
@@ -751,8 +752,13 @@ async def test_a_message_may_come_back_as_servers_write_it():
 
 
 WRONG_CHATS = [
-    ({"tools": [{"type": "function"}]}, "tools is not an option of this server; leave it out",
-     "tools"),
+    ({"tools": [{"type": "function"}]}, 'tools[0]: give {"type": "function", "function": {"name": '
+     '..., "parameters": ...}}', "tools"),
+    ({"tools": [{"type": "custom"}]}, "tools[0]: custom is no type that is known here; give "
+     "functions", "tools"),
+    ({"tool_choice": "required"}, "tool_choice is for tools, and there are none", "tool_choice"),
+    ({"tool_choice": "any"}, 'tool_choice: give "none", "auto", "required" or {"type": '
+     '"function", "function": {"name": ...}}', "tool_choice"),
     ({"top_logprobs": 2}, "top_logprobs is for logprobs=true", "top_logprobs"),
     ({"top_logprobs": 99, "logprobs": True}, "top_logprobs: 99 is outside 0 to 20 "
      "alternatives; 0 gives the chosen token's", "top_logprobs"),
@@ -765,9 +771,9 @@ WRONG_CHATS = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content is missing; a "
      "message has role and content", "messages"),
     ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]},
-     "messages[0].tool_calls cannot be sent; a message has role and content", "messages"),
-    ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "a"}]},
-     "messages[0].tool_call_id cannot be sent; a message has role and content", "messages"),
+     "messages[0].tool_calls[0] is no call of a function; one has id and function", "messages"),
+    ({"messages": [{"role": "tool", "content": "a", "tool_call_id": 5}]},
+     "messages[0].tool_call_id=5: give a text", "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
      "messages[0].content[0] is of type 'image_url'; only texts can be sent", "messages"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content=5: give a text, or a "
@@ -953,7 +959,7 @@ def test_a_token_that_cannot_come_has_a_number_that_json_has(form: Form):
     impossible = TokenLogprob(1, b"\xe2", -math.inf, 9)
     positions = (PositionLogprobs(impossible, (impossible,)),)
 
-    said = json.dumps(form.piece(0, "", positions, 0), allow_nan=False)
+    said = json.dumps([*form.piece(0, "", positions, 0)], allow_nan=False)
 
     assert "-9999.0" in said
     assert r"bytes:\\xe2" in said

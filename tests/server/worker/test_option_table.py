@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -59,6 +60,7 @@ WIDER = {  # further types that the client takes
 OF_CALLS: dict[str, tuple[Any, str]] = {
     "target_prefix": ("20", "--prefix 20"),
     "chat_template_kwargs": ({"a": 1}, '--chat-template-kwargs {"a":1}'),
+    "tools": (({"type": "function"},), '--tool {"type":"function"}'),
     "without_defaults": (("beam", "top_k"), "--without-default beam --without-default top_k"),
     "priority": (-2, "--priority -2"),
     "tenant": ("team", "--tenant team"),
@@ -95,7 +97,7 @@ def beside(option: Option) -> dict[str, Any]:
 
 def in_request(name: str, value: object, **others: Any) -> pb.GenerateStreamRequest:
     prompt: Any = "prompt"
-    if name == "chat_template_kwargs":
+    if name in ("chat_template_kwargs", "tools"):
         prompt = [{"role": "user", "content": "a"}]
     return stream_request("m", prompt, {name: value, **others})  # type: ignore[misc]
 
@@ -222,6 +224,7 @@ def test_what_is_of_the_call_reaches_the_service() -> None:
         "chat_template_kwargs": dict(
             requests["chat_template_kwargs"].inputs[0].chat.template_variables
         ),
+        "tools": tuple(map(json.loads, requests["tools"].inputs[0].chat.tools)),
         "without_defaults": tuple(requests["without_defaults"].without_defaults),
         "priority": requests["priority"].scheduling.priority,
         "tenant": requests["tenant"].scheduling.tenant,

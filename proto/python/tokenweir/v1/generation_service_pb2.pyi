@@ -78,6 +78,36 @@ BEAM_END_LIMIT: BeamEnd.ValueType  # 4
 Global___BeamEnd: _TypeAlias = BeamEnd  # noqa: Y015
 
 @_typing.final
+class ToolCall(_message.Message):
+    """A function that the assistant has called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """By which the answer names it."""
+    name: _builtins.str
+    """Name of the function; required."""
+    arguments: _builtins.str
+    """A JSON object by the names of the parameters; a template gets another text as it is."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
 class ChatMessage(_message.Message):
     """What somebody says in a conversation."""
 
@@ -86,28 +116,44 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user", "assistant" or what else the model's template knows; required."""
+    """"system", "user", "assistant", "tool" or what else the model's template knows; required."""
     content: _builtins.str
-    """The text."""
+    """The text.  Absent: none, which a message with tool_calls need not have."""
+    tool_call_id: _builtins.str
+    """The call that a message of "tool" answers."""
+    name: _builtins.str
+    """The function that it answers for."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text in parts, in place of `content`.  A template that loops over parts gets them as they
         are, any other one their texts, joined by line ends.
         """
 
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """What the assistant has called."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
-        content: _builtins.str = ...,
+        content: _builtins.str | None = ...,
         parts: _abc.Iterable[_builtins.str] | None = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parts", b"parts", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "name", b"name", "parts", b"parts", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
+    _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
@@ -119,6 +165,7 @@ class Chat(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """In order; at least one."""
@@ -127,15 +174,22 @@ class Chat(_message.Message):
     def template_variables(self) -> _struct_pb2.Struct:
         """Variables that the template names besides, such as "enable_thinking"; refused if it does not."""
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Functions that may be called, for the template: each a JSON object as OpenAI has it, with
+        "type" and "function".  Refused if the template knows no tools.
+        """
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         template_variables: _struct_pb2.Struct | None = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["template_variables", b"template_variables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_variables", b"template_variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
