@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from server.api import METHODS
@@ -105,17 +106,26 @@ class Book:
         known = self._workers()
         for worker in self._counts.keys() - known:
             del self._counts[worker]
+        answered: dict[tuple[str, str], list[Record]] = {}  # by worker and model
         for record in records:
             if logger.isEnabledFor(logging.INFO):
                 _log(record)
             if record.worker in known:
-                _count(self._counts.setdefault(record.worker, Counts()), record)
+                if record.status == _OK:
+                    answered.setdefault((record.worker, record.told.model), []).append(record.told)
+                else:
+                    _count_failure(self._counts_of(record.worker), record)
             if self._tracing is not None:
                 add_spans(self._tracing, record)
+        for (worker, model), told in answered.items():
+            _count(self._counts_of(worker), told, model)
 
     def snapshots(self) -> list[tuple[str, Snapshot]]:
         """Return what was counted, by worker; any thread may ask."""
         return [(worker, counts.snapshot()) for worker, counts in tuple(self._counts.items())]
+
+    def _counts_of(self, worker: str) -> Counts:
+        return self._counts.setdefault(worker, Counts())
 
 
 def add_spans(tracing: Tracing, record: CallRecord) -> None:
@@ -154,30 +164,35 @@ def _log(record: CallRecord) -> None:
     logger.handle(line)
 
 
-def _count(counts: Counts, record: CallRecord) -> None:
-    told, model = record.told, record.told.model
-    if record.status != _OK:
-        counts.count("request_failures", model, told.reason or record.status)
-        return
-    counts.observe("e2e_request_latency_seconds", told.seconds, model)
-    for reason in told.finish_reasons:
-        counts.count("request_success", model, reason)
-    for part in told.parts:
-        _count_part(counts, part, model)
+def _count_failure(counts: Counts, record: CallRecord) -> None:
+    counts.count("request_failures", record.told.model, record.told.reason or record.status)
 
 
-def _count_part(counts: Counts, part: Part, model: str) -> None:
-    counts.count("prompt_tokens", model, by=part.input_tokens)
-    counts.count("prefix_cache_queries", model, by=part.input_tokens)
-    counts.count("prefix_cache_hits", model, by=part.cached_input_tokens)
-    counts.observe("request_queue_time_seconds", part.queue, model)
-    counts.observe("request_prefill_time_seconds", part.prefill, model)
-    if part.output_tokens:
-        counts.count("generation_tokens", model, by=part.output_tokens)
-        counts.observe("time_to_first_token_seconds", part.time_to_first_token, model)
-        counts.observe("request_decode_time_seconds", part.decode, model)
-    if (pace := _seconds_per_token(part)) is not None:
-        counts.observe("request_time_per_output_token_seconds", pace, model)
+def _count(counts: Counts, told: Sequence[Record], model: str) -> None:
+    """Count calls of a model that were answered: many at once cost little more than one."""
+    counts.observe("e2e_request_latency_seconds", [one.seconds for one in told], model)
+    for reason, number in Counter(reason for one in told for reason in one.finish_reasons).items():
+        counts.count("request_success", model, reason, by=number)
+    if parts := [part for one in told for part in one.parts]:
+        _count_parts(counts, parts, model)
+
+
+def _count_parts(counts: Counts, parts: Sequence[Part], model: str) -> None:
+    num_input_tokens = sum([part.input_tokens for part in parts])
+    num_cached = sum([part.cached_input_tokens for part in parts])
+    counts.count("prompt_tokens", model, by=num_input_tokens)
+    counts.count("prefix_cache_queries", model, by=num_input_tokens)
+    counts.count("prefix_cache_hits", model, by=num_cached)
+    counts.observe("request_queue_time_seconds", [part.queue for part in parts], model)
+    counts.observe("request_prefill_time_seconds", [part.prefill for part in parts], model)
+    if generated := [part for part in parts if part.output_tokens]:
+        first = [part.time_to_first_token for part in generated]
+        num_output_tokens = sum([part.output_tokens for part in generated])
+        counts.count("generation_tokens", model, by=num_output_tokens)
+        counts.observe("time_to_first_token_seconds", first, model)
+        counts.observe("request_decode_time_seconds", [part.decode for part in generated], model)
+    if paces := [pace for part in parts if (pace := _seconds_per_token(part)) is not None]:
+        counts.observe("request_time_per_output_token_seconds", paces, model)
 
 
 def _seconds_per_token(part: Part) -> float | None:

@@ -50,7 +50,7 @@ class Answering:
             self._relaying.__exit__(*error)
         name = _NAMES.get(self._call.method, "unknown")
         seconds = time.monotonic() - self._started
-        self._counts.observe("gateway_request_seconds", seconds, name)
+        self._counts.observe("gateway_request_seconds", (seconds,), name)
         self._counts.count("gateway_requests", name, self.code)
 
 
@@ -71,7 +71,7 @@ class CallOutcomes:
 
     def had_its_turn(self, seconds: float) -> None:
         """Count how long a call has waited for its turn."""
-        self.counts.observe("gateway_queue_seconds", seconds)
+        self.counts.observe("gateway_queue_seconds", (seconds,))
 
     def failed(
         self, call: ServerCall, request_id: str, head: RequestHead, status: CallStatus

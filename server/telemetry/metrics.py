@@ -147,13 +147,14 @@ class Counts:
         with self._lock:
             self._counters[key] = self._counters.get(key, 0) + by
 
-    def observe(self, name: str, value: float, *labels: str) -> None:
-        """Count a value by its size."""
+    def observe(self, name: str, values: Iterable[float], *labels: str) -> None:
+        """Count values by their size."""
         key = name, labels
         with self._lock:
             if (histogram := self._histograms.get(key)) is None:
                 histogram = self._histograms[key] = Histogram(METRICS[name].bounds)
-            histogram.add(value)
+            for value in values:
+                histogram.add(value)
 
     def snapshot(self) -> Snapshot:
         """Return what was counted so far."""
