@@ -28,7 +28,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile our modules
 
-.PHONY: install demo serve test collected test-long emulated-device test-emulated lint format proto clean
+.PHONY: install demo serve test collected test-long emulated-device test-emulated lint format proto proto-released clean
 
 install: $(INSTALLED)
 
@@ -80,7 +80,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cd proto && ../$(BIN)/buf lint
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -88,6 +88,10 @@ format: install
 
 proto: install
 	sh proto/generate.sh
+
+# At a release only: keeps its protocol, which later releases extend and never break.
+proto-released: install
+	cd proto && ../$(BIN)/buf build --exclude-source-info -o released.binpb
 
 clean:
 	rm -rf .venv .venv-gpu .emulated demo demo-gpu
