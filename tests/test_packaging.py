@@ -73,13 +73,13 @@ def test_a_gpu_gets_the_libraries_of_cuda_13_that_onnxruntime_is_linked_to_and_n
 
 
 @pytest.mark.parametrize(
-    ("target", "last"),
+    ("target", "extras", "last"),
     [
-        ("demo", ".venv-gpu/bin/tokenweir demo --device cuda --out demo-gpu"),
-        ("test", '.venv-gpu/bin/pytest -m "not long and not emulated and not ray"'),
+        ("demo", "", ".venv-gpu/bin/tokenweir demo --device cuda --out demo-gpu"),
+        ("test", ",dev", '.venv-gpu/bin/pytest -m "not long and not emulated and not ray"'),
     ],
 )
-def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, last: str) -> None:
+def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, extras: str, last: str) -> None:
     done = subprocess.run(
         ["make", "--dry-run", "--always-make", target, "GPU=1"],
         cwd=ROOT,
@@ -90,7 +90,8 @@ def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, last: str) -> 
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert last in lines
-    install = ".venv-gpu/bin/pip install --quiet --editable '.[gpu,serve,http,export,loadtest,dev]'"
+    brought = f"gpu,serve,http,export,import,loadtest{extras}"
+    install = f".venv-gpu/bin/pip install --quiet --editable '.[{brought}]'"
     assert install in lines[: lines.index(last)]
     assert "installing into .venv-gpu: 3 GB, two to five minutes" in done.stdout
     assert ".venv/" not in done.stdout
