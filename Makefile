@@ -1,5 +1,7 @@
 # make demo   train, export, serve and load-test the date model
 # make serve  serve the date model until Ctrl-C
+# make install  the commands that serve, export, import and load-test; make install-dev  the checks too
+# make dist   build the source distribution and the wheel into dist/
 # make test   every check: format, lint, types, import rules, protocol, tests
 # make test-long   the tests that need more time, larger models or more random examples
 # make test-emulated   all of what the CUDA provider of onnxruntime makes of our graphs, without a GPU
@@ -9,19 +11,20 @@
 PYTHON ?= python3
 ifeq ($(GPU),1)
 VENV := .venv-gpu
-EXTRAS := gpu,serve,http,export,loadtest,dev
+EXTRAS := gpu,serve,http,export,import,loadtest
 SIZE := 3 GB
 DEMO := demo --device cuda --out demo-gpu
 TESTS := -m "not long and not emulated and not ray"  # those marked gpu are among them
 else
 VENV := .venv
-EXTRAS := cpu,serve,http,export,loadtest,dev
+EXTRAS := cpu,serve,http,export,import,loadtest
 SIZE := 2.2 GB
 DEMO := demo
 TESTS := -n 3 --dist loadfile --no-loadscope-reorder  # two compute, one waits: tests/conftest.py
 endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
 
 # Both names: older pip applies the first to build environments too, newer pip wants the second.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -29,16 +32,20 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile our modules
 
-.PHONY: install demo serve test collected test-long emulated-device test-emulated lint format proto pictures clean
+.PHONY: install install-dev demo serve dist test collected test-long emulated-device test-emulated lint format proto proto-released pictures clean
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+install-dev: $(INSTALLED_DEV)
+
+$(INSTALLED_DEV): EXTRAS := $(EXTRAS),dev
+
+$(INSTALLED) $(INSTALLED_DEV): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python 3.11 or newer is needed, this is {sys.version}"'
 	@echo 'installing into $(VENV): $(SIZE), two to five minutes where the network is quick'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[$(EXTRAS)]'
-	touch $@
+	touch $(INSTALLED) $@
 
 demo: install
 	$(BIN)/tokenweir $(DEMO)
@@ -46,23 +53,23 @@ demo: install
 serve: install
 	$(BIN)/tokenweir $(DEMO) --keep-serving
 
-test: install
+test: install-dev
 	$(MAKE) -j 2 lint collected emulated-device
 	$(BIN)/pytest $(TESTS)
 	$(BIN)/pytest -m "ray and not long" $$(grep -rl --include='*.py' pytest.mark.ray tests)
 
 # Compiles tests and modules while mypy has one of two cores: else each process of tests does.
-collected: install
+collected: install-dev
 	-$(BIN)/pytest --collect-only -q >/dev/null
 
 # Without it the tests marked emulated are skipped, each with what is missing.
-emulated-device: install
+emulated-device: install-dev
 ifneq ($(GPU),1)
 	-$(MAKE) .emulated/.installed
 endif
 
 # onnxruntime's host code for CUDA on an emulated device, which gcc builds.
-test-emulated: install .emulated/.installed
+test-emulated: install-dev .emulated/.installed
 	gcc --version
 	$(BIN)/pytest -m emulated tests/emulated
 
@@ -72,22 +79,22 @@ test-emulated: install .emulated/.installed
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .emulated/headers nvidia-cuda-runtime nvidia-cuda-crt
 	touch $@
 
-test-long: install
+test-long: install-dev
 	$(BIN)/pytest -m "long and not gpu and not emulated"
 	$(BIN)/pytest -m "hypothesis and not long" --hypothesis-profile "many examples" tests/engine
 
-lint: install
+lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cd proto && ../$(BIN)/buf lint
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
 
-format: install
+format: install-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: install
+proto: install-dev
 	sh proto/generate.sh
 
 pictures: install packages/dates
@@ -99,5 +106,15 @@ checkpoints/dates: | install
 packages/dates: | checkpoints/dates
 	$(BIN)/tokenweir export checkpoints/dates --out $@
 
+# At a release only: keeps its protocol, which later releases extend and never break.
+proto-released: install-dev
+	cd proto && ../$(BIN)/buf build --exclude-source-info -o released.binpb
+
+# Builds in an environment of its own, with the hatchling of constraints.txt.
+dist: install-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	ls -l dist
+
 clean:
-	rm -rf .venv .venv-gpu .emulated demo demo-gpu
+	rm -rf .venv .venv-gpu .emulated demo demo-gpu dist

@@ -39,7 +39,7 @@ from exporter.files import Content, write_directory, writing_to
 from exporter.models import build_model
 from exporter.models.config import TransformerConfig
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # its rule is that of packages, in engine/package/manifest.py
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"

@@ -1,8 +1,9 @@
-"""Names of the API: its revision, services and methods, and the metadata that servers add."""
+"""Names of the API: release, revision, services and methods, metadata that servers add."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2
@@ -10,6 +11,7 @@ from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_s
 
 from server.reflection import REFLECTION
 
+RELEASE = metadata.version("tokenweir")
 API_MINOR = 6
 
 _FILES = (generation_service_pb2, prediction_service_pb2, admin_service_pb2)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterable
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, version
 from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tokenweir import AsyncClient
+
+from exporter.toolchain import read_toolchain
+from server.config import GatewayConfig
+from server.settings import Admin
+from server.wire import protocol
+from tests.fakes.gateways import entry, running_gateway
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -65,13 +73,13 @@ def test_a_gpu_gets_the_libraries_of_cuda_13_that_onnxruntime_is_linked_to_and_n
 
 
 @pytest.mark.parametrize(
-    ("target", "last"),
+    ("target", "extras", "last"),
     [
-        ("demo", ".venv-gpu/bin/tokenweir demo --device cuda --out demo-gpu"),
-        ("test", '.venv-gpu/bin/pytest -m "not long and not emulated and not ray"'),
+        ("demo", "", ".venv-gpu/bin/tokenweir demo --device cuda --out demo-gpu"),
+        ("test", ",dev", '.venv-gpu/bin/pytest -m "not long and not emulated and not ray"'),
     ],
 )
-def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, last: str) -> None:
+def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, extras: str, last: str) -> None:
     done = subprocess.run(
         ["make", "--dry-run", "--always-make", target, "GPU=1"],
         cwd=ROOT,
@@ -82,7 +90,8 @@ def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, last: str) -> 
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert last in lines
-    install = ".venv-gpu/bin/pip install --quiet --editable '.[gpu,serve,http,export,loadtest,dev]'"
+    brought = f"gpu,serve,http,export,import,loadtest{extras}"
+    install = f".venv-gpu/bin/pip install --quiet --editable '.[{brought}]'"
     assert install in lines[: lines.index(last)]
     assert "installing into .venv-gpu: 3 GB, two to five minutes" in done.stdout
     assert ".venv/" not in done.stdout
@@ -204,6 +213,25 @@ def test_bench_of_the_wheel_needs_no_more_than_its_extras(light: Path, tmp_path:
 def _is_ours(path: Path, light: Path) -> bool:
     ours = ("tokenweir", "engine", "exporter", "server", "loadtest")
     return path.is_file() and path.relative_to(light).parts[0] in ours
+
+
+async def test_the_version_of_the_project_is_told_everywhere(light: Path, tmp_path: Path) -> None:
+    (tmp_path / "operators.toml").write_text(entry("tw_operator", tenant="ann"))
+    admin = Admin(port=0, tokens=tmp_path / "operators.toml")
+    async with running_gateway(config=GatewayConfig(admin=admin)) as (gateway, _):
+        async with AsyncClient(f"127.0.0.1:{gateway.admin_port}", token="tw_operator") as client:
+            server = await client.server_info()
+    (latest, *_) = re.findall(r"^## ([\d.]+) - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+    told = {
+        "installed": version("tokenweir"),
+        "command": _tokenweir(light, "--version").stdout.removeprefix("tokenweir ").rstrip(),
+        "manifest": read_toolchain()["tokenweir"],
+        "wire": protocol.hello().release,
+        "server": server.version,
+        "changelog": latest,
+    }
+    assert told == dict.fromkeys(told, PROJECT["version"])
 
 
 def test_a_light_install_imports_the_client(light: Path) -> None:

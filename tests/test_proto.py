@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -15,6 +18,7 @@ from grpc_tools import protoc
 PROTO = Path(__file__).parent.parent / "proto"
 FILES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("tokenweir/*/*.proto"))
 INTERNAL = "server/wire/work.proto"  # no part of the client
+BUF = Path(sys.executable).with_name("buf")
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +90,32 @@ def _without_json_names(file: FileDescriptorProto) -> FileDescriptorProto:
     for message in file.message_type:
         clear(message)
     return file
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ("", ""),
+        ("  repeated string features = 5;", 'field "5" with name "features"'),
+        ("  rpc GetLoad(GetLoadRequest) returns (GetLoadResponse);", 'RPC "GetLoad"'),
+    ],
+)
+def test_a_change_that_breaks_clients_of_a_release_fails_lint(
+    changed: str, problem: str, tmp_path: Path
+) -> None:
+    (_, command) = re.findall(r"\$\(BIN\)/buf (.*?)(?: &&|$)", _recipe("lint"), re.M)
+    shutil.copytree(PROTO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("python"))
+    admin = tmp_path / "tokenweir/v1/admin_service.proto"
+    text = admin.read_text()
+    assert changed in text
+    admin.write_text(text.replace(changed, "") if changed else text)
+
+    done = subprocess.run([BUF, *command.split()], cwd=tmp_path, capture_output=True, text=True)
+
+    assert problem in done.stdout
+    assert (done.returncode == 0) is not bool(problem), done.stdout + done.stderr
+
+
+def _recipe(target: str) -> str:
+    makefile = (PROTO.parent / "Makefile").read_text()
+    return makefile.partition(f"\n{target}:")[2].partition("\n\n")[0]

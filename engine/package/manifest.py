@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.package.files import FileEntry
 from engine.requests.generation_defaults import GenerationDefaults
 
+# A release reads this number and all before it, so 0.1.y reads every package of 0.1.x. A new field
+# has a default and raises the number: a release that does not know the field says "upgrade".
 FORMAT_VERSION = 1
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # names and versions
 

@@ -7,14 +7,13 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import TypeVar
 
 from tokenweir.v1 import admin_service_pb2 as pb
 from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.errors import CapabilityNotSupported
-from server.api import ADMIN, API_MINOR, HEALTH
+from server.api import ADMIN, API_MINOR, HEALTH, RELEASE
 from server.gateway.backend import Backend
 from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import Pool
@@ -64,7 +63,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
             lambda worker: worker.ask(_GET_SERVER_INFO, request, pb.GetServerInfoResponse, _TIMEOUT)
         )
         response = pb.GetServerInfoResponse(
-            version=metadata.version("tokenweir"),
+            version=RELEASE,
             api_minor=API_MINOR,
             instance_id=self._instance_id,
             features=(HEALTH,),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
-from importlib import metadata
 
+from server.api import RELEASE
 from server.wire.work_pb2 import MORE_OF_MESSAGE, Hello, More, Pair
 
-VERSION = 1  # one more with every change of work.proto that the version before does not know
+# One more with every change of work.proto that the version before does not know, and one more at
+# most in a release: neighbouring releases work together, so a service is updated worker by worker.
+VERSION = 1
 METHOD = "/tokenweir.server.Work/Carry"
 CHUNK = 1 << 16  # bytes of a request or message that go at once
 MAX_BYTES = 4 * CHUNK  # the longest message, its last call and chunk among them
@@ -29,7 +30,7 @@ def hello(
     """Return what this side says first."""
     return Hello(
         version=VERSION,
-        release=_release(),
+        release=RELEASE,
         state_period=state_period,
         wants_log=wants_log,
         only_watches=only_watches,
@@ -70,11 +71,6 @@ def pairs_of(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
 def metadata_of(pairs: Iterable[Pair]) -> Metadata:
     """Return metadata as it was before `pairs_of`."""
     return tuple((pair.key, _value(pair.key, pair.value)) for pair in pairs)
-
-
-@cache
-def _release() -> str:
-    return metadata.version("tokenweir")
 
 
 def _value(key: str, value: bytes) -> str | bytes:

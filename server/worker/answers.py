@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import metadata
 
 from google.protobuf.duration_pb2 import Duration
 from tokenweir.v1 import common_pb2
@@ -14,6 +13,7 @@ from tokenweir.v1 import common_pb2
 from engine.machine import processor_kind
 from engine.package.package import Package
 from engine.requests.events import Timing, Usage
+from server.api import RELEASE
 from server.worker.capabilities import BATCH_INVARIANT
 
 
@@ -43,7 +43,7 @@ def provenance(
         if is_invariant(model, may_vary=may_vary)
         else common_pb2.DETERMINISM_BEST_EFFORT,
         replica_id=model.replica_id,
-        server_version=_version(),
+        server_version=RELEASE,
         processor=_processor(model.device),
         threads=model.num_threads,
     )
@@ -65,13 +65,8 @@ def origin(model: ServedModel, seed: int | None) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(manifest_sha256: bytes, device: str, num_threads: int) -> str:
-    what = repr((manifest_sha256, _version(), _processor(device), num_threads))
+    what = repr((manifest_sha256, RELEASE, _processor(device), num_threads))
     return hashlib.sha256(what.encode()).hexdigest()[:32]
-
-
-@cache
-def _version() -> str:
-    return metadata.version("tokenweir")
 
 
 @cache

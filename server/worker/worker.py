@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any, cast
 
 from grpc import aio
@@ -20,7 +19,7 @@ from tokenweir.v1 import (
 
 from engine.background import in_background
 from engine.errors import ConfigError
-from server.api import ADMIN, FEATURES, GENERATION, HEALTH, PREDICTION, SERVICES
+from server.api import ADMIN, FEATURES, GENERATION, HEALTH, PREDICTION, RELEASE, SERVICES
 from server.auth.internal_certificate import InternalCertificate
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
@@ -192,7 +191,7 @@ class Worker:
         )
         server = cast(aio.Server, services)  # it has what is asked of one here
         facts = ServerFacts(
-            version=metadata.version("tokenweir"),
+            version=RELEASE,
             start_time=datetime.now(UTC),
             features=FEATURES,
             limits=config,

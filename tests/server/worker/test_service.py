@@ -311,7 +311,7 @@ async def test_server_info_and_load(stubs: Stubs) -> None:
     info = await stubs.admin.GetServerInfo(admin_service_pb2.GetServerInfoRequest())
     load = await stubs.admin.GetLoad(admin_service_pb2.GetLoadRequest())
 
-    assert info.version == "0.1.0"
+    assert info.version == metadata.version("tokenweir")
     assert "grpc.health.v1.Health" in info.features
     assert info.start_time.seconds > 0
     assert [(r.model, r.running, r.waiting) for r in load.replicas] == [
