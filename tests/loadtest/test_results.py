@@ -99,7 +99,7 @@ def _shown(table: str) -> list[Row]:
     rows = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
     cells = itertools.takewhile(lambda line: line.startswith("|"), rows)
     found = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in cells]
-    return found[2:]  # type: ignore[return-value]  # of five cells, or they are not equal
+    return found[2:]  # type: ignore[return-value]  # five cells, or they are not equal
 
 
 @pytest.mark.parametrize("table", TABLES)
