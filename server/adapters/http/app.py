@@ -149,7 +149,7 @@ class Endpoints:
         asked = await self._asked(request, EmbeddingRequest, "embd-")
         request_id = request.state.request_id
         normalize = asked.normalize is not False
-        with refused_arguments():
+        with refused_arguments(asked.as_sent):
             call = self.caller(request).embed_many(
                 asked.model,
                 asked.input,
@@ -202,7 +202,7 @@ class Endpoints:
             options["answer_others"] = False  # nobody would get their answers
             known = GenerateOptions.__annotations__  # the others are those of a stream
             whole = {name: value for name, value in options.items() if name in known}
-            with refused_arguments():
+            with refused_arguments(asked.as_sent):
                 call = client.generate_many(asked.model, prompts, **cast(GenerateOptions, whole))
                 answers = await _unless_gone(request, call)
             results = [sequence for result in answers.results for sequence in result.sequences]
