@@ -32,7 +32,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile our modules
 
-.PHONY: install install-dev demo serve dist test collected test-long emulated-device test-emulated lint format proto proto-released pictures clean
+.PHONY: install install-dev demo serve dist test collected test-long emulated-device test-emulated lint format proto proto-released pages pictures clean
 
 install: $(INSTALLED)
 
@@ -96,6 +96,10 @@ format: install-dev
 
 proto: install-dev
 	sh proto/generate.sh
+
+pages: install-dev
+	$(BIN)/python -m server.cli.reference
+	$(BIN)/python -m exporter.families
 
 pictures: install packages/dates
 	$(BIN)/python -m loadtest.lab pictures

@@ -1,10 +1,9 @@
-"""Writes the page of a generation's options: `python -m server.cli.options_page`."""
+"""The page of a generation's options, from their table, the client and the command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from pathlib import Path
 
 import click
 from tokenweir import StreamOptions
@@ -13,8 +12,6 @@ from engine.config import RequestLimits
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.options import BY_NAME, OPTIONS, Option, Range
 from server.cli.generation_options import request_options
-
-PAGE = Path(__file__).parents[2] / "proto" / "docs" / "options.md"
 
 _SECTIONS: Mapping[str, str] = {  # by the message that an option is in
     "decoding": "Decoding",
@@ -29,14 +26,17 @@ _LIMITS = RequestLimits()
 _LIMIT_NAMES = {field.name for field in fields(RequestLimits)}
 
 
-def page() -> str:
-    """Return the page, in Markdown."""
-    return "\n".join(_lines()) + "\n"
+def table(*head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield a table of Markdown, behind an empty line."""
+    yield from ("", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}")
+    for row in rows:
+        escaped = (cell.replace("|", r"\|") for cell in row)
+        yield f"| {' | '.join(escaped)} |"
 
 
-def _lines() -> Iterator[str]:
-    yield "<!-- Made by `python -m server.cli.options_page`. -->"
-    yield from ("", "# Options of a generation", "")
+def options_page() -> Iterator[str]:
+    """Yield the lines of the page, in Markdown."""
+    yield from ("# Options of a generation", "")
     yield "The Python client takes these options as keywords of `generate`, `generate_many` and"
     yield "`stream`. The fields are those of `GenerateRequest`. `tokenweir generate` and `tokenweir"
     yield "loadtest` have the same options in the command's spelling."
@@ -45,36 +45,36 @@ def _lines() -> Iterator[str]:
     yield "shows these defaults, and `without_defaults` rules them out. Limits that have a name are"
     yield "settings of the server (`[limits]`)."
     for message, title in _SECTIONS.items():
-        yield from ("", f"## {title}", "", *_remarks(message))
-        yield "| option | type | default | range | meaning | field | command line |"
-        yield "|---|---|---|---|---|---|---|"
-        yield from (_row(option) for option in OPTIONS if option.message == message)
-    yield from ("", "## The call", "", "| option | type | meaning | command line |")
-    yield "|---|---|---|---|"
-    for parameter in request_options(without=BY_NAME):
-        assert isinstance(parameter, click.Option) and parameter.name and parameter.help
-        typed = "/".join((*parameter.opts, *parameter.secondary_opts))
-        cells = (f"`{parameter.name}`", _type(parameter.name), parameter.help, f"`{typed}`")
-        yield _as_row(*cells)
+        yield from ("", f"## {title}", *_remarks(message))
+        head = ("option", "type", "default", "range", "meaning", "field", "command line")
+        rows = (_row(option) for option in OPTIONS if option.message == message)
+        yield from table(*head, rows=rows)
+    yield from ("", "## The call")
+    rows = map(_row_of_call, request_options(without=BY_NAME))
+    yield from table("option", "type", "meaning", "command line", rows=rows)
 
 
 def _remarks(message: str) -> Iterator[str]:
     """Yield what holds for all options of a message."""
     if message in ("decoding.sampling", "decoding.beam"):
         other = "beam search" if message == "decoding.sampling" else "sampling"
-        yield f"An option of this table is refused with greedy decoding and with {other}."
-        yield ""
+        yield from ("", f"An option of this table is refused with greedy decoding and with {other}.")
     if message == "decoding.constraint":
-        yield "A request has at most one of these options, with at most"
+        yield from ("", "A request has at most one of these options, with at most")
         yield f"{_LIMITS.max_constraint_chars:,} characters (`max_constraint_chars`)."
-        yield ""
 
 
-def _row(option: Option) -> str:
+def _row_of_call(parameter: click.Parameter) -> tuple[str, ...]:
+    assert isinstance(parameter, click.Option) and parameter.name and parameter.help
+    typed = "/".join((*parameter.opts, *parameter.secondary_opts))
+    return f"`{parameter.name}`", _type(parameter.name), parameter.help, f"`{typed}`"
+
+
+def _row(option: Option) -> tuple[str, ...]:
     star = " *" if option.name in GenerationDefaults.model_fields else ""
     off = f"; {option.off}" if option.off else ""
     needs = f" Needs the capability `{option.capability}`." if option.capability else ""
-    return _as_row(
+    return (
         f"`{option.name}`{star}",
         _type(option.name),
         _default(option),
@@ -83,11 +83,6 @@ def _row(option: Option) -> str:
         f"`{option.path}`",
         f"`{option.typed}`",
     )
-
-
-def _as_row(*cells: str) -> str:
-    escaped = (cell.replace("|", r"\|") for cell in cells)
-    return f"| {' | '.join(escaped)} |"
 
 
 def _type(name: str) -> str:
@@ -127,7 +122,3 @@ def _interval(bounds: Range) -> str:
         if is_open
     ]
     return ", ".join((f"{low} to {high:,}", *without))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

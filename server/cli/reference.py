@@ -1,4 +1,4 @@
-"""Writes the pages of reference, `server/docs/reference`: `python -m server.cli.reference`."""
+"""Writes the pages of reference of server and protocol: `python -m server.cli.reference`."""
 
 from __future__ import annotations
 
@@ -17,36 +17,33 @@ from server.adapters.http.counts import HTTP_REQUESTS
 from server.adapters.http.errors import http_error
 from server.cli.app import COMMANDS, cli
 from server.cli.exit_codes import MEANINGS
+from server.cli.options_page import options_page, table
 from server.given_settings import KNOWN, SECTIONS, Known, as_toml, default_of
 from server.status import STATUS_CODES, status_code
 from server.telemetry.metrics import GATEWAY_METRICS, WORKER_METRICS, Metric
 
-FOLDER = Path(server.__file__).parent / "docs" / "reference"
+ROOT = Path(server.__file__).parents[1]
 _WIDTH = 100  # columns of the helps
 _WITH_RETRY = (errors.CannotMeet, errors.Overloaded, errors.Unavailable)
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by name, in Markdown."""
+    """Return the pages by their file, from the root of the repository, in Markdown."""
     contents: Mapping[str, Callable[[], Iterable[str]]] = {
-        "cli": _cli,
-        "settings": _settings,
-        "metrics": _metrics,
-        "errors": _errors,
+        "server/docs/reference/cli.md": _cli,
+        "server/docs/reference/settings.md": _settings,
+        "server/docs/reference/metrics.md": _metrics,
+        "server/docs/reference/errors.md": _errors,
+        "proto/docs/options.md": options_page,
     }
     begin = f"<!-- Made by `python -m {__spec__.name}`. -->"
-    return {f"{name}.md": "\n".join([begin, *lines()]) + "\n" for name, lines in contents.items()}
-
-
-def _table(*head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    yield from ("", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}")
-    yield from (f"| {' | '.join(row)} |" for row in rows)
+    return {file: "\n".join([begin, "", *lines()]) + "\n" for file, lines in contents.items()}
 
 
 def _cli() -> Iterator[str]:
     yield from ("# Commands", "", "The help of every command, as `--help` prints it.")
     rows = ((f"[`{name}`](#tokenweir-{name})", text) for name, (_, text) in COMMANDS.items())
-    yield from _table("command", "", rows=rows)
+    yield from table("command", "", rows=rows)
     top = click.Context(cli, info_name="tokenweir", terminal_width=_WIDTH, **cli.context_settings)
     for name in COMMANDS:
         yield from _help(cli.commands[name], name, top)
@@ -66,7 +63,7 @@ def _settings() -> Iterator[str]:
     for section, owner in SECTIONS.items():
         yield from ("", f"## [{section}]", "", f"{owner.__doc__}")
         rows = (_setting(known) for known in KNOWN.values() if known.section == section)
-        yield from _table("setting", "option", "default", "", rows=rows)
+        yield from table("setting", "option", "default", "", rows=rows)
 
 
 def _setting(known: Known) -> tuple[str, ...]:
@@ -89,7 +86,7 @@ def _metrics() -> Iterator[str]:
     ):
         yield from ("", f"## {title}")
         rows = (_metric(metric, more) for metric in metrics)
-        yield from _table("metric", "type", "labels", "", rows=rows)
+        yield from table("metric", "type", "labels", "", rows=rows)
 
 
 def _metric(metric: Metric, more_labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -103,9 +100,9 @@ def _errors() -> Iterator[str]:
     yield "the request id. Some have a `google.rpc.RetryInfo` with the time to wait before a retry."
     kinds = {kind.reason: kind for kind in STATUS_CODES if "reason" in vars(kind)}
     head = ("reason", "gRPC code", "HTTP", "retry", "meaning")
-    yield from _table(*head, rows=map(_error, kinds.values()))
+    yield from table(*head, rows=map(_error, kinds.values()))
     yield from ("", "## Exit codes of commands")
-    yield from _table("code", "", rows=((str(code), text) for code, text in MEANINGS.items()))
+    yield from table("code", "", rows=((str(code), text) for code, text in MEANINGS.items()))
 
 
 def _error(kind: type[errors.TokenweirError]) -> tuple[str, ...]:
@@ -133,5 +130,5 @@ class _FailedCall(grpc.RpcError):
 
 
 if __name__ == "__main__":
-    for name, page in pages().items():
-        (FOLDER / name).write_text(page)
+    for file, page in pages().items():
+        (ROOT / file).write_text(page)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from engine.requests.options import OPTIONS
 from server.cli import reference
 from server.cli.app import COMMANDS
 from server.given_settings import KNOWN
@@ -23,17 +24,31 @@ def test_pages_are_those_of_the_code_whatever_the_terminal() -> None:
 
     made = subprocess.check_output([sys.executable, "-c", _PRINT], env=environment)
 
-    written = {path.name: path.read_text() for path in reference.FOLDER.iterdir()}
-    assert written == json.loads(made), "python -m server.cli.reference writes them"
+    expected = json.loads(made)
+    written = {file: (reference.ROOT / file).read_text() for file in expected}
+    assert written == expected, "python -m server.cli.reference writes them"
 
 
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("cli.md", [f"## tokenweir {name}\n" for name in (*COMMANDS, "loadtest compare")]),
-        ("settings.md", [f"`{known.field.name}`" for known in KNOWN.values()]),
-        ("metrics.md", [f"`{metric.exported}`" for metric in METRICS.values()]),
-        ("errors.md", ["| `QUEUE_FULL` | `RESOURCE_EXHAUSTED` | 429 | yes |", "| 130 | Ctrl-C |"]),
+        (
+            "server/docs/reference/cli.md",
+            [f"## tokenweir {name}\n" for name in (*COMMANDS, "loadtest compare")],
+        ),
+        (
+            "server/docs/reference/settings.md",
+            [f"`{known.field.name}`" for known in KNOWN.values()],
+        ),
+        (
+            "server/docs/reference/metrics.md",
+            [f"`{metric.exported}`" for metric in METRICS.values()],
+        ),
+        (
+            "server/docs/reference/errors.md",
+            ["| `QUEUE_FULL` | `RESOURCE_EXHAUSTED` | 429 | yes |", "| 130 | Ctrl-C |"],
+        ),
+        ("proto/docs/options.md", [f"\n| `{option.name}`" for option in OPTIONS]),
     ],
 )
 def test_a_page_has_all_that_there_is(page: str, names: list[str]) -> None:
