@@ -50,15 +50,18 @@ def options_page() -> Iterator[str]:
         rows = (_row(option) for option in OPTIONS if option.message == message)
         yield from table(*head, rows=rows)
     yield from ("", "## The call")
-    rows = map(_row_of_call, request_options(without=BY_NAME))
-    yield from table("option", "type", "meaning", "command line", rows=rows)
+    of_call = map(_row_of_call, request_options(without=BY_NAME))
+    yield from table("option", "type", "meaning", "command line", rows=of_call)
 
 
 def _remarks(message: str) -> Iterator[str]:
     """Yield what holds for all options of a message."""
     if message in ("decoding.sampling", "decoding.beam"):
         other = "beam search" if message == "decoding.sampling" else "sampling"
-        yield from ("", f"An option of this table is refused with greedy decoding and with {other}.")
+        yield from (
+            "",
+            f"An option of this table is refused with greedy decoding and with {other}.",
+        )
     if message == "decoding.constraint":
         yield from ("", "A request has at most one of these options, with at most")
         yield f"{_LIMITS.max_constraint_chars:,} characters (`max_constraint_chars`)."
