@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable
+from importlib import metadata
 from typing import Any, TypeVar
 
 import grpc
@@ -20,7 +21,6 @@ from server.adapters.kserve.errors import Refused, abort, refused_arguments
 from server.adapters.kserve.parameters import TIMEOUT, read_parameters
 from server.adapters.kserve.tasks import Answered, Asked, Named, inputs_of, task_for, tasks_of
 from server.adapters.kserve.tensors import read_inputs, write_outputs
-from server.api import RELEASE
 from server.call_wall import CallWall
 
 T = TypeVar("T")
@@ -65,7 +65,9 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: protocol.ServerMetadataRequest, context: Context
     ) -> protocol.ServerMetadataResponse:
         """Describe this server."""
-        return protocol.ServerMetadataResponse(name="tokenweir", version=RELEASE)
+        return protocol.ServerMetadataResponse(
+            name="tokenweir", version=metadata.version("tokenweir")
+        )
 
     async def ModelMetadata(
         self, request: protocol.ModelMetadataRequest, context: Context
