@@ -58,6 +58,7 @@ def served(
     package: str,
     *options: str,
     front: Sequence[str] = (),
+    command: Sequence[str] = _COMMAND,
     environment: Mapping[str, str] | None = None,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -66,7 +67,7 @@ def served(
     log, port = folder / "serve.log", port or free_port()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*front, *_COMMAND, "serve", package, "--port", str(port), *options],
+            [*front, *command, "serve", package, "--port", str(port), *options],
             cwd=folder,
             env={**_environment(), **(environment or {})},
             stdout=file,
