@@ -158,11 +158,11 @@ class Admin:
 
 @dataclass(frozen=True, kw_only=True)
 class Http:
-    """OpenAI's protocol over HTTP, and a page for people."""
+    """OpenAI's and KServe's protocols over HTTP, and a page for people."""
 
     port: int | None = setting(
         None,
-        "Port of OpenAI's protocol over HTTP, and of a page for people; 0: any free one.",
+        "Port of OpenAI's and KServe's protocols over HTTP, and of a page; 0: any free one.",
         option="--http-port",
         unset="none",
         **_PORT,

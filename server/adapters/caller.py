@@ -10,6 +10,7 @@ from tokenweir import AsyncClient
 from server.auth.certified import CERTIFIED_KEY
 
 HEALTH_SECONDS = 5.0  # for the server behind to say how it is
+STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
 
 
 def client_as(
@@ -29,4 +30,5 @@ def client_as(
         told.append((CERTIFIED_KEY, certified.encode()))
     scheme, _, token = headers.get("authorization", "").partition(" ")
     is_token = scheme.lower() == "bearer" and re.fullmatch(r"[!-~]+", token.strip())
-    return client.calling_as(token.strip() if is_token else None, metadata=told)
+    shown = token.strip() if is_token else None
+    return client.calling_as(shown, metadata=told, stream_attempts=STREAM_ATTEMPTS)

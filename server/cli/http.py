@@ -52,8 +52,9 @@ def http(
     print_config: bool,
     **typed: Any,
 ) -> None:
-    """Answer OpenAI's protocol over HTTP: completions, conversations, embeddings, models; and at /
-    show a page with the server's health and load, and its models to try.
+    """Answer OpenAI's protocol over HTTP: completions, conversations, embeddings, models; below /v2
+    the Open Inference Protocol (KServe v2), without streams; and at / show a page with the server's
+    health and load, and its models to try.
 
     It is a client of the server at --server. The token of an HTTP request goes there with it; a
     request without one is sent with --token, if that is given. The FILE may be that of the service:

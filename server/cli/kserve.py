@@ -26,8 +26,8 @@ from server.cli.setting_options import given_settings, print_settings, setting_o
 @setting_options("kserve")
 @server_option
 def kserve(server: Server, file: Path | None, print_config: bool, **typed: Any) -> None:
-    """Answer the Open Inference Protocol (KServe v2) over gRPC: generations, classes, labels,
-    vectors, each as a whole.
+    """Answer the Open Inference Protocol (KServe v2) over gRPC: generations, also as streams,
+    classes, labels, vectors. Over HTTP it is answered by `tokenweir http`.
 
     It is a client of the server at --server. The bearer token of a call goes there with it; a call
     without one is sent with --token, if that is given. The FILE may be that of the service: it

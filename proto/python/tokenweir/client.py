@@ -616,10 +616,16 @@ class AsyncClient:
         request = health_pb2.HealthCheckRequest(service=service)
         return answers.health_status(await self._call(self._open().health.Check, request))
 
-    def calling_as(self, token: str | None = None, metadata: Metadata = ()) -> AsyncClient:
+    def calling_as(
+        self,
+        token: str | None = None,
+        metadata: Metadata = (),
+        stream_attempts: int | None = None,
+    ) -> AsyncClient:
         """Return a client of the same channel that calls with another token, if one is given.
 
-        `metadata` goes with its calls beside that of this client, which alone is to be closed.
+        `metadata` goes with its calls beside that of this client, which alone is to be closed. Its
+        streams go on where one broke, as often as `stream_attempts` says, if that is given.
         Raises ValueError for a token that no header can carry.
         """
         stubs = self._open()
@@ -631,7 +637,7 @@ class AsyncClient:
             token=token,
             metadata=(*own, *metadata),
             timeout=self._timeout,
-            max_attempts=self._max_attempts,
+            max_attempts=stream_attempts or self._max_attempts,
         )
         other._stubs = stubs
         return other

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import grpc
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -24,7 +25,7 @@ from tokenweir import (
     TokenweirClientError,
 )
 
-from server.adapters.caller import HEALTH_SECONDS, client_as
+from server.adapters.caller import HEALTH_SECONDS, STREAM_ATTEMPTS, client_as
 from server.adapters.config import HttpConfig
 from server.adapters.http.answers import Form, TextForm, envelope, usage_json
 from server.adapters.http.body import parsed
@@ -33,23 +34,23 @@ from server.adapters.http.chat import ChatForm, ChatRequest
 from server.adapters.http.counts import Counting, Counts
 from server.adapters.http.embeddings import EmbeddingRequest, embeddings_json
 from server.adapters.http.errors import AsSent, HttpError, http_error, refused_arguments
+from server.adapters.http.gone import unless_gone
+from server.adapters.http.inference import InferenceEndpoints
 from server.adapters.http.load_history import LoadHistory
 from server.adapters.http.page import Page
 from server.adapters.http.predictions import PredictionRequest, predict
 from server.adapters.http.requests import CompletionRequest, GenerationRequest, OpenAiRequest
 from server.adapters.http.streams import Chunks, EventStream, Message, Streams, events
+from server.adapters.kserve.errors import Refused
 from server.http_server import CERTIFIED
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=OpenAiRequest)
 Prompt = str | list[int] | list[dict[str, Any]]
-_CLIENT_GONE = 499  # nobody reads it
 _REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
 _MAX_STREAMS = 64  # per request
-_STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
 
 
 def application(
@@ -70,6 +71,7 @@ def application(
         Route("/v1/chat/completions", endpoints.chat, methods=post),
         Route("/v1/embeddings", endpoints.embeddings, methods=post),
         Route("/page/predict", endpoints.predict, methods=post),
+        *InferenceEndpoints(client, endpoints.caller, config).routes,
         *page.routes,
     ]
     return Starlette(
@@ -81,6 +83,7 @@ def application(
         ],
         exception_handlers={
             HttpError: _answer_refusal,
+            Refused: _answer_refused_tensors,
             TokenweirClientError: _answer_failure,
             HTTPException: _answer_wrong_path,
             Exception: _answer_bug,
@@ -157,7 +160,7 @@ class Endpoints:
                 truncate=asked.truncate,
                 request_id=request_id,
             )
-            found = await _unless_gone(request, call)
+            found = await unless_gone(request, call)
         return JSONResponse(embeddings_json(asked, found), headers={_REQUEST_ID: request_id})
 
     async def predict(self, request: Request) -> Response:
@@ -166,7 +169,7 @@ class Endpoints:
         request_id = request.state.request_id
         with refused_arguments(asked.as_sent):
             call = predict(self.caller(request), asked, request_id)
-            found = await _unless_gone(request, call)
+            found = await unless_gone(request, call)
         return JSONResponse(found, headers={_REQUEST_ID: request_id})
 
     async def _asked(self, request: Request, model: type[RequestT], prefix: str) -> RequestT:
@@ -204,7 +207,7 @@ class Endpoints:
             whole = {name: value for name, value in options.items() if name in known}
             with refused_arguments(asked.as_sent):
                 call = client.generate_many(asked.model, prompts, **cast(GenerateOptions, whole))
-                answers = await _unless_gone(request, call)
+                answers = await unless_gone(request, call)
             results = [sequence for result in answers.results for sequence in result.sequences]
             choices = [form.choice(index, one) for index, one in enumerate(results)]
             body = envelope(request_id, form.object, asked.model, choices)
@@ -228,7 +231,7 @@ class Endpoints:
 
         def start(place: int, admitted: asyncio.Event) -> AsyncGenerator[Message]:
             found = client.stream_messages(
-                asked.model, prompts[place], _STREAM_ATTEMPTS, admitted, **options
+                asked.model, prompts[place], STREAM_ATTEMPTS, admitted, **options
             )
             return cast(AsyncGenerator[Message], found)
 
@@ -243,7 +246,7 @@ class Endpoints:
         streams = Streams(len(prompts), start)
         streams.begin()
         try:
-            await _unless_gone(request, streams.wait_until_admitted(ping_seconds))
+            await unless_gone(request, streams.wait_until_admitted(ping_seconds))
             if streams.failure is not None:
                 place, error = streams.failure
                 request.state.as_sent = as_sent(place)
@@ -279,25 +282,6 @@ def _is_id(given: str) -> bool:
     return 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
 
 
-async def _unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:
-    """Return what a call of the server returns; end it as soon as the caller is gone."""
-    work, gone = asyncio.create_task(call), asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise HttpError(_CLIENT_GONE, "the client has gone")
-    finally:
-        work.cancel()
-        gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _unknown_model(name: str) -> HttpError:
     message = f"no model {name!r} is served here; /v1/models lists them"
     return HttpError(404, message, kind="not_found_error", code="model_not_found")
@@ -317,6 +301,12 @@ def _model_json(model: ModelInfo) -> dict[str, object]:
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError), "the table of handlers says so"
     return _failed(request, error)
+
+
+async def _answer_refused_tensors(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused), "the table of handlers says so"
+    status = 404 if error.code is grpc.StatusCode.NOT_FOUND else 400
+    return _failed(request, HttpError(status, str(error)))
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:
@@ -341,7 +331,7 @@ async def _answer_bug(request: Request, error: Exception) -> Response:
 
 def _failed(request: Request, error: HttpError) -> Response:
     """Return the answer of a failure, with the id of the request if it has one."""
-    response = error.response()
+    response = error.response(request.url.path)
     if (request_id := getattr(request.state, "request_id", None)) is not None:
         response.headers[_REQUEST_ID] = request_id
     return response

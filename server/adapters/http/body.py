@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from engine.wording import shortened
@@ -16,24 +16,14 @@ from server.adapters.http.errors import HttpError
 from server.adapters.http.requests import OpenAiRequest
 
 RequestT = TypeVar("RequestT", bound=OpenAiRequest)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 _MAX_FAULTS = 5  # named in an answer
 _MAX_UNKNOWN = 256  # fields of a request that are looked at
 
 
 async def parsed(request: Request, model: type[RequestT], config: HttpConfig) -> RequestT:
     """Return the body as a model; HttpError for one that is too long, too slow or wrong."""
-    try:
-        async with asyncio.timeout(config.body_seconds):
-            body = await _read(request, config.max_body_bytes)
-    except TimeoutError as error:
-        message = f"the body did not come within {config.body_seconds:g} seconds"
-        raise HttpError(408, message) from error
-    except ClientDisconnect as error:
-        raise HttpError(400, "the body ended early") from error
-    try:
-        asked = model.model_validate_json(body)
-    except ValidationError as error:
-        raise _refusal([_fault(*one["loc"], what=one["msg"]) for one in error.errors()]) from error
+    asked = validated(model, await read_body(request, config))
     if len(asked.extra) > _MAX_UNKNOWN:
         raise HttpError(
             400, f"it has {len(asked.extra):,} fields that are not known; leave them out"
@@ -41,6 +31,26 @@ async def parsed(request: Request, model: type[RequestT], config: HttpConfig) ->
     if faults := list(islice(asked.faults(), _MAX_FAULTS)):
         raise _refusal(faults)
     return asked
+
+
+async def read_body(request: Request, config: HttpConfig) -> bytes:
+    """Return the body; HttpError for one that is too long or too slow."""
+    try:
+        async with asyncio.timeout(config.body_seconds):
+            return await _read(request, config.max_body_bytes)
+    except TimeoutError as error:
+        message = f"the body did not come within {config.body_seconds:g} seconds"
+        raise HttpError(408, message) from error
+    except ClientDisconnect as error:
+        raise HttpError(400, "the body ended early") from error
+
+
+def validated(model: type[ModelT], body: bytes) -> ModelT:
+    """Return JSON as a model; HttpError for a wrong one."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal([_fault(*one["loc"], what=one["msg"]) for one in error.errors()]) from error
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

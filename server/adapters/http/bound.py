@@ -6,6 +6,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.adapters.http.errors import HttpError
 
+_HEALTH = ("/health", "/v2/health/live", "/v2/health/ready")
+
 
 class Bound:
     """ASGI middleware; health is never refused."""
@@ -15,13 +17,13 @@ class Bound:
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health":
+        if scope["type"] != "http" or scope["path"] in _HEALTH:
             await self._app(scope, receive, send)
             return
         if self._open >= self._max:
             message = f"{self._open} requests are open, as many as are taken at once"
             refusal = HttpError(503, message, kind="server_error", retry_after=1)
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         self._open += 1
         is_open = True

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: the one table from what a call raises to a status."""
+"""Errors in the forms of OpenAI and KServe: the one table from what a call raises to a status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AsSent = Callable[[str], str]  # a message with the fields as a request calls th
 
 
 class HttpError(Exception):
-    """Ends a request with a status, and with the JSON that OpenAI's clients read."""
+    """Ends a request with a status, and with the JSON that its clients read."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class HttpError(Exception):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.message = status, message
         self.body: Mapping[str, object] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}
         }
@@ -61,9 +61,10 @@ class HttpError(Exception):
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
 
-    def response(self) -> JSONResponse:
-        """Return the whole answer."""
-        return JSONResponse(self.body, self.status, self.headers)
+    def response(self, path: str) -> JSONResponse:
+        """Return the whole answer to a request of a path; below /v2 it has KServe's form."""
+        body = {"error": self.message} if f"{path}/".startswith("/v2/") else self.body
+        return JSONResponse(body, self.status, self.headers)
 
 
 def http_error(error: tokenweir.TokenweirClientError, as_sent: AsSent = str) -> HttpError:

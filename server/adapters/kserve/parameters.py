@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenweir import GenerateOptions
-from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from engine.requests.options import OPTIONS
 from server.adapters.kserve.errors import Refused, short
 
-TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
 # Options of the call, the caller and conversations, and those that no output has.
 _NOT_TAKEN = frozenset(
     "request_id model_version timeout answer_others tenant chat_template_kwargs tools logprobs "
@@ -22,17 +20,6 @@ GENERATION = frozenset(GenerateOptions.__annotations__) - _NOT_TAKEN
 # A text is the value itself; of all others it is the JSON.
 _TEXTS = {one.name for one in OPTIONS if one.kind in ("word", "text", "file")}
 _TEXTS |= {"target_prefix", "stop"}
-
-
-def read_parameters(request: protocol.ModelInferRequest) -> dict[str, Any]:
-    """Return the values of the parameters by name; Refused for one without a value."""
-    found = {}
-    for name, parameter in request.parameters.items():
-        kind = parameter.WhichOneof("parameter_choice")
-        if kind is None:
-            raise Refused(f"parameter {short(name)} has no value")
-        found[name] = getattr(parameter, kind)
-    return found
 
 
 def check_names(parameters: Mapping[str, Any], known: frozenset[str], what: str) -> None:

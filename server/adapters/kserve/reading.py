@@ -9,15 +9,22 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from engine.errors import QueueFull
+from server.call_wall import CallWall
+
 _SECONDS = 10.0  # for the message of a call to come
 Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
 
 
 class Reading(aio.ServerInterceptor):
-    """Takes calls of one message as calls of many, whose handler reads when there is room."""
+    """Takes calls of one message as calls of many, whose handler reads when there is room.
 
-    def __init__(self, max_bytes: int, max_message_bytes: int) -> None:
+    A call of many messages may be silent for as long as it likes, so there are only so many.
+    """
+
+    def __init__(self, max_bytes: int, max_message_bytes: int, max_streams: int) -> None:
         self._places = asyncio.Semaphore(max(1, max_bytes // max_message_bytes))
+        self._streams = CallWall(max_streams, max_bytes)
 
     async def intercept_service(
         self,
@@ -32,9 +39,22 @@ class Reading(aio.ServerInterceptor):
         async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
             return await handler.unary_unary(await self._read(requests, context), context)
 
-        return grpc.stream_unary_rpc_method_handler(
-            answer, handler.request_deserializer, handler.response_serializer
-        )
+        async def stream(requests: AsyncIterator[Any], context: Any) -> None:
+            try:
+                with self._streams.holding(0):
+                    found = handler.stream_stream(requests, context)
+                    if isinstance(found, AsyncIterator):
+                        async for response in found:
+                            await context.write(response)
+                    else:
+                        await found  # it writes by itself
+            except QueueFull as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+        serialization = handler.request_deserializer, handler.response_serializer
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(stream, *serialization)
+        return grpc.stream_unary_rpc_method_handler(answer, *serialization)
 
     async def _read(self, requests: AsyncIterator[Any], context: Any) -> Any:
         """Return the message of a call; one that brings none is ended."""

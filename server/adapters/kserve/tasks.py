@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from tokenweir import AsyncClient, ModelInfo, Usage
+from tokenweir import AsyncClient, GeneratedSequence, ModelInfo, Usage
 
 from server.adapters.kserve.errors import Refused, short
 from server.adapters.kserve.images import encoded_images
 from server.adapters.kserve.parameters import check_names, generation_options
+from server.adapters.kserve.second_names import (
+    MAX_TOKENS,
+    STREAM,
+    TEXT_INPUT,
+    TEXT_OUTPUT,
+    in_own_names,
+)
 from server.adapters.kserve.tensors import Tensor
 
 Shape = tuple[int, ...]
@@ -21,6 +28,11 @@ TEXT: Named = ("text", "BYTES", (-1,))
 TEXT_PAIR: Named = ("text_pair", "BYTES", (1,))
 INPUT_IDS: Named = ("input_ids", "INT64", (-1, -1))
 IMAGE: Named = ("image", "BYTES", (-1,))
+_SECOND: tuple[Named, ...] = (
+    (TEXT_INPUT, "BYTES", (-1,)),
+    (MAX_TOKENS, "INT32", (1,)),
+    (STREAM, "BOOL", (1,)),
+)
 _OF_ITEMS = ("text", "input_ids", "image")
 _INTEGERS = ("INT32", "INT64")
 _MAX_ITEMS = 2048  # per request; our client divides them
@@ -34,17 +46,18 @@ class Asked:
     model: ModelInfo
     inputs: Mapping[str, Tensor]
     parameters: Mapping[str, Any]
+    outputs: Sequence[str] = ()  # none: all, each by one name
     options: dict[str, Any] = field(default_factory=dict)  # for every call of our client
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The answer to a request."""
+    """The answer to a request; only the last piece of one has all fields."""
 
     outputs: tuple[Tensor, ...]
-    usage: Usage
-    version: str
-    request_id: str
+    usage: Usage | None = None
+    version: str = ""
+    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,11 +69,11 @@ class Task:
 
 
 def inputs_of(model: ModelInfo) -> tuple[Named, ...]:
-    """Return what a model takes."""
+    """Return what a model takes; where there are several, none of them has to be given."""
     if model.architecture == "vision-encoder":
         return (IMAGE,)
     is_paired = "generate" not in model.capabilities
-    return (TEXT, TEXT_PAIR, INPUT_IDS) if is_paired else (TEXT, INPUT_IDS)
+    return (TEXT, TEXT_PAIR, INPUT_IDS) if is_paired else (TEXT, INPUT_IDS, *_SECOND)
 
 
 def task_for(model: ModelInfo, outputs: Sequence[str]) -> Task:
@@ -84,17 +97,57 @@ def tasks_of(model: ModelInfo) -> list[Task]:
     return [task for name, task in TASKS.items() if name in model.capabilities]
 
 
+@dataclass(frozen=True)
+class Generation:
+    """A request for a generation, in our names."""
+
+    asked: Asked
+    options: dict[str, Any]  # of our client's call
+    texts: tuple[str, ...]  # names of the output that has the texts
+    stream: bool | None  # None: nothing is said of it
+
+
+def generation_of(asked: Asked) -> Generation:
+    """Return the generation that is asked for; Refused for options that are none."""
+    names = asked.outputs or (TEXT_OUTPUT if TEXT_INPUT in asked.inputs else "text",)
+    inputs, parameters = in_own_names(asked.inputs, asked.parameters)
+    stream = parameters.pop(STREAM, None)
+    if stream is not None and not isinstance(stream, bool):
+        raise Refused(f"{STREAM} is {short(repr(stream))}; give true or false")
+    return Generation(
+        replace(asked, inputs=inputs),
+        generation_options(parameters) | asked.options,
+        tuple(name for name in ("text", TEXT_OUTPUT) if name in names),
+        stream,
+    )
+
+
+def generated(
+    names: Sequence[str], rows: Sequence[Sequence[GeneratedSequence]]
+) -> tuple[Tensor, ...]:
+    """Return the outputs of a generation; `names` are those of the texts."""
+    return (
+        *(_table(name, rows, lambda one: one.text) for name in names),
+        _table("finish_reason", rows, lambda one: one.finish_reason),
+        _table("num_tokens", rows, lambda one: len(one.token_ids), "INT32"),
+        _table("sum_logprob", rows, lambda one: one.sum_logprob, "FP32"),
+    )
+
+
 async def _generate(client: AsyncClient, asked: Asked) -> Answered:
-    options = generation_options(asked.parameters) | asked.options
-    found = await client.generate_many(asked.model.model, await _items(asked), **options)
-    rows = [result.sequences for result in found.results]
+    generation = generation_of(asked)
+    if generation.stream:
+        raise Refused(f"{STREAM} is true; streams are ModelStreamInfer's, over gRPC")
+    return await whole_generation(client, generation)
+
+
+async def whole_generation(client: AsyncClient, generation: Generation) -> Answered:
+    """Return all that is generated, once it is there."""
+    asked = generation.asked
+    items = await items_of(asked)
+    found = await client.generate_many(asked.model.model, items, **generation.options)
     return Answered(
-        (
-            _table("text", rows, lambda one: one.text),
-            _table("finish_reason", rows, lambda one: one.finish_reason),
-            _table("num_tokens", rows, lambda one: len(one.token_ids), "INT32"),
-            _table("sum_logprob", rows, lambda one: one.sum_logprob, "FP32"),
-        ),
+        generated(generation.texts, [result.sequences for result in found.results]),
         found.usage,
         found.provenance.model_version,
         found.request_id,
@@ -103,7 +156,7 @@ async def _generate(client: AsyncClient, asked: Asked) -> Answered:
 
 async def _classify(client: AsyncClient, asked: Asked) -> Answered:
     check_names(asked.parameters, frozenset(("top", "truncate")), "a classification")
-    items, pair = await _items(asked), _pair(asked)
+    items, pair = await items_of(asked), _pair(asked)
     found = await client.classify_many(
         asked.model.model, items, top=asked.parameters.get("top"), text_pair=pair, **_options(asked)
     )
@@ -122,7 +175,7 @@ async def _classify(client: AsyncClient, asked: Asked) -> Answered:
 
 async def _label(client: AsyncClient, asked: Asked) -> Answered:
     check_names(asked.parameters, frozenset(("aggregation", "stride", "truncate")), "a labelling")
-    items, pair = await _items(asked), _pair(asked)
+    items, pair = await items_of(asked), _pair(asked)
     aggregation = asked.parameters.get("aggregation")
     found = await client.label_many(
         asked.model.model,
@@ -150,7 +203,7 @@ async def _label(client: AsyncClient, asked: Asked) -> Answered:
 
 async def _embed(client: AsyncClient, asked: Asked) -> Answered:
     check_names(asked.parameters, frozenset(("normalize", "truncate")), "an embedding")
-    items, pair = await _items(asked), _pair(asked)
+    items, pair = await items_of(asked), _pair(asked)
     normalize = asked.parameters.get("normalize", False)
     found = await client.embed_many(
         asked.model.model, items, normalize=normalize, text_pair=pair, **_options(asked)
@@ -171,6 +224,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
                 ("finish_reason", "BYTES", (-1, -1)),
                 ("num_tokens", "INT32", (-1, -1)),
                 ("sum_logprob", "FP32", (-1, -1)),
+                (TEXT_OUTPUT, "BYTES", (-1, -1)),
             ),
             _generate,
         ),
@@ -197,8 +251,11 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 )
 
 
-async def _items(asked: Asked) -> list[Any]:
-    """Return what is to be worked at: texts, runs of token ids, or images."""
+async def items_of(asked: Asked) -> list[Any]:
+    """Return what is to be worked at: texts, runs of token ids, or images.
+
+    Raises Refused for inputs that the model does not have, and if there is not one of them.
+    """
     known = [name for name, *_ in inputs_of(asked.model)]
     unknown = sorted(short(name) for name in set(asked.inputs) - set(known))
     theirs = f"inputs of {asked.model.model}"

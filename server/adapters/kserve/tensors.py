@@ -21,10 +21,11 @@ _TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "INT32": ("int_contents", "i"),
         "INT64": ("int64_contents", "q"),
         "FP32": ("fp32_contents", "f"),
+        "BOOL": ("bool_contents", "?"),
     }
 )
 _LENGTH = struct.Struct("<I")  # stands before each element of BYTES
-_MAX_DIMENSIONS = 8  # no tensor here has more; a product of thousands of them takes minutes
+MAX_DIMENSIONS = 8  # no tensor here has more; a product of thousands of them takes minutes
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,59 @@ def read_inputs(request: protocol.ModelInferRequest) -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for index, sent in enumerate(request.inputs):
-        where = f"inputs[{index}] ({short(sent.name)})"
-        if sent.name in found:
-            raise Refused(f"{where}: there is an input of this name already")
-        if len(sent.shape) > _MAX_DIMENSIONS:
-            raise Refused(
-                f"{where}: {len(sent.shape):,} dimensions; give {_MAX_DIMENSIONS} at most"
-            )
-        values = _raw_values(where, sent, raw[index]) if raw else _typed_values(where, sent)
-        shape = tuple(sent.shape)
-        if min(shape, default=0) < 0 or math.prod(shape) != len(values):
-            raise Refused(f"{where}: {len(values)} values are not of shape {list(shape)}")
-        found[sent.name] = Tensor(sent.name, sent.datatype, shape, values)
+        where = place_of(index, sent.name)
+        if raw and sent.HasField("contents"):
+            raise Refused(f"{where}: it has contents beside raw_input_contents; give one of them")
+        values = raw_values(where, sent.datatype, raw[index]) if raw else _typed_values(where, sent)
+        add_input(found, where, Tensor(sent.name, sent.datatype, tuple(sent.shape), values))
     return found
+
+
+def place_of(index: int, name: str) -> str:
+    """Return how an error calls an input."""
+    return f"inputs[{index}] ({short(name)})"
+
+
+def add_input(found: dict[str, Tensor], where: str, tensor: Tensor) -> None:
+    """Take in a tensor by its name; Refused for a second one, or values not of its shape."""
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise Refused(f"{where}: {len(tensor.shape):,} dimensions; give {MAX_DIMENSIONS} at most")
+    if tensor.name in found:
+        raise Refused(f"{where}: there is an input of this name already")
+    shape, size = tensor.shape, len(tensor.values)
+    if min(shape, default=0) < 0 or math.prod(shape) != size:
+        raise Refused(f"{where}: {size} values are not of shape {list(shape)}")
+    found[tensor.name] = tensor
+
+
+def raw_values(where: str, datatype: str, data: bytes) -> Sequence[Any]:
+    """Return the values of little-endian bytes without gaps; Refused for a part of one."""
+    letter = letter_of(where, datatype)
+    if letter == "B":
+        return data
+    if not letter:
+        return _elements(where, data)
+    size = struct.calcsize(letter)
+    if len(data) % size:
+        raise Refused(f"{where}: {len(data)} bytes are no whole number of {datatype}")
+    return struct.unpack(f"<{len(data) // size}{letter}", data)
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """Return the values of a tensor as `raw_values` takes them."""
+    _, letter = _TYPES[tensor.datatype]
+    if letter:
+        return struct.pack(f"<{len(tensor.values)}{letter}", *tensor.values)
+    return b"".join(_LENGTH.pack(len(one)) + one for one in tensor.values)
+
+
+def letter_of(where: str, datatype: str) -> str:
+    """Return the letter of a type for struct, "" for BYTES; Refused for a type not taken."""
+    if datatype not in _TYPES:
+        raise Refused(
+            f"{where}: datatype {short(datatype)!r} is not taken; known are {', '.join(_TYPES)}"
+        )
+    return _TYPES[datatype][1]
 
 
 def write_outputs(
@@ -67,43 +108,22 @@ def write_outputs(
 ) -> None:
     """Put tensors into an answer, raw or in the field for their type."""
     for tensor in outputs:
-        field, letter = _TYPES[tensor.datatype]
         sent = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        if not is_raw:
-            getattr(sent.contents, field).extend(tensor.values)
-        elif letter:
-            values = struct.pack(f"<{len(tensor.values)}{letter}", *tensor.values)
-            response.raw_output_contents.append(values)
+        if is_raw:
+            response.raw_output_contents.append(raw_bytes(tensor))
         else:
-            elements = (_LENGTH.pack(len(one)) + one for one in tensor.values)
-            response.raw_output_contents.append(b"".join(elements))
+            getattr(sent.contents, _TYPES[tensor.datatype][0]).extend(tensor.values)
 
 
 def _typed_values(where: str, sent: protocol.ModelInferRequest.InferInputTensor) -> Sequence[Any]:
-    field, _ = _type(where, sent.datatype)
-    values = getattr(sent.contents, field)
+    letter_of(where, sent.datatype)  # it is known
+    values = getattr(sent.contents, _TYPES[sent.datatype][0])
     if sent.datatype != "UINT8":
         return list(values)
     try:
         return bytes(values)
     except ValueError as error:
         raise Refused(f"{where}: a value is not within 0 to 255") from error
-
-
-def _raw_values(
-    where: str, sent: protocol.ModelInferRequest.InferInputTensor, data: bytes
-) -> Sequence[Any]:
-    _, letter = _type(where, sent.datatype)
-    if sent.HasField("contents"):
-        raise Refused(f"{where}: it has contents beside raw_input_contents; give one of them")
-    if letter == "B":
-        return data
-    if not letter:
-        return _elements(where, data)
-    size = struct.calcsize(letter)
-    if len(data) % size:
-        raise Refused(f"{where}: {len(data)} bytes are no whole number of {sent.datatype}")
-    return struct.unpack(f"<{len(data) // size}{letter}", data)
 
 
 def _elements(where: str, data: bytes) -> list[bytes]:
@@ -119,11 +139,3 @@ def _elements(where: str, data: bytes) -> list[bytes]:
             raise Refused(f"{where}: an element of {length} bytes ends behind the data")
         found.append(data[begin:start])
     return found
-
-
-def _type(where: str, datatype: str) -> tuple[str, str]:
-    if datatype not in _TYPES:
-        raise Refused(
-            f"{where}: datatype {short(datatype)!r} is not taken; known are {', '.join(_TYPES)}"
-        )
-    return _TYPES[datatype]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import os
 import struct
 import sys
@@ -19,7 +18,8 @@ import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from PIL import Image
 from tokenweir import GeneratedSequence
 from tokenweir._errors import error_from_call
@@ -338,7 +338,9 @@ async def test_the_server_and_its_models_are_described():
     assert list(ready.values()) == [True, True, False, False]
     assert server.name == "tokenweir"
     assert (dates.name, list(dates.versions), dates.platform) == ("dates", ["7"], "tokenweir_onnx")
-    assert [one.name for one in dates.inputs] == ["text", "input_ids"]
+    assert [one.name for one in dates.inputs] == [
+        *("text", "input_ids", "text_input", "max_tokens", "stream")
+    ]
     assert [one.name for one in dates.outputs][:2] == ["text", "finish_reason"]
     assert [(one.name, one.datatype, list(one.shape)) for one in eyes.inputs] == [
         ("image", "BYTES", [-1])
@@ -500,63 +502,58 @@ async def test_a_call_without_a_message_is_ended():
             assert (await Stub(channel).ServerLive(protocol.ServerLiveRequest())).live
 
 
-_TRITON = """
-import json, sys
-import numpy as np
-import tritonclient.grpc as triton
+async def test_models_are_configured_and_listed():
+    async with stub_before(FakeGenerator(), seer()) as stub:
+        found = (await stub.ModelConfig(protocol.ModelConfigRequest(name="dates"))).config
+        eyes = (await stub.ModelConfig(protocol.ModelConfigRequest(name="eyes"))).config
+        listed = await stub.RepositoryIndex(protocol.RepositoryIndexRequest(ready=True))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ModelConfig(protocol.ModelConfigRequest(name="dates", version="8"))
 
-def sent(name, value, datatype):
-    found = triton.InferInput(name, value.shape, datatype)
-    found.set_data_from_numpy(value)
-    return found
-
-with triton.InferenceServerClient(sys.argv[1]) as client:
-    ready = client.is_server_live(), client.is_server_ready(), client.is_model_ready("dates")
-    named = client.get_server_metadata().name, client.get_model_metadata("dates").name
-    words = np.array([["ab c".encode()], ["d".encode()]], dtype=object)
-    options = {"max_new_tokens": 9, "temperature": 0.5}
-    inputs = [sent("text", words, "BYTES")]
-    whole = client.infer("dates", inputs, request_id="7", parameters=options)
-    pixels = sent("image", np.zeros((1, 4, 4, 1), np.uint8), "UINT8")
-    seen = client.infer("eyes", [pixels], outputs=[triton.InferRequestedOutput("probability")])
-    asked = [triton.InferRequestedOutput("embedding")]
-    vectors = client.infer("tags", inputs, outputs=asked)
-    tagged = client.infer("tags", inputs)
-    try:
-        client.infer("x", inputs)
-        failed = ""
-    except triton.InferenceServerException as error:
-        failed = error.status()
-print(json.dumps({
-    "ready": ready, "named": named, "id": whole.get_response().id,
-    "text": [one.decode() for one in whole.as_numpy("text").reshape(-1)],
-    "tokens": whole.as_numpy("num_tokens").tolist(),
-    "probability": seen.as_numpy("probability").shape,
-    "vectors": vectors.as_numpy("embedding").tolist(),
-    "labels": [one.decode() for one in tagged.as_numpy("label")],
-    "failed": failed,
-}))
-"""
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (found.name, found.backend, found.max_batch_size) == ("dates", "tokenweir", 0)
+    assert [(one.name, list(one.dims), one.optional) for one in found.input][:2] == [
+        ("text", [-1], True),
+        ("input_ids", [-1, -1], True),
+    ]
+    assert protocol.DataType.Name(found.input[0].data_type) == "TYPE_STRING"
+    assert protocol.DataType.Name(found.output[3].data_type) == "TYPE_FP32"
+    assert found.model_transaction_policy.decoupled
+    assert [(one.name, one.optional) for one in eyes.input] == [("image", False)]
+    assert not eyes.model_transaction_policy.decoupled
+    assert [(one.name, one.version, one.state) for one in listed.models] == [
+        ("dates", "7", "READY"),
+        ("eyes", "1", "READY"),
+    ]
 
 
-async def test_the_package_tritonclient_is_a_client():
-    # In a process of its own: its messages have the names of ours, and protobuf takes each once.
-    async with running_worker(able(), FakePredictor(), seer()) as (_, address):
-        async with kserve_server(address) as where:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _TRITON, where), stdout=asyncio.subprocess.PIPE
-            )
-            said, _ = await asyncio.wait_for(process.communicate(), 240)
+async def test_health_and_reflection_are_those_of_every_server():
+    async with running_worker(FakeGenerator()) as (_, address):
+        async with kserve_server(address) as where, grpc.aio.insecure_channel(where) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            found = {
+                name: (await health.Check(health_pb2.HealthCheckRequest(service=name))).status
+                for name in ("", "inference.GRPCInferenceService", "dates")
+            }
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await health.Check(health_pb2.HealthCheckRequest(service="x"))
+            with pytest.raises(grpc.aio.AioRpcError) as watch:
+                await anext(aiter(health.Watch(health_pb2.HealthCheckRequest())))
+            reflect = reflection_pb2_grpc.ServerReflectionStub(channel)
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            (listed,) = [one async for one in reflect.ServerReflectionInfo(iter([asked]))]
 
-    found = json.loads(said)
-    assert found["ready"] == [True, True, True]
-    assert found["named"] == ["tokenweir", "dates"]
-    assert (found["id"], found["text"]) == ("7", ["ab c ", "d "])
-    assert found["tokens"] == [[2], [1]]
-    assert found["probability"] == [1, 1]
-    assert found["vectors"] == [[3.0, 4.0], [3.0, 4.0]]
-    assert found["labels"] == ["DET"] * 3
-    assert found["failed"] == "StatusCode.NOT_FOUND"
+    assert set(found.values()) == {health_pb2.HealthCheckResponse.SERVING}
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    assert watch.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert {one.name for one in listed.list_services_response.service} >= {
+        "inference.GRPCInferenceService",
+        "grpc.health.v1.Health",
+    }
+
+    async with kserve_server("127.0.0.1:1") as where, grpc.aio.insecure_channel(where) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_the_command_serves_until_it_is_told_to_end():

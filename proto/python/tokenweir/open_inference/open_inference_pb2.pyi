@@ -4,14 +4,17 @@ isort:skip_file
 The Open Inference Protocol (KServe v2) over gRPC, as far as `tokenweir kserve` answers it and the
 load test asks it.  Names, numbers and types are those of
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto
-(Apache-2.0), so that its clients understand; the words are ours.  It is not part of our protocol:
-neither `buf lint` nor `buf breaking` looks at it.
+(Apache-2.0), and from ModelStreamInfer on of Triton's extensions to it,
+https://github.com/triton-inference-server/common/tree/main/protobuf (BSD-3-Clause), so that their
+clients understand; the words are ours.  It is not part of our protocol: neither `buf lint` nor
+`buf breaking` looks at it.
 """
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -22,6 +25,78 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _DataType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TYPE_INVALID: _DataType.ValueType  # 0
+    """None."""
+    TYPE_BOOL: _DataType.ValueType  # 1
+    """BOOL."""
+    TYPE_UINT8: _DataType.ValueType  # 2
+    """UINT8."""
+    TYPE_UINT16: _DataType.ValueType  # 3
+    """UINT16."""
+    TYPE_UINT32: _DataType.ValueType  # 4
+    """UINT32."""
+    TYPE_UINT64: _DataType.ValueType  # 5
+    """UINT64."""
+    TYPE_INT8: _DataType.ValueType  # 6
+    """INT8."""
+    TYPE_INT16: _DataType.ValueType  # 7
+    """INT16."""
+    TYPE_INT32: _DataType.ValueType  # 8
+    """INT32."""
+    TYPE_INT64: _DataType.ValueType  # 9
+    """INT64."""
+    TYPE_FP16: _DataType.ValueType  # 10
+    """FP16."""
+    TYPE_FP32: _DataType.ValueType  # 11
+    """FP32."""
+    TYPE_FP64: _DataType.ValueType  # 12
+    """FP64."""
+    TYPE_STRING: _DataType.ValueType  # 13
+    """BYTES."""
+    TYPE_BF16: _DataType.ValueType  # 14
+    """BF16."""
+
+class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
+    """Types of tensors."""
+
+TYPE_INVALID: DataType.ValueType  # 0
+"""None."""
+TYPE_BOOL: DataType.ValueType  # 1
+"""BOOL."""
+TYPE_UINT8: DataType.ValueType  # 2
+"""UINT8."""
+TYPE_UINT16: DataType.ValueType  # 3
+"""UINT16."""
+TYPE_UINT32: DataType.ValueType  # 4
+"""UINT32."""
+TYPE_UINT64: DataType.ValueType  # 5
+"""UINT64."""
+TYPE_INT8: DataType.ValueType  # 6
+"""INT8."""
+TYPE_INT16: DataType.ValueType  # 7
+"""INT16."""
+TYPE_INT32: DataType.ValueType  # 8
+"""INT32."""
+TYPE_INT64: DataType.ValueType  # 9
+"""INT64."""
+TYPE_FP16: DataType.ValueType  # 10
+"""FP16."""
+TYPE_FP32: DataType.ValueType  # 11
+"""FP32."""
+TYPE_FP64: DataType.ValueType  # 12
+"""FP64."""
+TYPE_STRING: DataType.ValueType  # 13
+"""BYTES."""
+TYPE_BF16: DataType.ValueType  # 14
+"""BF16."""
+Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 @_typing.final
 class ServerLiveRequest(_message.Message):
@@ -722,3 +797,305 @@ class InferTensorContents(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InferTensorContents: _TypeAlias = InferTensorContents  # noqa: Y015
+
+@_typing.final
+class ModelStreamInferResponse(_message.Message):
+    """A piece of an answer, or the end of one that failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    INFER_RESPONSE_FIELD_NUMBER: _builtins.int
+    error_message: _builtins.str
+    """Why it failed; empty: it did not."""
+    @_builtins.property
+    def infer_response(self) -> Global___ModelInferResponse:
+        """The piece; of one that failed the id alone."""
+
+    def __init__(
+        self,
+        *,
+        error_message: _builtins.str = ...,
+        infer_response: Global___ModelInferResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["infer_response", b"infer_response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_message", b"error_message", "infer_response", b"infer_response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelStreamInferResponse: _TypeAlias = ModelStreamInferResponse  # noqa: Y015
+
+@_typing.final
+class ModelConfigRequest(_message.Message):
+    """Which model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    version: _builtins.str
+    """Empty: the one that the server chooses."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelConfigRequest: _TypeAlias = ModelConfigRequest  # noqa: Y015
+
+@_typing.final
+class ModelConfigResponse(_message.Message):
+    """A model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def config(self) -> Global___ModelConfig:
+        """How it is called."""
+
+    def __init__(
+        self,
+        *,
+        config: Global___ModelConfig | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelConfigResponse: _TypeAlias = ModelConfigResponse  # noqa: Y015
+
+@_typing.final
+class ModelInput(_message.Message):
+    """A tensor that a model takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATA_TYPE_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    OPTIONAL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name."""
+    data_type: Global___DataType.ValueType
+    """Its type."""
+    optional: _builtins.bool
+    """It may be left out."""
+    @_builtins.property
+    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """-1: any size."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        data_type: Global___DataType.ValueType = ...,
+        dims: _abc.Iterable[_builtins.int] | None = ...,
+        optional: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "dims", b"dims", "name", b"name", "optional", b"optional"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelInput: _TypeAlias = ModelInput  # noqa: Y015
+
+@_typing.final
+class ModelOutput(_message.Message):
+    """A tensor that a model gives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATA_TYPE_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name."""
+    data_type: Global___DataType.ValueType
+    """Its type."""
+    @_builtins.property
+    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """-1: any size."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        data_type: Global___DataType.ValueType = ...,
+        dims: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "dims", b"dims", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelOutput: _TypeAlias = ModelOutput  # noqa: Y015
+
+@_typing.final
+class ModelTransactionPolicy(_message.Message):
+    """How many answers a request has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECOUPLED_FIELD_NUMBER: _builtins.int
+    decoupled: _builtins.bool
+    """Any number of them in ModelStreamInfer; else one."""
+    def __init__(
+        self,
+        *,
+        decoupled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoupled", b"decoupled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelTransactionPolicy: _TypeAlias = ModelTransactionPolicy  # noqa: Y015
+
+@_typing.final
+class ModelConfig(_message.Message):
+    """How a model is called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PLATFORM_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    MODEL_TRANSACTION_POLICY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    platform: _builtins.str
+    """What runs it."""
+    max_batch_size: _builtins.int
+    """0: shapes have all dimensions, that of the items included."""
+    backend: _builtins.str
+    """What runs it."""
+    @_builtins.property
+    def input(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInput]:
+        """What it takes."""
+
+    @_builtins.property
+    def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelOutput]:
+        """What it gives."""
+
+    @_builtins.property
+    def model_transaction_policy(self) -> Global___ModelTransactionPolicy:
+        """Answers in pieces."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        platform: _builtins.str = ...,
+        max_batch_size: _builtins.int = ...,
+        input: _abc.Iterable[Global___ModelInput] | None = ...,
+        output: _abc.Iterable[Global___ModelOutput] | None = ...,
+        backend: _builtins.str = ...,
+        model_transaction_policy: Global___ModelTransactionPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model_transaction_policy", b"model_transaction_policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "input", b"input", "max_batch_size", b"max_batch_size", "model_transaction_policy", b"model_transaction_policy", "name", b"name", "output", b"output", "platform", b"platform"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelConfig: _TypeAlias = ModelConfig  # noqa: Y015
+
+@_typing.final
+class RepositoryIndexRequest(_message.Message):
+    """Which models."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPOSITORY_NAME_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    repository_name: _builtins.str
+    """Empty: all."""
+    ready: _builtins.bool
+    """Those alone that can infer."""
+    def __init__(
+        self,
+        *,
+        repository_name: _builtins.str = ...,
+        ready: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "repository_name", b"repository_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepositoryIndexRequest: _TypeAlias = RepositoryIndexRequest  # noqa: Y015
+
+@_typing.final
+class RepositoryIndexResponse(_message.Message):
+    """Models."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ModelIndex(_message.Message):
+        """A version of a model."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        VERSION_FIELD_NUMBER: _builtins.int
+        STATE_FIELD_NUMBER: _builtins.int
+        REASON_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """Name of the model."""
+        version: _builtins.str
+        """Its version."""
+        state: _builtins.str
+        """READY, LOADING, UNLOADING or UNAVAILABLE."""
+        reason: _builtins.str
+        """Why it is not ready."""
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            version: _builtins.str = ...,
+            state: _builtins.str = ...,
+            reason: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "state", b"state", "version", b"version"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___RepositoryIndexResponse.ModelIndex]:
+        """All versions."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___RepositoryIndexResponse.ModelIndex] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepositoryIndexResponse: _TypeAlias = RepositoryIndexResponse  # noqa: Y015

@@ -65,6 +65,21 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
                 response_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferResponse.FromString,
                 _registered_method=True)
+        self.ModelStreamInfer = channel.stream_stream(
+                '/inference.GRPCInferenceService/ModelStreamInfer',
+                request_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
+                _registered_method=True)
+        self.ModelConfig = channel.unary_unary(
+                '/inference.GRPCInferenceService/ModelConfig',
+                request_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelConfigRequest.SerializeToString,
+                response_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelConfigResponse.FromString,
+                _registered_method=True)
+        self.RepositoryIndex = channel.unary_unary(
+                '/inference.GRPCInferenceService/RepositoryIndex',
+                request_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
+                response_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
+                _registered_method=True)
 
 
 class GRPCInferenceServiceServicer(object):
@@ -113,6 +128,27 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelStreamInfer(self, request_iterator, context):
+        """Runs models; answers come in pieces, those of several requests as they are ready.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ModelConfig(self, request, context):
+        """How a model is called.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RepositoryIndex(self, request, context):
+        """Which models there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +181,21 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelInfer,
                     request_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferRequest.FromString,
                     response_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferResponse.SerializeToString,
+            ),
+            'ModelStreamInfer': grpc.stream_stream_rpc_method_handler(
+                    servicer.ModelStreamInfer,
+                    request_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferRequest.FromString,
+                    response_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStreamInferResponse.SerializeToString,
+            ),
+            'ModelConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelConfig,
+                    request_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelConfigRequest.FromString,
+                    response_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelConfigResponse.SerializeToString,
+            ),
+            'RepositoryIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepositoryIndex,
+                    request_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexRequest.FromString,
+                    response_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +361,87 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/ModelInfer',
             tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
             tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelStreamInfer(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/inference.GRPCInferenceService/ModelStreamInfer',
+            tokenweir_dot_open__inference_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+            tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/ModelConfig',
+            tokenweir_dot_open__inference_dot_open__inference__pb2.ModelConfigRequest.SerializeToString,
+            tokenweir_dot_open__inference_dot_open__inference__pb2.ModelConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepositoryIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/RepositoryIndex',
+            tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
+            tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

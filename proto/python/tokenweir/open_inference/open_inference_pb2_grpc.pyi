@@ -4,8 +4,10 @@ isort:skip_file
 The Open Inference Protocol (KServe v2) over gRPC, as far as `tokenweir kserve` answers it and the
 load test asks it.  Names, numbers and types are those of
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto
-(Apache-2.0), so that its clients understand; the words are ours.  It is not part of our protocol:
-neither `buf lint` nor `buf breaking` looks at it.
+(Apache-2.0), and from ModelStreamInfer on of Triton's extensions to it,
+https://github.com/triton-inference-server/common/tree/main/protobuf (BSD-3-Clause), so that their
+clients understand; the words are ours.  It is not part of our protocol: neither `buf lint` nor
+`buf breaking` looks at it.
 """
 
 from collections import abc as _abc
@@ -50,6 +52,12 @@ class GRPCInferenceServiceStub:
     """What a model takes and gives."""
     ModelInfer: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]
     """Runs a model."""
+    ModelStreamInfer: _grpc.StreamStreamMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelStreamInferResponse]
+    """Runs models; answers come in pieces, those of several requests as they are ready."""
+    ModelConfig: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelConfigRequest, _open_inference_pb2.ModelConfigResponse]
+    """How a model is called."""
+    RepositoryIndex: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]
+    """Which models there are."""
 
 @_typing.type_check_only
 class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
@@ -68,6 +76,12 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     """What a model takes and gives."""
     ModelInfer: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]  # type: ignore[assignment]
     """Runs a model."""
+    ModelStreamInfer: _aio.StreamStreamMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelStreamInferResponse]  # type: ignore[assignment]
+    """Runs models; answers come in pieces, those of several requests as they are ready."""
+    ModelConfig: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelConfigRequest, _open_inference_pb2.ModelConfigResponse]  # type: ignore[assignment]
+    """How a model is called."""
+    RepositoryIndex: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]  # type: ignore[assignment]
+    """Which models there are."""
 
 class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Servers and models, and inference."""
@@ -119,5 +133,29 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.ModelInferResponse, _abc.Awaitable[_open_inference_pb2.ModelInferResponse]]:
         """Runs a model."""
+
+    @_abc_1.abstractmethod
+    def ModelStreamInfer(
+        self,
+        request_iterator: _MaybeAsyncIterator[_open_inference_pb2.ModelInferRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_open_inference_pb2.ModelStreamInferResponse], _abc.AsyncIterator[_open_inference_pb2.ModelStreamInferResponse]]:
+        """Runs models; answers come in pieces, those of several requests as they are ready."""
+
+    @_abc_1.abstractmethod
+    def ModelConfig(
+        self,
+        request: _open_inference_pb2.ModelConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.ModelConfigResponse, _abc.Awaitable[_open_inference_pb2.ModelConfigResponse]]:
+        """How a model is called."""
+
+    @_abc_1.abstractmethod
+    def RepositoryIndex(
+        self,
+        request: _open_inference_pb2.RepositoryIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.RepositoryIndexResponse, _abc.Awaitable[_open_inference_pb2.RepositoryIndexResponse]]:
+        """Which models there are."""
 
 def add_GRPCInferenceServiceServicer_to_server(servicer: GRPCInferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,133 @@
+"""Runs the models of the server behind, for callers over gRPC and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from tokenweir import AsyncClient, ModelInfo, NotFound, TokenweirClientError
+
+from server.adapters.caller import HEALTH_SECONDS
+from server.adapters.kserve.errors import Refused, refused_arguments
+from server.adapters.kserve.pieces import generate_in_pieces
+from server.adapters.kserve.requests import InferRequest
+from server.adapters.kserve.tasks import TASKS, Answered, Asked, Task, task_for
+
+Versions = list[ModelInfo]  # one model's, at least one
+_KNOWN_SECONDS = 5.0  # validity of a model's description
+_TIMEOUT = "timeout"  # in microseconds, as Triton's clients send it
+
+
+class Inference:
+    """Calls of the server behind; a `caller` is our client with the token of the one who asks."""
+
+    def __init__(self, client: AsyncClient, timeout: float) -> None:
+        """`timeout` is the most that a request has, in seconds."""
+        self._client, self._timeout = client, timeout
+        self._models: dict[str, tuple[float, Versions]] = {}
+
+    async def is_serving(self, name: str = "") -> bool:
+        """Return whether a model serves, "" for the server behind; NotFound for an unknown one."""
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                return await self._client.health(name) == "SERVING"
+        except NotFound:
+            raise
+        except (TokenweirClientError, TimeoutError):
+            return False
+
+    async def is_ready(self, caller: AsyncClient, name: str, version: str) -> bool:
+        """Return whether a model serves, or one version of it."""
+        try:
+            serves = await self.is_serving(name)
+        except NotFound:
+            return False
+        if not serves or not version:
+            return serves
+        found = await self.versions(caller, name)
+        return version in {model.model_version for model in found if model.state == "ready"}
+
+    async def model(
+        self, caller: AsyncClient, name: str, version: str
+    ) -> tuple[ModelInfo, list[str]]:
+        """Return a version of a model, "" for the first, and all of its versions."""
+        found = await self.versions(caller, name)
+        versions = [model.model_version for model in found]
+        if version and version not in versions:
+            raise Refused(
+                f"{name} has version {', '.join(versions)}, not {version}",
+                grpc.StatusCode.NOT_FOUND,
+            )
+        return found[versions.index(version) if version else 0], versions
+
+    async def versions(self, caller: AsyncClient, name: str) -> Versions:
+        """Return the server's description of a model for the caller; Refused for none."""
+        now = time.monotonic()
+        found: dict[str, Versions] = defaultdict(list)
+        for model in await caller.models():
+            found[model.model].append(model)
+        self._models = {known: (now, models) for known, models in found.items()}
+        if name not in found:
+            raise Refused(
+                f"no model {name!r} is served here; there are {', '.join(sorted(found)) or 'none'}",
+                grpc.StatusCode.NOT_FOUND,
+            )
+        return found[name]
+
+    async def infer(
+        self, caller: AsyncClient, request: InferRequest, seconds: float | None = None
+    ) -> Answered:
+        """Run a model; `seconds` is the time that the caller gives it."""
+        task, asked = await self._asked(caller, request, seconds)
+        with refused_arguments():
+            return _chosen(await task.run(caller, asked), request)
+
+    async def stream(
+        self, caller: AsyncClient, request: InferRequest, seconds: float | None = None
+    ) -> AsyncGenerator[Answered]:
+        """Run a model, and yield the pieces of its answer; of other tasks than texts it is one."""
+        task, asked = await self._asked(caller, request, seconds)
+        with refused_arguments():
+            if task is not TASKS["generate"]:
+                yield _chosen(await task.run(caller, asked), request)
+                return
+            async with aclosing(generate_in_pieces(caller, asked)) as pieces:
+                async for piece in pieces:
+                    yield _chosen(piece, request)
+
+    async def _asked(
+        self, caller: AsyncClient, request: InferRequest, seconds: float | None
+    ) -> tuple[Task, Asked]:
+        parameters = dict(request.parameters)
+        options: dict[str, Any] = {
+            "model_version": request.version or None,
+            "request_id": request.id or None,
+            "timeout": self._seconds(parameters.pop(_TIMEOUT, None), seconds),
+            "answer_others": False,  # nobody would get their answers
+        }
+        # The call itself refuses callers that may not use the model.
+        told, models = self._models.get(request.model, (0.0, []))
+        if not models or time.monotonic() - told >= _KNOWN_SECONDS:
+            models = await self.versions(caller, request.model)
+        task = task_for(models[0], request.outputs)
+        return task, Asked(models[0], request.inputs, parameters, request.outputs, options)
+
+    def _seconds(self, microseconds: Any, seconds: float | None) -> float:
+        """Return the time that a call has: the least of what is said of it."""
+        limits = [self._timeout, seconds]
+        if microseconds is not None:
+            if type(microseconds) is not int or microseconds < 0:
+                raise Refused(f"timeout ({microseconds}) is to be a number of microseconds")
+            limits.append(microseconds / 1e6 or None)  # 0 says nothing
+        return min(limit for limit in limits if limit is not None)
+
+
+def _chosen(found: Answered, request: InferRequest) -> Answered:
+    """Return an answer with the outputs alone that were asked for."""
+    outputs = tuple(one for one in found.outputs if one.name in (request.outputs or (one.name,)))
+    return Answered(outputs, found.usage, found.version, found.request_id)

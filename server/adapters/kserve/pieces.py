@@ -1,0 +1,53 @@
+"""Generations in pieces: the text as it comes, then the rest of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from tokenweir import AsyncClient
+
+from server.adapters.kserve.errors import Refused
+from server.adapters.kserve.tasks import (
+    Answered,
+    Asked,
+    generated,
+    generation_of,
+    items_of,
+    whole_generation,
+)
+from server.adapters.kserve.tensors import Tensor
+
+
+async def generate_in_pieces(client: AsyncClient, asked: Asked) -> AsyncGenerator[Answered]:
+    """Yield the pieces of one text; all at once where it is not to be streamed.
+
+    The last has an empty text. Raises Refused for several texts or outputs: pieces do not say which
+    one they are of.
+    """
+    generation = generation_of(asked)
+    if generation.stream is False:
+        yield await whole_generation(client, generation)
+        return
+    items = await items_of(generation.asked)
+    num_outputs = generation.options.get("num_outputs") or 1
+    if len(items) != 1 or num_outputs != 1:
+        raise Refused(
+            f"{len(items)} texts with {num_outputs} outputs each are to be streamed; give one text "
+            "with one output in a request, or the parameter stream as false"
+        )
+    options = {**generation.options, "num_outputs": 1}
+    del options["answer_others"]  # there are none
+    async with client.stream(asked.model.model, items[0], **options) as stream:
+        async for text in stream:
+            if names := generation.texts:
+                values = [text.encode()]
+                yield Answered(tuple(Tensor(name, "BYTES", (1, 1), values) for name in names))
+    found = stream.result
+    last = replace(found.sequences[0], text="")
+    yield Answered(
+        generated(generation.texts, [[last]]),
+        found.usage,
+        found.provenance.model_version,
+        found.request_id,
+    )
