@@ -315,7 +315,7 @@ class Packages:
         "Where each node keeps downloaded packages.",
         option="--package-cache",
         metavar="DIRECTORY",
-        unset="~/.cache/tokenweir/packages",
+        unset="packages in TOKENWEIR_CACHE or ~/.cache/tokenweir",
     )
     weights: Literal["int8", "int8-blocks", "int4"] | None = setting(
         None,

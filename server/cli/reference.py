@@ -58,8 +58,9 @@ def _help(command: click.Command, name: str, parent: click.Context) -> Iterator[
 
 
 def _settings() -> Iterator[str]:
-    yield from ("# Settings", "", "`tokenweir serve --config FILE` reads a TOML file of these.")
-    yield "Options override it. Times are in seconds."
+    yield from ("# Settings", "", "`tokenweir serve`, `gateway`, `http` and `kserve` read a TOML file")
+    yield "of these with `--config FILE`, each its own sections. Options override it; one that `serve`"
+    yield "does not have is named with its command. Times are in seconds."
     for section, owner in SECTIONS.items():
         yield from ("", f"## [{section}]", "", f"{owner.__doc__}")
         rows = (_setting(known) for known in KNOWN.values() if known.section == section)
@@ -69,9 +70,18 @@ def _settings() -> Iterator[str]:
 def _setting(known: Known) -> tuple[str, ...]:
     told, default = known.field.metadata, default_of(known.field)
     option = f"`{told['option']}`" if told["option"] else ""
+    if option and (command := _command_of(known)) != "serve":
+        option += f" of `{command}`"
     value = told.get("unset", "") if default in (None, ()) else f"`{as_toml(default)}`"
     bounds = f" Must be {told_bounds(told)}." if told_bounds(told) else ""
     return f"`{known.field.name}`", option, value, f"{told['help']}{bounds}"
+
+
+def _command_of(known: Known) -> str:
+    """Return the first command that has the option of a setting."""
+    name = f"{known.section}__{known.field.name}"
+    servers = ("serve", "gateway", "http", "kserve")
+    return next(one for one in servers if name in {param.name for param in cli.commands[one].params})
 
 
 def _metrics() -> Iterator[str]:
