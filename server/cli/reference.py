@@ -58,9 +58,13 @@ def _help(command: click.Command, name: str, parent: click.Context) -> Iterator[
 
 
 def _settings() -> Iterator[str]:
-    yield from ("# Settings", "", "`tokenweir serve`, `gateway`, `http` and `kserve` read a TOML file")
-    yield "of these with `--config FILE`, each its own sections. Options override it; one that `serve`"
-    yield "does not have is named with its command. Times are in seconds."
+    yield from (
+        "# Settings",
+        "",
+        "`tokenweir serve --config FILE` reads a TOML file of these, and so",
+    )
+    yield "do `gateway`, `http` and `kserve`. Options override it; one that `serve` does not have is"
+    yield "named with its command. Times are in seconds."
     for section, owner in SECTIONS.items():
         yield from ("", f"## [{section}]", "", f"{owner.__doc__}")
         rows = (_setting(known) for known in KNOWN.values() if known.section == section)
@@ -80,8 +84,10 @@ def _setting(known: Known) -> tuple[str, ...]:
 def _command_of(known: Known) -> str:
     """Return the first command that has the option of a setting."""
     name = f"{known.section}__{known.field.name}"
-    servers = ("serve", "gateway", "http", "kserve")
-    return next(one for one in servers if name in {param.name for param in cli.commands[one].params})
+    for command in ("serve", "gateway", "http"):
+        if name in {param.name for param in cli.commands[command].params}:
+            return command
+    return "kserve"
 
 
 def _metrics() -> Iterator[str]:
