@@ -59,8 +59,8 @@ def _help(command: click.Command, name: str, parent: click.Context) -> Iterator[
 
 def _settings() -> Iterator[str]:
     yield from ("# Settings", "", "`tokenweir serve --config FILE` reads a TOML file of these,")
-    yield "and so do `gateway`, `http` and `kserve`. Options override it; one that `serve` has not is"
-    yield "named with its command. Times are in seconds."
+    yield "and so do `gateway`, `http` and `kserve`. Options override it; one that `serve` lacks"
+    yield "is named with its command. Times are in seconds."
     for section, owner in SECTIONS.items():
         yield from ("", f"## [{section}]", "", f"{owner.__doc__}")
         rows = (_setting(known) for known in KNOWN.values() if known.section == section)
