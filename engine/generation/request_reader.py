@@ -93,6 +93,8 @@ class RequestReader:
             request.prompt, prefix, request.input_path, params.forced_begin
         )
         raise_if_any(violations + found)
+        if params.max_new_tokens == 0:  # nothing of how tokens are chosen has a meaning
+            params = _read_only(params)
         if prefix is not None and params.forced_begin:
             params = replace(params, forced_begin=())
         matcher = await self._compile(params.constraint, (*target_ids, *params.forced_begin))
@@ -252,6 +254,16 @@ class RequestReader:
             what = "every token is banned or would end the sequence before min_new_tokens"
             found.append(FieldViolation("stopping.token_ids", what))
         return found
+
+
+def _read_only(params: SamplingParams) -> SamplingParams:
+    """Return what is left of the options where nothing is generated."""
+    return SamplingParams(
+        max_new_tokens=0,
+        prompt_logprobs=params.prompt_logprobs,
+        prompt_token_ids=params.prompt_token_ids,
+        skip_special_tokens=params.skip_special_tokens,
+    )
 
 
 def _seed_of(params: SamplingParams) -> int:

@@ -73,9 +73,10 @@ class SamplingParams:
     constraint: Constraint | None = None
     logprobs: int | None = None  # alternatives a token; 0: the chosen one's only; None: none
     prompt_logprobs: int | None = None  # the same of the prompt, or the given target prefix
+    prompt_token_ids: bool = False  # return those of the prompt
     alignment: bool = False  # return the attention from target to source tokens
     allow_partial: bool = False  # at the deadline or a drain, finish with what there is
-    max_new_tokens: int | None = None  # None: until the context is full
+    max_new_tokens: int | None = None  # None: until the context is full; 0: none
     min_new_tokens: int = 0  # no end-of-sequence or stop before this many
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

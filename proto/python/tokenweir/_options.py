@@ -125,6 +125,7 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     ignore_eos: bool | None
     logprobs: int | None  # alternatives of every token; 0: the token's own only
     prompt_logprobs: int | None  # the same of the prompt or the target prefix
+    prompt_token_ids: bool | None  # what the prompt was made into: ids and pieces
     alignment: bool | None  # attention from every output token to the source
     skip_special_tokens: bool | None  # False: texts have special tokens, such as <|im_end|>
     without_defaults: Sequence[str] | None  # names of defaults that do not hold; "*": none does

@@ -656,7 +656,9 @@ class Stopping(_message.Message):
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """Absent: until the context is full, and 0 is refused."""
+    """Absent: until the context is full.  0: nothing is generated, and each result has one sequence
+    without tokens, beside what is asked of the prompt.
+    """
     min_new_tokens: _builtins.int
     """No end-of-sequence or stop before this many; 0 or absent: no least."""
     include_stop: _builtins.bool
@@ -710,6 +712,7 @@ class Output(_message.Message):
     ALIGNMENT_FIELD_NUMBER: _builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bool
     """Return ids besides text."""
     logprobs: _builtins.int
@@ -724,6 +727,8 @@ class Output(_message.Message):
     """On an expired deadline or a drain, finish with what there is rather than fail."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of texts; absent: true.  Stop strings that hold one are found anyway."""
+    prompt_tokens: _builtins.bool
+    """Return the tokens that the prompt was made into: their ids and their pieces."""
     def __init__(
         self,
         *,
@@ -733,10 +738,11 @@ class Output(_message.Message):
         alignment: _builtins.bool = ...,
         allow_partial: _builtins.bool = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        prompt_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "alignment", b"alignment", "allow_partial", b"allow_partial", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "alignment", b"alignment", "allow_partial", b"allow_partial", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -923,6 +929,7 @@ class Result(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SOURCE_PIECES_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sequence]:
         """num_outputs of them: best first for beam search and best_of, else by index."""
@@ -933,7 +940,13 @@ class Result(_message.Message):
 
     @_builtins.property
     def source_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """What each token of the source adds to its text (a special token: its name), with alignment."""
+        """What each token of the source (or the prompt) adds to its text (a special token: its name), with
+        alignment or prompt_tokens.
+        """
+
+    @_builtins.property
+    def prompt_tokens(self) -> _common_pb2.TokenIds:
+        """Ids of the source or the prompt, if asked for."""
 
     def __init__(
         self,
@@ -941,10 +954,11 @@ class Result(_message.Message):
         sequences: _abc.Iterable[Global___Sequence] | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
         source_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        prompt_tokens: _common_pb2.TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "sequences", b"sequences", "source_pieces", b"source_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "sequences", b"sequences", "source_pieces", b"source_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1221,6 +1235,7 @@ class GenerateStreamResponse(_message.Message):
         PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
         REQUEST_ID_FIELD_NUMBER: _builtins.int
         SOURCE_PIECES_FIELD_NUMBER: _builtins.int
+        PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
         request_id: _builtins.str
         """As in the request, or made by the server."""
         @_builtins.property
@@ -1243,6 +1258,10 @@ class GenerateStreamResponse(_message.Message):
         def source_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
             """As in Result."""
 
+        @_builtins.property
+        def prompt_tokens(self) -> _common_pb2.TokenIds:
+            """As in Result."""
+
         def __init__(
             self,
             *,
@@ -1252,10 +1271,11 @@ class GenerateStreamResponse(_message.Message):
             prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
             request_id: _builtins.str = ...,
             source_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+            prompt_tokens: _common_pb2.TokenIds | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "provenance", b"provenance", "request_id", b"request_id", "source_pieces", b"source_pieces", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "provenance", b"provenance", "request_id", b"request_id", "source_pieces", b"source_pieces", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
