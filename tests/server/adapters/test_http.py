@@ -27,8 +27,9 @@ from engine.requests.request import Constraint
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
 from server.adapters.config import HttpConfig
-from server.adapters.http.answers import Form, TextForm, finish_reason
-from server.adapters.http.chat import ChatForm
+from server.adapters.http.answers import Form, finish_reason
+from server.adapters.http.chat import ChatForm, ChatRequest
+from server.adapters.http.completions import CompletionRequest, TextForm
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.settings import Auth
@@ -44,6 +45,10 @@ from tests.fakes.engines import (
 from tests.fakes.gateways import entry
 from tests.fakes.http_calls import Caller, http_server
 from tests.fakes.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
+
+
+_TEXTS = TextForm(CompletionRequest(model="m", prompt=["a"]))
+_CHATS = ChatForm(ChatRequest(model="m", messages=[{}]))
 
 
 @asynccontextmanager
@@ -242,8 +247,12 @@ WRONG = [
     ({"max_tokns": 5}, "max_tokns is not an option of this server; the nearest is max_tokens",
      "max_tokns"),
     ({"tenant": "me"}, "tenant is not an option of this server; leave it out", "tenant"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs is not an option of this server; leave it out",
-     "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs: 21 is outside 0 to 20 alternatives; 0 gives the "
+     "chosen token's", "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs is for answers that are no stream; "
+     "leave one of them out", "prompt_logprobs"),
+    ({"prompt_token_ids": True}, "prompt_token_ids is not an option of this server; leave it out",
+     "prompt_token_ids"),
     ({"priority": 3}, "priority=3 is not an option of this server; leave it out", "priority"),
     ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."
      "continuous_usage_stats is not an option of this server; leave it out", "stream_options"),
@@ -258,7 +267,7 @@ WRONG = [
     ({"stop": ["a", ""]}, "stop[1]: 0 characters are outside 1 to 256", "stop"),
     ({"top_p": 7}, "top_p: 7 is outside (0, 1]; 1 means all", "top_p"),
     ({"n": 99, "top_p": 1}, "n: 99 is outside 1 to 8", "n"),
-    ({"max_tokens": 0}, "max_tokens: 0 is below 1; leave it out for the model's limit",
+    ({"max_tokens": -1}, "max_tokens: -1 is below 0; leave it out for the model's limit",
      "max_tokens"),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens: 3 is outside 0 to max_tokens (2)",
      "min_tokens"),
@@ -679,7 +688,7 @@ def test_every_token_has_its_place_in_the_text():
     tokens = (TokenLogprob(1, b"ab", -1.0, 1), TokenLogprob(2, "ü".encode(), -math.inf, 2))
     positions = tuple(PositionLogprobs(token, (tokens[0],)) for token in tokens)
 
-    (piece,) = TextForm().piece(0, "abü", positions, offset=5)
+    (piece,) = _TEXTS.piece(0, "abü", positions, offset=5)
 
     assert piece["logprobs"] == {
         "tokens": ["ab", "ü"],
@@ -693,7 +702,7 @@ def test_tokens_without_a_text_of_their_own_are_named_by_their_ids():
     pieces = {300: b"", 301: b"", 5: b"a", 6: b"a", 7: b"b", 8: b"\xd6"}
     top = tuple(TokenLogprob(id_, piece, -1.0, 1) for id_, piece in pieces.items())
 
-    (piece,) = TextForm().piece(0, "", (PositionLogprobs(top[0], top),), offset=0)
+    (piece,) = _TEXTS.piece(0, "", (PositionLogprobs(top[0], top),), offset=0)
 
     found = piece["logprobs"]
     assert found["tokens"] == ["token_id:300"]
@@ -954,7 +963,7 @@ async def test_the_client_of_the_load_test_is_answered():
     assert reply.answer["text"] == "ab c "
 
 
-@pytest.mark.parametrize("form", [TextForm(), ChatForm()])
+@pytest.mark.parametrize("form", [_TEXTS, _CHATS])
 def test_a_token_that_cannot_come_has_a_number_that_json_has(form: Form):
     impossible = TokenLogprob(1, b"\xe2", -math.inf, 9)
     positions = (PositionLogprobs(impossible, (impossible,)),)

@@ -707,7 +707,6 @@ def test_of_many_extensions_a_few_are_named() -> None:
         {"decoding": {"sampling": {"best_of": 0}}},
         {"decoding": {"beam": {"width": 0}}},
         {"decoding": {"controls": {"repetition_penalty": 0}}},
-        {"stopping": {"max_new_tokens": 0}},
     ],
 )
 def test_a_zero_is_refused_where_the_protocol_says_so(fields: dict[str, Any]) -> None:
