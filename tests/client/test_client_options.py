@@ -165,11 +165,10 @@ def test_constraints(options: dict[str, Any], expected: pb.Constraint) -> None:
 
 
 def test_what_is_to_be_returned() -> None:
-    output = _request(logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True).output
+    wanted = {"logprobs": 0, "prompt_logprobs": 2, "alignment": True, "allow_partial": True}
+    output = _request(prompt_token_ids=True, **wanted).output
 
-    assert output == pb.Output(
-        token_ids=True, logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True
-    )
+    assert output == pb.Output(token_ids=True, prompt_tokens=True, **wanted)
 
 
 @pytest.mark.parametrize(

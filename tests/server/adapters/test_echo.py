@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +17,15 @@ import torch
 from openai.types.completion_choice import Logprobs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenweir import AsyncClient
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from engine.config import EngineConfig
 from engine.factory import load_engine
 from engine.package.package import load_package
-from exporter.checkpoint import load_checkpoint, save_checkpoint
-from exporter.models import TransformerConfig, build_model
+from exporter.huggingface.importer import import_checkpoint
 from server.config import WorkerConfig
 from server.worker.worker import Worker
+from tests.exporter.huggingface.sources import save_gpt2
 from tests.fakes.http_calls import Caller, http_of
 from tests.fakes.stand_in_certificate import PLAIN, export_with_stand_in
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
@@ -51,20 +57,21 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a small GPT, and its package."""
+    """A small GPT-2 as people publish it, `original`, and its package."""
     folder = tmp_path_factory.mktemp("tiny")
-    config = TransformerConfig(
-        architecture="decoder",
-        num_decoder_layers=2,
-        max_target_len=MAX_LEN,
-        d_model=32,
-        num_heads=4,
-        d_ff=64,
+    torch.manual_seed(0)
+    save_gpt2(
+        folder / "original",
         vocab_size=VOCAB_SIZE,
+        n_positions=MAX_LEN,
+        n_embd=32,
+        bos_token_id=BOS,
         eos_token_id=EOS,
     )
-    torch.manual_seed(0)
-    save_checkpoint(folder / "checkpoint", MODEL, build_model(config), tokenizer)
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    published = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
+    published.save_pretrained(folder / "original")
+    import_checkpoint(folder / "original", folder / "checkpoint")
     export_with_stand_in(folder / "checkpoint", folder / "package", PLAIN)
     return folder
 
@@ -92,11 +99,11 @@ async def client(caller: Caller) -> AsyncIterator[openai.AsyncOpenAI]:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> Any:
     """Return the log-probabilities of ids from the second on, and of the likeliest there."""
-    model = load_checkpoint(folder / "checkpoint").model
+    model = GPT2LMHeadModel.from_pretrained(folder / "original").eval()
 
     def of(ids: Sequence[int]) -> tuple[list[float], list[float]]:
         with torch.no_grad():
-            logprobs = model(torch.tensor([list(ids)]))[0, :-1].log_softmax(-1)
+            logprobs = model(torch.tensor([list(ids)])).logits[0, :-1].log_softmax(-1)
         given = logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         return given.tolist(), logprobs.max(-1).values.tolist()
 
@@ -114,7 +121,7 @@ def check(found: Logprobs, ids: Sequence[int], expected: Any) -> None:
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-async def test_the_log_probabilities_of_prompts_are_those_of_the_eager_model(
+async def test_the_log_probabilities_of_prompts_are_those_of_transformers(
     as_ids: bool, client: openai.AsyncOpenAI, tokenizer: Tokenizer, expected: Any
 ):
     ids = [tokenizer.encode(text).ids for text in TEXTS]
@@ -197,6 +204,10 @@ async def test_a_stream_has_what_the_whole_answer_has(
         assert [one.finish_reason for one in pieces if one.finish_reason] == ["length"]
         tokens = [token for one in pieces if one.logprobs for token in one.logprobs.tokens]
         assert tokens == (choice.logprobs.tokens if logprobs else [])
+        if logprobs and most:  # a client finds by that whether a token is the likeliest
+            assert choice.logprobs.token_logprobs[-1] == max(
+                choice.logprobs.top_logprobs[-1].values()
+            )
     assert (last.choices, last.usage) == ([], found.usage)
 
 
@@ -250,9 +261,9 @@ WRONG = [
      "for 1", "n"),
     ({"logprobs": 21}, "logprobs: 21 is outside 0 to 20 alternatives; 0 gives the chosen token's",
      "logprobs"),
-    ({"prompt": [[5, VOCAB_SIZE]]}, "prompt[1]: 300 is outside 0 to 299, the vocabulary",
+    ({"prompt": [[5, VOCAB_SIZE]]}, "prompt[1]: 300 is outside the vocabulary, 0 to 299",
      "prompt"),
-    ({"prompt": [[5], [-1]]}, "prompt[1][0]: -1 is outside 0 to 299, the vocabulary", "prompt"),
+    ({"prompt": [[5], [-1]]}, "prompt[1][0]: -1 is outside the vocabulary, 0 to 299", "prompt"),
     ({"prompt": [[5], []]}, "prompt: give a text or token ids, or a list of the one or the other, "
      "not an empty one", "prompt"),
     ({"prompt": [[]]}, "prompt: give a text or token ids, or a list of the one or the other, not "
@@ -274,3 +285,77 @@ async def test_what_is_wrong_is_named(stream: bool, caller: Caller):
         status, found = await caller.post(**(asked | body))
         assert (status, found["error"]["message"]) == (400, said)
         assert found["error"]["param"] == param
+
+
+LM_EVAL = "lm-eval[api]==0.4.13"
+CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
+QUESTIONS = [
+    {"question": "the river falls over", "choices": [" the weir", " it", " a river", " holds"]},
+    {"question": "the weir holds", "choices": [" the river", " water", " the weir", " nothing"]},
+    {"question": "a river and", "choices": [" a weir", " the Überfall", " no", " 🌊"]},
+    {"question": "x =", "choices": [" 1", " 2.5", " -3", " the"]},
+    {"question": "weir", "choices": [" over the river", " falls", "!", " and a weir"]},
+]
+TASK = """
+task: weirs
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: choices
+doc_to_target: 0
+target_delimiter: ""
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own: it brings half a gigabyte that nothing else here uses."""
+    folder = tmp_path_factory.mktemp("lm-eval")
+    pip = [folder / "bin" / "pip", "install", "--quiet", "-c", CONSTRAINTS]
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    if subprocess.run([*pip, LM_EVAL, "transformers"], check=False).returncode:
+        pytest.skip(f"{LM_EVAL} cannot be had here")
+    return folder / "bin" / "lm_eval"
+
+
+@pytest.mark.long
+async def test_lm_eval_finds_the_log_likelihoods_of_transformers(
+    lm_eval: Path, folder: Path, caller: Caller, tokenizer: Tokenizer, expected: Any, tmp_path: Path
+):
+    (tmp_path / "weirs.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    (tmp_path / "weirs.yaml").write_text(TASK.format(file=tmp_path / "weirs.jsonl"))
+    model = {
+        "model": MODEL,
+        "base_url": f"{caller.url}/v1/completions",
+        "tokenizer": folder / "original",
+        "tokenizer_backend": "huggingface",
+        "max_length": MAX_LEN,
+        "num_concurrent": 2,
+    }
+    arguments = ",".join(f"{name}={value}" for name, value in model.items())
+
+    process = await asyncio.create_subprocess_exec(
+        *(lm_eval, "run", "--model", "local-completions", "--model_args", arguments),
+        *("--tasks", "weirs", "--include_path", tmp_path, "--batch_size", "3"),
+        *("--log_samples", "--output_path", tmp_path / "out"),
+        env={**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+    )
+
+    assert await process.wait() == 0
+    (samples,) = (tmp_path / "out").rglob("samples_weirs_*.jsonl")
+    found = [json.loads(line) for line in samples.read_text().splitlines()]
+    found.sort(key=lambda one: one["doc_id"])
+    answers = [(float(x), is_greedy) for one in found for ((x, is_greedy),) in one["resps"]]
+    wanted = []
+    for question in QUESTIONS:
+        context = tokenizer.encode(question["question"], add_special_tokens=False).ids
+        for choice in question["choices"]:
+            text = question["question"] + choice
+            ids = tokenizer.encode(text, add_special_tokens=False).ids  # as lm-eval does
+            given, best = (numbers[len(context) - 1 :] for numbers in expected(ids))
+            wanted.append((pytest.approx(sum(given), abs=1e-4), str(given == best)))
+    assert len(wanted) == 20
+    assert answers == wanted

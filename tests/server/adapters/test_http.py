@@ -251,8 +251,8 @@ WRONG = [
      "chosen token's", "prompt_logprobs"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs is for answers that are no stream; "
      "leave one of them out", "prompt_logprobs"),
-    ({"prompt_token_ids": True}, "prompt_token_ids is not an option of this server; leave it out",
-     "prompt_token_ids"),
+    ({"prompt_token_ids": True}, "prompt_token_ids is not an option of this server; the nearest "
+     "is return_token_ids", "prompt_token_ids"),
     ({"priority": 3}, "priority=3 is not an option of this server; leave it out", "priority"),
     ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."
      "continuous_usage_stats is not an option of this server; leave it out", "stream_options"),

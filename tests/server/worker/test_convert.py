@@ -140,7 +140,9 @@ def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
         decoding=pb.Decoding(
             beam=pb.BeamSearch(width=4, length_penalty=0, end=pb.BEAM_END_LIMIT), num_outputs=3
         ),
-        output=pb.Output(logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True),
+        output=pb.Output(
+            logprobs=0, prompt_logprobs=2, prompt_tokens=True, alignment=True, allow_partial=True
+        ),
     )
 
     (converted,) = _convert(request)
@@ -153,6 +155,7 @@ def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
         num_outputs=3,
         logprobs=0,
         prompt_logprobs=2,
+        prompt_token_ids=True,
         alignment=True,
         allow_partial=True,
     )
