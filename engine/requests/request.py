@@ -108,6 +108,8 @@ class Chat:
     messages: tuple[ChatMessage, ...]
     variables: Mapping[str, object] = field(default_factory=dict)  # that the template names too
     tools: tuple[Mapping[str, object], ...] = ()  # functions that may be called, as OpenAI has them
+    add_generation_prompt: bool = True  # the text ends with the beginning of an answer
+    continue_final_message: bool = False  # it ends behind what the last message says
 
 
 @dataclass(frozen=True)

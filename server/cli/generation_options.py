@@ -144,6 +144,17 @@ _OPTIONS: tuple[Decorator, ...] = (
         help='A function that the answer to --chat may call: {"type": "function", "function": '
         '{"name": ..., "parameters": ...}}; may be repeated.',
     ),
+    click.option(
+        "--add-generation-prompt/--no-generation-prompt",
+        default=None,
+        help="Whether the text of --chat ends with the beginning of an answer.  [default: yes]",
+    ),
+    click.option(
+        "--continue-final-message",
+        is_flag=True,
+        default=None,
+        help="The answer continues the last message of --chat.",
+    ),
     *_of_table("stopping", "output"),
     click.option(
         "--without-default",

@@ -66,11 +66,15 @@ def test_what_is_said_may_come_in_parts_and_with_variables_of_the_template() -> 
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
     said = [{"role": "user", "content": parts, "name": "bob", "refusal": None}]
 
-    (one,) = generate_request("m", said, {"chat_template_kwargs": {"thinks": False}}).inputs
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    options |= {"chat_template_kwargs": {"thinks": False}}
+    (one,) = generate_request("m", said, options).inputs  # type: ignore[arg-type]
 
     (message,) = one.chat.messages
     assert message == pb.ChatMessage(role="user", parts=["a", "b"])
     assert dict(one.chat.template_variables) == {"thinks": False}
+    assert one.chat.HasField("add_generation_prompt") and not one.chat.add_generation_prompt
+    assert one.chat.continue_final_message
 
 
 @pytest.mark.parametrize(

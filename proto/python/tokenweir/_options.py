@@ -117,6 +117,8 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     # Functions that may be called, for the chat template: {"type": "function", "function": {...}}.
     # What the model writes of them is in the text, in its own format.
     tools: Sequence[Mapping[str, object]] | None
+    add_generation_prompt: bool | None  # False: a conversation's text ends with its last message
+    continue_final_message: bool | None  # the answer continues what the last message says
     max_new_tokens: int | None  # left out: the model's limit
     min_new_tokens: int | None
     stop: str | Sequence[str] | None

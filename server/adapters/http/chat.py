@@ -42,6 +42,8 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = None
     tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def calling(self) -> Calling | None:

@@ -56,7 +56,7 @@ _ALSO: Mapping[str, str] = {  # those that have another name besides
 # Options of the server or the caller, those named above, and those that no answer here has.
 _NOT_TAKEN = frozenset(
     "request_id timeout answer_others tenant priority alignment prompt_logprobs prompt_token_ids "
-    "tools".split()
+    "tools add_generation_prompt continue_final_message".split()
 )
 # Our client's own options, which OpenAI does not have, under their own names.
 OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED.values()}
@@ -190,7 +190,7 @@ class OpenAiRequest(Body):
                 return names.get(option, option) + last[2]
             if rest.startswith(".prefix"):
                 return "target_prefix"
-            if rest.startswith(".chat.tools"):
+            if rest.startswith((".chat.tools", ".chat.continue_final_message")):
                 return rest.removeprefix(".chat.")
             if rest == ".chat.template_variables":
                 return "chat_template_kwargs"

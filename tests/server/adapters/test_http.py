@@ -710,6 +710,27 @@ def test_tokens_without_a_text_of_their_own_are_named_by_their_ids():
     assert list(found["top_logprobs"][0]) == names.split()
 
 
+@pytest.mark.parametrize(
+    ("said", "ending"),
+    [({}, (True, False)), ({"add_generation_prompt": False}, (False, False)),
+     ({"continue_final_message": True}, (False, True)),
+     ({"continue_final_message": True, "add_generation_prompt": False}, (False, True))],
+)  # fmt: skip
+async def test_a_conversation_ends_as_it_is_asked_for(
+    said: dict[str, Any], ending: tuple[bool, bool]
+):
+    generator = able()
+    generator.capabilities += ("chat",)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+    async with http_before(generator) as caller:
+        status, _ = await caller.post("chat/completions", model="dates", messages=messages, **said)
+
+    assert status == 200
+    chat = generator.requests[0].prompt
+    assert (chat.add_generation_prompt, chat.continue_final_message) == ending
+
+
 async def test_a_conversation_is_answered_whole_and_streamed():
     generator = FakeGenerator()
     generator.capabilities += (*OPTIONS, "chat")
@@ -797,10 +818,8 @@ WRONG_CHATS = [
      "'json_object' or 'json_schema'", "response_format"),
     ({"enable_thinkin": False}, "enable_thinkin is not an option of this server; the nearest is "
      "enable_thinking", "enable_thinkin"),
-    ({"add_generation_prompt": False}, "add_generation_prompt=false is not an option of this "
-     "server; leave it out", "add_generation_prompt"),
-    ({"continue_final_message": True}, "continue_final_message is not an option of this server; "
-     "leave it out", "continue_final_message"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message: it "
+     "goes with add_generation_prompt=false; leave one of the two out", "continue_final_message"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs: Input should be an object",
      "chat_template_kwargs"),
 ]  # fmt: skip
