@@ -39,6 +39,7 @@ class _Limit(NamedTuple):
     most: int
     problem: str  # says why more are refused
     vocab_size: int
+    kept: int | None = None  # of a longer prompt its last ones
 
 
 class Constraints(Protocol):
@@ -90,7 +91,11 @@ class RequestReader:
         violations += self._check_against_engine(params)
         prefix = request.target_prefix or None
         ids, target_ids, found = await self._read_given(
-            request.prompt, prefix, request.input_path, params.forced_begin
+            request.prompt,
+            prefix,
+            request.input_path,
+            params.forced_begin,
+            request.truncate_prompt_tokens,
         )
         raise_if_any(violations + found)
         if params.max_new_tokens == 0:  # nothing of how tokens are chosen has a meaning
@@ -142,13 +147,18 @@ class RequestReader:
         )
 
     async def _read_given(
-        self, prompt: Prompt, target: str | Ids | None, path: str, forced: Ids
+        self,
+        prompt: Prompt,
+        target: str | Ids | None,
+        path: str,
+        forced: Ids,
+        most: int | None = None,
     ) -> tuple[Ids, Ids, Violations]:
         """Return prompt and target, and what is wrong in them.
 
         A target that is text stands behind the forced tokens, unless it begins with them.
         """
-        ids, violations = await self._read_prompt(prompt, path)
+        ids, violations = await self._read_prompt(prompt, path, most)
         target_ids: Ids = ()
         if target is not None:
             target_ids, found = await self._read_target(target, path, len(ids), forced)
@@ -160,9 +170,14 @@ class RequestReader:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
-    async def _read_prompt(self, given: Prompt, path: str) -> tuple[Ids, Violations]:
+    async def _read_prompt(
+        self, given: Prompt, path: str, most: int | None
+    ) -> tuple[Ids, Violations]:
+        if most is not None and most < 1:
+            what = f"{most} is below 1; leave it out for none"
+            return (), [FieldViolation(f"{path}.truncate_prompt_tokens", what)]
         problem = f"more than {self._max_tokens}, the longest prompt of this model"
-        limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size)
+        limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size, most)
         if isinstance(given, Chat):
             return await self._read_chat(given, f"{path}.chat", limit)
         return await self._read_ids(given, path, _PROMPT, limit)
@@ -180,6 +195,7 @@ class RequestReader:
             ids = await self._encode(text, is_part=True)  # the template has put all around it
         except ValueError as error:
             return (), [FieldViolation(path, str(error))]
+        ids = _last(ids, limit)
         return ids, self._check_ids(ids, path, None, limit)
 
     async def _read_target(
@@ -200,7 +216,7 @@ class RequestReader:
         self, given: str | Ids, path: str, names: tuple[str, str], limit: _Limit
     ) -> tuple[Ids, Violations]:
         if not isinstance(given, str):
-            path = f"{path}.{names[1]}"
+            path, given = f"{path}.{names[1]}", _last(given, limit)
             return given, self._check_ids(given, path, f"{path}.ids", limit)
         path = f"{path}.{names[0]}"
         is_part = names == _TARGET
@@ -209,6 +225,8 @@ class RequestReader:
         except UnicodeEncodeError as error:
             what = f"is not Unicode text: half a surrogate pair at character {error.start + 1}"
             return (), [FieldViolation(path, what)]
+        first = next((i for i, x in enumerate(ids) if not self._tokenizer.is_special(x)), 0)
+        ids = _last(ids, limit, first)
         return ids, self._check_ids(ids, path, None, limit)
 
     async def _encode(self, text: str, is_part: bool) -> Ids:
@@ -254,6 +272,14 @@ class RequestReader:
             what = "every token is banned or would end the sequence before min_new_tokens"
             found.append(FieldViolation("stopping.token_ids", what))
         return found
+
+
+def _last(ids: Ids, limit: _Limit, num_first: int = 0) -> Ids:
+    """Return the last tokens of those that are too many, behind the first ones of a text."""
+    if limit.kept is None or len(ids) <= (count := min(limit.kept, limit.most)):
+        return ids
+    num_first = min(num_first, count - 1)
+    return ids[:num_first] + ids[num_first - count :]
 
 
 def _read_only(params: SamplingParams) -> SamplingParams:

@@ -126,6 +126,11 @@ def _of_table(*messages: str) -> list[Decorator]:
 _OPTIONS: tuple[Decorator, ...] = (
     *_of_table("decoding"),
     click.option("--prefix", "target_prefix", metavar="TEXT", help="The answer begins with it."),
+    click.option(
+        "--truncate-prompt-tokens",
+        type=int,
+        help="Keep so many of the last tokens of a longer TEXT.  [default: refuse it]",
+    ),
     click.option("--ids", is_flag=True, help="TEXT and --prefix are token ids, such as 5,7,9."),
     click.option("--chat", is_flag=True, help="TEXT is what a user says to a chat model."),
     click.option("--system", metavar="TEXT", help="System message of --chat."),

@@ -78,6 +78,9 @@ def generation_requests(
             deadline=deadline,
             input_path=f"inputs[{i}]",
             target_prefix=_target_prefix(one),
+            truncate_prompt_tokens=one.truncate_prompt_tokens
+            if one.HasField("truncate_prompt_tokens")
+            else None,
             priority=request.scheduling.priority,
             tenant=request.scheduling.tenant,
             deltas=deltas,

@@ -45,7 +45,7 @@ class CompletionRequest(GenerationRequest):
     @property
     def comes_whole(self) -> bool:
         """As the base's: where the tokens of a prompt are echoed, which come with the end."""
-        return bool(self.echo) and (self.logprobs is not None or self._has_ids)
+        return bool(self.echo) and (self.logprobs is not None or self.echoes_tokens)
 
     @property
     def options(self) -> StreamOptions:
@@ -60,8 +60,10 @@ class CompletionRequest(GenerationRequest):
         return said
 
     @property
-    def _has_ids(self) -> bool:
-        return not isinstance(self.prompt[0], str)
+    def echoes_tokens(self) -> bool:
+        """Whether an echo is the text of the tokens that are read, which no text was sent of."""
+        is_cut = self.extra.get("truncate_prompt_tokens") is not None
+        return is_cut or not isinstance(self.prompt[0], str)
 
     def as_sent(self, message: str) -> str:
         """As the base's; `logprobs` that are of the prompt, too, are named once."""
@@ -123,13 +125,14 @@ class TextForm:
     def last(self, index: int, reason: str) -> Iterator[Json]:
         yield {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
 
-    def _prompt(self, index: int) -> str | list[int]:
-        """Return the prompt of an output."""
-        return self._asked.prompt[index // (self._asked.n or 1)]
+    def _prompt(self, index: int) -> str:
+        """Return the text that an output continues."""
+        return str(self._asked.prompt[index // (self._asked.n or 1)])
 
     def _echoed(self, index: int, result: Result) -> bytes:
-        prompt = self._prompt(index)
-        return prompt.encode() if isinstance(prompt, str) else b"".join(result.source_pieces)
+        if self._asked.echoes_tokens:
+            return b"".join(result.source_pieces)
+        return self._prompt(index).encode()
 
 
 def _echoed_logprobs(echoed: bytes, sequence: GeneratedSequence, result: Result) -> Json:

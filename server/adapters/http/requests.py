@@ -188,6 +188,8 @@ class OpenAiRequest(Body):
                     return path[0]  # a word of the message
                 option = _OPTIONS_OF_FIELDS.get(last[1], last[1])
                 return names.get(option, option) + last[2]
+            if rest == ".truncate_prompt_tokens":
+                return rest[1:]
             if rest.startswith(".prefix"):
                 return "target_prefix"
             if rest.startswith((".chat.tools", ".chat.continue_final_message")):
@@ -327,6 +329,10 @@ class GenerationRequest(OpenAiRequest):
             said["prompt_token_ids"] = True
         if said.get("top_k") == -1:
             said["top_k"] = 0  # all
+        if said.get("seed") == -1:
+            del said["seed"]  # any
+        if said.get("truncate_prompt_tokens") == -1:
+            said["truncate_prompt_tokens"] = 2**31 - 1  # as many as the model takes
         if said.get("length_penalty") == 1 and "beam" not in said:  # a default without a search
             del said["length_penalty"]
         if self.temperature == 0:  # the most likely token, whatever else is said of sampling

@@ -254,7 +254,27 @@ async def test_prompts_and_answers_are_told_as_vllm_tells_them(
         assert choice.text == tokenizer.decode(said["token_ids"])
 
 
+@pytest.mark.parametrize(("most", "kept"), [(3, 3), (-1, MAX_LEN - 1), (99, MAX_LEN - 1)])
+async def test_of_a_longer_prompt_the_last_tokens_are_read(
+    most: int, kept: int, client: openai.AsyncOpenAI, tokenizer: Tokenizer, expected: Any
+):
+    text = "the weir, a river, " * 20
+    body = {"truncate_prompt_tokens": most, "return_token_ids": True}
+    found = await client.completions.create(
+        model=MODEL, prompt=text, max_tokens=0, echo=True, logprobs=0, extra_body=body
+    )
+
+    ids = tokenizer.encode(text).ids
+    choice = found.choices[0]
+    assert choice.model_extra["prompt_token_ids"] == [BOS, *ids[1 - kept :]]
+    assert choice.text == "<s>" + tokenizer.decode(ids[1 - kept :])
+    assert choice.logprobs.text_offset[1] == len("<s>")
+    assert found.usage.prompt_tokens == kept
+
+
 WRONG = [
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens: 0 is below 1; leave it out for none",
+     "truncate_prompt_tokens"),
     ({"max_tokens": -1}, "max_tokens: -1 is below 0; leave it out for the model's limit",
      "max_tokens"),
     ({"max_tokens": 0, "n": 2, "top_p": 0.5}, "n: 2 outputs of no tokens would all be equal; ask "

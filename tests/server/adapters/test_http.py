@@ -296,8 +296,8 @@ WRONG = [
     ({f"x{i}": None for i in range(999)}, "it has 999 fields that are not known; leave them out",
      None),
     ({"x" * 200: 1}, "x" * 200 + " is not an option of this server; leave it out", "x" * 200),
-    ({"seed": -1}, "seed=-1 is outside 0 to 18446744073709551615", "seed"),
-    ({"seed": -1, "stream": True}, "seed=-1 is outside 0 to 18446744073709551615", "seed"),
+    ({"seed": -2}, "seed=-2 is outside 0 to 18446744073709551615", "seed"),
+    ({"seed": -2, "stream": True}, "seed=-2 is outside 0 to 18446744073709551615", "seed"),
 ]  # fmt: skip
 
 
@@ -322,7 +322,7 @@ NOTHING = [
     {"tools": [], "tool_choice": "auto", "functions": [], "suffix": "", "stop": []},
     {"tools": [{"type": "function"}], "tool_choice": "none", "logit_bias": {}},
     {"include_reasoning": True, "separate_reasoning": True, "verbosity": "medium"},
-    {"repeat_penalty": 1, "top_logprobs": 0},
+    {"repeat_penalty": 1, "top_logprobs": 0, "seed": -1},
     {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
     {"chat_template_kwargs": {}, "structured_outputs": None},
 ]  # fmt: skip

@@ -310,6 +310,32 @@ async def test_a_prompt_is_read_and_nothing_generated(serving: Serving) -> None:
     assert (short.prompt_logprobs, short.prompt_token_ids) == ((), (98,))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "most", "kept"),
+    [
+        ("abcdef", 3, "def"),
+        ("abcdef", 6, "abcdef"),
+        ("abcdef", 2**31 - 1, "abcdef"),
+        ("ab" * 50, 2**31 - 1, ("ab" * 50)[-63:]),  # as many as the model takes
+        ([*b"abcdef" * 50], 4, "cdef"),
+        ([256, *b"abcdef"], 2, "ef"),
+        ("<s>abcdef", 1, "f"),
+        ("<s>abcdef", 3, "<s>ef"),
+    ],
+)
+async def test_of_a_longer_prompt_the_last_tokens_are_read(
+    serving: Serving, prompt: str | list[int], most: int, kept: str
+) -> None:
+    wanted = {"max_new_tokens": 0, "prompt_token_ids": True, "truncate_prompt_tokens": most}
+    async with serving(always(a=2.0)) as client:
+        answer = await client.generate(MODEL, prompt, **wanted)
+        with pytest.raises(InvalidArgument, match="truncate_prompt_tokens: 0 is below 1"):
+            await client.generate(MODEL, prompt, **(wanted | {"truncate_prompt_tokens": 0}))
+
+    assert b"".join(answer.source_pieces).decode() == kept
+    assert answer.usage.input_tokens == len(answer.prompt_token_ids)
+
+
 async def test_an_encoder_reads_no_source_for_nothing(serving: Serving) -> None:
     wanted = {"max_new_tokens": 0, "prompt_logprobs": 0, "prompt_token_ids": True}
     async with serving(always(a=2.0, b=1.0), max_source_len=16) as client:
