@@ -33,6 +33,14 @@ Prompt = str | Ids | Chat
 Violations = list[FieldViolation]
 
 
+class _Prompt(NamedTuple):
+    """A prompt, and how it is made into tokens."""
+
+    given: Prompt
+    kept: int | None = None  # of a longer one so many last tokens
+    is_part: bool = False  # no special tokens stand around a text
+
+
 class _Limit(NamedTuple):
     """The bounds of given tokens."""
 
@@ -90,12 +98,11 @@ class RequestReader:
         )
         violations += self._check_against_engine(params)
         prefix = request.target_prefix or None
+        prompt = _Prompt(
+            request.prompt, request.truncate_prompt_tokens, not request.add_special_tokens
+        )
         ids, target_ids, found = await self._read_given(
-            request.prompt,
-            prefix,
-            request.input_path,
-            params.forced_begin,
-            request.truncate_prompt_tokens,
+            prompt, prefix, request.input_path, params.forced_begin
         )
         raise_if_any(violations + found)
         if params.max_new_tokens == 0:  # nothing of how tokens are chosen has a meaning
@@ -124,7 +131,7 @@ class RequestReader:
         """Return a target to be scored, behind its prompt; InvalidRequest as of `read`."""
         forced = request.forced_begin if isinstance(request.target, str) else ()
         ids, target_ids, violations = await self._read_given(
-            request.prompt, request.target, request.input_path, forced
+            _Prompt(request.prompt), request.target, request.input_path, forced
         )
         most = self._config.limits.max_logprobs
         if not 0 <= request.top_logprobs <= most:
@@ -147,18 +154,13 @@ class RequestReader:
         )
 
     async def _read_given(
-        self,
-        prompt: Prompt,
-        target: str | Ids | None,
-        path: str,
-        forced: Ids,
-        most: int | None = None,
+        self, prompt: _Prompt, target: str | Ids | None, path: str, forced: Ids
     ) -> tuple[Ids, Ids, Violations]:
         """Return prompt and target, and what is wrong in them.
 
         A target that is text stands behind the forced tokens, unless it begins with them.
         """
-        ids, violations = await self._read_prompt(prompt, path, most)
+        ids, violations = await self._read_prompt(prompt, path)
         target_ids: Ids = ()
         if target is not None:
             target_ids, found = await self._read_target(target, path, len(ids), forced)
@@ -170,9 +172,8 @@ class RequestReader:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
-    async def _read_prompt(
-        self, given: Prompt, path: str, most: int | None
-    ) -> tuple[Ids, Violations]:
+    async def _read_prompt(self, prompt: _Prompt, path: str) -> tuple[Ids, Violations]:
+        given, most = prompt.given, prompt.kept
         if most is not None and most < 1:
             what = f"{most} is below 1; leave it out for none"
             return (), [FieldViolation(f"{path}.truncate_prompt_tokens", what)]
@@ -180,7 +181,7 @@ class RequestReader:
         limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size, most)
         if isinstance(given, Chat):
             return await self._read_chat(given, f"{path}.chat", limit)
-        return await self._read_ids(given, path, _PROMPT, limit)
+        return await self._read_ids(given, path, _PROMPT, limit, is_part=prompt.is_part)
 
     async def _read_chat(self, chat: Chat, path: str, limit: _Limit) -> tuple[Ids, Violations]:
         if self._chat is None:
@@ -204,7 +205,7 @@ class RequestReader:
         most = self._max_target - (0 if self._has_source else num_prompt)
         problem = f"more than the {max(most, 0)} that fit behind the prompt"
         limit = _Limit(most, problem, self._contract.vocab_size)
-        ids, violations = await self._read_ids(given, path, _TARGET, limit)
+        ids, violations = await self._read_ids(given, path, _TARGET, limit, is_part=True)
         if violations or not isinstance(given, str) or ids[: len(forced)] == forced:
             return ids, violations
         if self._tokenizer.is_special(ids[0]):  # another language, say
@@ -213,13 +214,12 @@ class RequestReader:
         return ids, self._check_ids(ids, f"{path}.{_TARGET[0]}", None, limit)
 
     async def _read_ids(
-        self, given: str | Ids, path: str, names: tuple[str, str], limit: _Limit
+        self, given: str | Ids, path: str, names: tuple[str, str], limit: _Limit, *, is_part: bool
     ) -> tuple[Ids, Violations]:
         if not isinstance(given, str):
             path, given = f"{path}.{names[1]}", _last(given, limit)
             return given, self._check_ids(given, path, f"{path}.ids", limit)
         path = f"{path}.{names[0]}"
-        is_part = names == _TARGET
         try:
             ids = await self._encode(given, is_part)
         except UnicodeEncodeError as error:

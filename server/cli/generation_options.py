@@ -127,6 +127,11 @@ _OPTIONS: tuple[Decorator, ...] = (
     *_of_table("decoding"),
     click.option("--prefix", "target_prefix", metavar="TEXT", help="The answer begins with it."),
     click.option(
+        "--add-special-tokens/--no-special-tokens",
+        default=None,
+        help="Whether TEXT gets the special tokens that the model wants around it.  [default: yes]",
+    ),
+    click.option(
         "--truncate-prompt-tokens",
         type=int,
         help="Keep so many of the last tokens of a longer TEXT.  [default: refuse it]",

@@ -112,11 +112,10 @@ def wrong_fields_of_score(
             if one.HasField("chat")
         ),
         *(
-            FieldViolation(
-                f"inputs[{i}].truncate_prompt_tokens", "it is not for scores; leave it out"
-            )
+            FieldViolation(f"inputs[{i}].{name}", "it is not for scores; leave it out")
             for i, one in enumerate(request.inputs)
-            if one.HasField("truncate_prompt_tokens")
+            for name in ("truncate_prompt_tokens", "add_special_tokens")
+            if one.HasField(name)
         ),
         *(
             FieldViolation(

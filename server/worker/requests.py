@@ -81,6 +81,7 @@ def generation_requests(
             truncate_prompt_tokens=one.truncate_prompt_tokens
             if one.HasField("truncate_prompt_tokens")
             else None,
+            add_special_tokens=one.add_special_tokens or not one.HasField("add_special_tokens"),
             priority=request.scheduling.priority,
             tenant=request.scheduling.tenant,
             deltas=deltas,
@@ -194,8 +195,8 @@ def _chat(chat: generation_service_pb2.Chat, path: str) -> Chat:
     is_continued = chat.continue_final_message
     is_begun = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
     if is_continued and is_begun:
-        what = "it goes with add_generation_prompt=false; leave one of the two out"
-        raise InvalidRequest([FieldViolation(f"{path}.continue_final_message", what)])
+        said = "it goes with add_generation_prompt=false; leave one of the two out"
+        raise InvalidRequest([FieldViolation(f"{path}.continue_final_message", said)])
     ending = not is_continued if is_begun is None else is_begun, is_continued
     if not chat.HasField("template_variables"):
         return Chat(messages, {}, tools, *ending)

@@ -211,7 +211,7 @@ def _generate_request(
     extend_field(request.without_defaults, without_defaults(options), "without_defaults")
     for one in request.inputs:
         _set_prefix(one, options.get("target_prefix"), "target_prefix")
-        set_fields(one, options, "truncate_prompt_tokens")
+        set_fields(one, options, "add_special_tokens", "truncate_prompt_tokens")
     _fill_identity(request, model, options)
     return request
 

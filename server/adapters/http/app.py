@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -27,7 +27,7 @@ from tokenweir import (
 
 from server.adapters.caller import HEALTH_SECONDS, STREAM_ATTEMPTS, client_as
 from server.adapters.config import HttpConfig
-from server.adapters.http.answers import Form, envelope, usage_json
+from server.adapters.http.answers import Form, Json, envelope, usage_json
 from server.adapters.http.body import parsed
 from server.adapters.http.bound import Bound
 from server.adapters.http.chat import ChatForm, ChatRequest
@@ -49,12 +49,20 @@ from server.adapters.http.streams import (
     WholeStream,
     events,
 )
+from server.adapters.http.tokens import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    TokensRequest,
+    detokenize,
+    tokenize,
+)
 from server.adapters.kserve.errors import Refused
 from server.http_server import CERTIFIED
 
 logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=OpenAiRequest)
+TokensRequestT = TypeVar("TokensRequestT", bound=TokensRequest)
 Prompt = str | list[int] | list[dict[str, Any]]
 _REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
@@ -78,6 +86,8 @@ def application(
         Route("/v1/completions", endpoints.completions, methods=post),
         Route("/v1/chat/completions", endpoints.chat, methods=post),
         Route("/v1/embeddings", endpoints.embeddings, methods=post),
+        Route("/tokenize", endpoints.tokenize, methods=post),
+        Route("/detokenize", endpoints.detokenize, methods=post),
         Route("/page/predict", endpoints.predict, methods=post),
         *InferenceEndpoints(client, endpoints.caller, config).routes,
         *page.routes,
@@ -179,6 +189,29 @@ class Endpoints:
         with refused_arguments(asked.as_sent):
             call = predict(self.caller(request), asked, request_id)
             found = await unless_gone(request, call)
+        return JSONResponse(found, headers={_REQUEST_ID: request_id})
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the tokens of a text or conversation."""
+        asked = await self._asked(request, TokenizeRequest, "tokn-")
+        return await self._of_tokens(request, asked, tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of tokens."""
+        asked = await self._asked(request, DetokenizeRequest, "tokn-")
+        return await self._of_tokens(request, asked, detokenize)
+
+    async def _of_tokens(
+        self,
+        request: Request,
+        asked: TokensRequestT,
+        answer: Callable[[AsyncClient, ModelInfo, TokensRequestT, str], Coroutine[Any, Any, Json]],
+    ) -> Response:
+        client, request_id = self.caller(request), request.state.request_id
+        if (model := asked.found_in(await client.models())) is None:
+            raise _unknown_model(asked.model)
+        with refused_arguments(asked.as_sent):
+            found = await unless_gone(request, answer(client, model, asked, request_id))
         return JSONResponse(found, headers={_REQUEST_ID: request_id})
 
     async def _asked(self, request: Request, model: type[RequestT], prefix: str) -> RequestT:

@@ -26,7 +26,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "priority": (0,),
     "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
     "do_sample": (),  # false means something, too

@@ -272,6 +272,18 @@ async def test_of_a_longer_prompt_the_last_tokens_are_read(
     assert found.usage.prompt_tokens == kept
 
 
+async def test_a_text_is_read_without_special_tokens_if_wanted(
+    client: openai.AsyncOpenAI, tokenizer: Tokenizer
+):
+    body = {"add_special_tokens": False, "return_token_ids": True}
+    found = await client.completions.create(
+        model=MODEL, prompt=TEXTS, max_tokens=0, extra_body=body
+    )
+
+    given = [one.model_extra["prompt_token_ids"] for one in found.choices]
+    assert given == [tokenizer.encode(text).ids[1:] for text in TEXTS]
+
+
 WRONG = [
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens: 0 is below 1; leave it out for none",
      "truncate_prompt_tokens"),

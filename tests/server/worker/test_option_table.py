@@ -63,6 +63,7 @@ OF_CALLS: dict[str, tuple[Any, str]] = {
     "tools": (({"type": "function"},), '--tool {"type":"function"}'),
     "add_generation_prompt": (False, "--no-generation-prompt"),
     "continue_final_message": (True, "--continue-final-message"),
+    "add_special_tokens": (False, "--no-special-tokens"),
     "truncate_prompt_tokens": (20, "--truncate-prompt-tokens 20"),
     "without_defaults": (("beam", "top_k"), "--without-default beam --without-default top_k"),
     "priority": (-2, "--priority -2"),
@@ -133,7 +134,7 @@ def test_the_table_has_every_field_of_the_engine_and_of_a_packages_defaults() ->
     of_params = {field.name for field in fields(SamplingParams)} - {"controls", "constraint"}
     of_controls = {field.name for field in fields(LogitControls)}
     of_the_call = {"target_prefix", "priority", "tenant", "request_id", "prompt", "params"}
-    of_the_call |= {"truncate_prompt_tokens"}
+    of_the_call |= {"truncate_prompt_tokens", "add_special_tokens"}
 
     assert {one.field for one in OPTIONS} == of_params | of_controls | {*get_args(ConstraintKind)}
     assert {field.name for field in fields(GenerationRequest)} == of_the_call | {
@@ -232,6 +233,7 @@ def test_what_is_of_the_call_reaches_the_service() -> None:
         "tools": tuple(map(json.loads, requests["tools"].inputs[0].chat.tools)),
         "add_generation_prompt": inputs["add_generation_prompt"].chat.add_generation_prompt,
         "continue_final_message": inputs["continue_final_message"].chat.continue_final_message,
+        "add_special_tokens": inputs["add_special_tokens"].add_special_tokens,
         "truncate_prompt_tokens": inputs["truncate_prompt_tokens"].truncate_prompt_tokens,
         "without_defaults": tuple(requests["without_defaults"].without_defaults),
         "priority": requests["priority"].scheduling.priority,

@@ -219,6 +219,7 @@ class Input(_message.Message):
     PREFIX_TEXT_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, to be tokenized by the server."""
     prefix_text: _builtins.str
@@ -227,6 +228,10 @@ class Input(_message.Message):
     """Of a longer prompt so many tokens are read: its last ones, behind special ones that begin a
     text.  More than the model takes means as many as it takes.  Absent: a longer prompt than that
     is refused, and so is 0.  Not for Score.
+    """
+    add_special_tokens: _builtins.bool
+    """Whether a text gets the special tokens that the model wants around it; absent: yes.  Not
+    for Score.
     """
     @_builtins.property
     def tokens(self) -> _common_pb2.TokenIds:
@@ -249,17 +254,22 @@ class Input(_message.Message):
         prefix_text: _builtins.str = ...,
         prefix_tokens: _common_pb2.TokenIds | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     _WhichOneofReturnType_target_prefix: _TypeAlias = _typing.Literal["prefix_text", "prefix_tokens"]  # noqa: Y015
     _WhichOneofArgType_target_prefix: _TypeAlias = _typing.Literal["target_prefix", b"target_prefix"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
     @_typing.overload
