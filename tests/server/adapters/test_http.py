@@ -709,6 +709,39 @@ def test_tokens_without_a_text_of_their_own_are_named_by_their_ids():
     assert list(found["top_logprobs"][0]) == names.split()
 
 
+async def test_log_probabilities_of_a_source_are_not_echoed():
+    body = {"model": "dates", "prompt": "abc", "echo": True}  # with an encoder
+    async with http_before(able()) as caller:
+        _, plain = await caller.post(**body)
+        refused = [await caller.post(**body, logprobs=1, stream=stream) for stream in (False, True)]
+
+    assert plain["choices"][0]["text"] == "abcabc "
+    for status, found in refused:
+        assert (status, found["error"]["param"]) == (400, "echo")
+        assert "models that continue their prompt" in found["error"]["message"]
+
+
+async def test_what_a_conversation_was_made_into_is_told():
+    generator = able()
+    generator.capabilities += ("chat",)
+    said = {"model": "dates", "messages": [{"role": "user", "content": "ab c"}]}
+
+    async with http_before(generator) as caller:
+        _, found = await caller.post(
+            "chat/completions", **said, prompt_logprobs=1, return_token_ids=True
+        )
+        status, refused = await caller.post(
+            "chat/completions", **said, return_token_ids=True, stream=True
+        )
+
+    assert found["prompt_token_ids"] == [4, 9]
+    assert found["choices"][0]["token_ids"] == [2, 1]
+    first, second = found["prompt_logprobs"]
+    assert (first, second["1"]) == (None, {"logprob": -2.0, "rank": 2, "decoded_token": "<1>"})
+    assert second["90"]["logprob"] == -1.0
+    assert (status, refused["error"]["param"]) == (400, "return_token_ids")
+
+
 @pytest.mark.parametrize(
     ("said", "ending"),
     [({}, (True, False)), ({"add_generation_prompt": False}, (False, False)),
