@@ -35,6 +35,7 @@ SHELL = {
     "done)",
     "journalctl",
     "kubectl",
+    "lm_eval",
     "mkdir",
     "node",
     "npm",

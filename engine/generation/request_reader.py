@@ -33,12 +33,21 @@ Prompt = str | Ids | Chat
 Violations = list[FieldViolation]
 
 
+class _Prompt(NamedTuple):
+    """A prompt, and how it is made into tokens."""
+
+    given: Prompt
+    kept: int | None = None  # of a longer one so many last tokens
+    is_part: bool = False  # no special tokens stand around a text
+
+
 class _Limit(NamedTuple):
     """The bounds of given tokens."""
 
     most: int
     problem: str  # says why more are refused
     vocab_size: int
+    kept: int | None = None  # of a longer prompt its last ones
 
 
 class Constraints(Protocol):
@@ -89,10 +98,15 @@ class RequestReader:
         )
         violations += self._check_against_engine(params)
         prefix = request.target_prefix or None
+        prompt = _Prompt(
+            request.prompt, request.truncate_prompt_tokens, not request.add_special_tokens
+        )
         ids, target_ids, found = await self._read_given(
-            request.prompt, prefix, request.input_path, params.forced_begin
+            prompt, prefix, request.input_path, params.forced_begin
         )
         raise_if_any(violations + found)
+        if params.max_new_tokens == 0:  # nothing of how tokens are chosen has a meaning
+            params = _read_only(params)
         if prefix is not None and params.forced_begin:
             params = replace(params, forced_begin=())
         matcher = await self._compile(params.constraint, (*target_ids, *params.forced_begin))
@@ -117,7 +131,7 @@ class RequestReader:
         """Return a target to be scored, behind its prompt; InvalidRequest as of `read`."""
         forced = request.forced_begin if isinstance(request.target, str) else ()
         ids, target_ids, violations = await self._read_given(
-            request.prompt, request.target, request.input_path, forced
+            _Prompt(request.prompt), request.target, request.input_path, forced
         )
         most = self._config.limits.max_logprobs
         if not 0 <= request.top_logprobs <= most:
@@ -140,7 +154,7 @@ class RequestReader:
         )
 
     async def _read_given(
-        self, prompt: Prompt, target: str | Ids | None, path: str, forced: Ids
+        self, prompt: _Prompt, target: str | Ids | None, path: str, forced: Ids
     ) -> tuple[Ids, Ids, Violations]:
         """Return prompt and target, and what is wrong in them.
 
@@ -158,12 +172,16 @@ class RequestReader:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
 
-    async def _read_prompt(self, given: Prompt, path: str) -> tuple[Ids, Violations]:
+    async def _read_prompt(self, prompt: _Prompt, path: str) -> tuple[Ids, Violations]:
+        given, most = prompt.given, prompt.kept
+        if most is not None and most < 1:
+            what = f"{most} is below 1; leave it out for none"
+            return (), [FieldViolation(f"{path}.truncate_prompt_tokens", what)]
         problem = f"more than {self._max_tokens}, the longest prompt of this model"
-        limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size)
+        limit = _Limit(self._max_tokens, problem, self._contract.prompt_vocab_size, most)
         if isinstance(given, Chat):
             return await self._read_chat(given, f"{path}.chat", limit)
-        return await self._read_ids(given, path, _PROMPT, limit)
+        return await self._read_ids(given, path, _PROMPT, limit, is_part=prompt.is_part)
 
     async def _read_chat(self, chat: Chat, path: str, limit: _Limit) -> tuple[Ids, Violations]:
         if self._chat is None:
@@ -178,6 +196,7 @@ class RequestReader:
             ids = await self._encode(text, is_part=True)  # the template has put all around it
         except ValueError as error:
             return (), [FieldViolation(path, str(error))]
+        ids = _last(ids, limit)
         return ids, self._check_ids(ids, path, None, limit)
 
     async def _read_target(
@@ -186,7 +205,7 @@ class RequestReader:
         most = self._max_target - (0 if self._has_source else num_prompt)
         problem = f"more than the {max(most, 0)} that fit behind the prompt"
         limit = _Limit(most, problem, self._contract.vocab_size)
-        ids, violations = await self._read_ids(given, path, _TARGET, limit)
+        ids, violations = await self._read_ids(given, path, _TARGET, limit, is_part=True)
         if violations or not isinstance(given, str) or ids[: len(forced)] == forced:
             return ids, violations
         if self._tokenizer.is_special(ids[0]):  # another language, say
@@ -195,18 +214,19 @@ class RequestReader:
         return ids, self._check_ids(ids, f"{path}.{_TARGET[0]}", None, limit)
 
     async def _read_ids(
-        self, given: str | Ids, path: str, names: tuple[str, str], limit: _Limit
+        self, given: str | Ids, path: str, names: tuple[str, str], limit: _Limit, *, is_part: bool
     ) -> tuple[Ids, Violations]:
         if not isinstance(given, str):
-            path = f"{path}.{names[1]}"
+            path, given = f"{path}.{names[1]}", _last(given, limit)
             return given, self._check_ids(given, path, f"{path}.ids", limit)
         path = f"{path}.{names[0]}"
-        is_part = names == _TARGET
         try:
             ids = await self._encode(given, is_part)
         except UnicodeEncodeError as error:
             what = f"is not Unicode text: half a surrogate pair at character {error.start + 1}"
             return (), [FieldViolation(path, what)]
+        first = next((i for i, x in enumerate(ids) if not self._tokenizer.is_special(x)), 0)
+        ids = _last(ids, limit, first)
         return ids, self._check_ids(ids, path, None, limit)
 
     async def _encode(self, text: str, is_part: bool) -> Ids:
@@ -252,6 +272,24 @@ class RequestReader:
             what = "every token is banned or would end the sequence before min_new_tokens"
             found.append(FieldViolation("stopping.token_ids", what))
         return found
+
+
+def _last(ids: Ids, limit: _Limit, num_first: int = 0) -> Ids:
+    """Return the last tokens of those that are too many, behind the first ones of a text."""
+    if limit.kept is None or len(ids) <= (count := min(limit.kept, limit.most)):
+        return ids
+    num_first = min(num_first, count - 1)
+    return ids[:num_first] + ids[num_first - count :]
+
+
+def _read_only(params: SamplingParams) -> SamplingParams:
+    """Return what is left of the options where nothing is generated."""
+    return SamplingParams(
+        max_new_tokens=0,
+        prompt_logprobs=params.prompt_logprobs,
+        prompt_token_ids=params.prompt_token_ids,
+        skip_special_tokens=params.skip_special_tokens,
+    )
 
 
 def _seed_of(params: SamplingParams) -> int:

@@ -147,7 +147,7 @@ class RequestStream:
         made = sum(sequence.num_generated for sequence in self._sequences)
         num_output = sum(sequence.num_generated for sequence in returned)
         self.num_discarded += made - num_output
-        asked = self._asked
+        asked, params = self._asked, self._asked.params
         usage = Usage(
             input_tokens=len(asked.prompt_ids) + len(asked.target_ids),
             output_tokens=num_output,
@@ -160,5 +160,5 @@ class RequestStream:
             timing,
             asked.seed,
             tuple(self._prompt_logprobs),
-            asked.prompt_ids if asked.params.alignment else (),
+            asked.prompt_ids if params.alignment or params.prompt_token_ids else (),
         )

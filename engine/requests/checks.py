@@ -142,6 +142,11 @@ def _check_outputs(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]
     if p.num_outputs > 1:
         path = "decoding.num_outputs"
         yield (
+            p.max_new_tokens != 0,
+            path,
+            f"{p.num_outputs} outputs of no tokens would all be equal; ask for 1",
+        )
+        yield (
             p.strategy != "greedy",
             path,
             f"{p.num_outputs} outputs of greedy search would all be equal; ask for sampling or "
@@ -156,7 +161,7 @@ def _check_outputs(p: SamplingParams, limits: RequestLimits) -> Iterator[_Check]
 
 
 def _check_lengths(p: SamplingParams) -> Iterator[_Check]:
-    most = p.max_new_tokens or 0  # below 1: none, or one that is refused
+    most = p.max_new_tokens or 0  # below 1: none, one that is refused, or nothing is generated
     count = len(p.forced_begin)
     yield (
         most < 1 or count <= most,

@@ -48,7 +48,7 @@ class GenerationDefaults(BaseModel):
     begin_banned_tokens: TokenIds = ()
     forced_begin: TokenIds = ()
     forced_end: Whole | None = None
-    max_new_tokens: Whole | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, le=_LARGEST)] | None = None
     min_new_tokens: Whole | None = None
 
     @field_validator("*")

@@ -73,9 +73,10 @@ class SamplingParams:
     constraint: Constraint | None = None
     logprobs: int | None = None  # alternatives a token; 0: the chosen one's only; None: none
     prompt_logprobs: int | None = None  # the same of the prompt, or the given target prefix
+    prompt_token_ids: bool = False  # return those of the prompt
     alignment: bool = False  # return the attention from target to source tokens
     allow_partial: bool = False  # at the deadline or a drain, finish with what there is
-    max_new_tokens: int | None = None  # None: until the context is full
+    max_new_tokens: int | None = None  # None: until the context is full; 0: none
     min_new_tokens: int = 0  # no end-of-sequence or stop before this many
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -107,6 +108,8 @@ class Chat:
     messages: tuple[ChatMessage, ...]
     variables: Mapping[str, object] = field(default_factory=dict)  # that the template names too
     tools: tuple[Mapping[str, object], ...] = ()  # functions that may be called, as OpenAI has them
+    add_generation_prompt: bool = True  # the text ends with the beginning of an answer
+    continue_final_message: bool = False  # it ends behind what the last message says
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ class GenerationRequest:
     deadline: float | None = None  # on time.monotonic()'s clock
     input_path: str = "inputs[0]"  # the prompt's path in the protocol's request, for errors
     target_prefix: str | tuple[int, ...] = ()  # the output begins with it
+    add_special_tokens: bool = True  # around a prompt that is text
+    truncate_prompt_tokens: int | None = None  # of a longer prompt its last ones; None: refuse it
     priority: int = 0  # lower runs earlier
     tenant: str = ""  # capacity is shared fairly between tenants
     deltas: Deltas | None = Deltas()  # None: no deltas, for the ends have the whole texts

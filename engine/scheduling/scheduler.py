@@ -123,6 +123,9 @@ class Scheduler:
     def add(self, asked: TokenRequest) -> None:
         """Queue a request, or admit it at once; raise QueueFull, TokenBudgetFull or CannotMeet."""
         request = make_request(asked, self._contract, self._tokenizer)
+        if request.needs_no_step:
+            self._answer_at_once(request)
+            return
         if self._waiting or request.num_unfinished > self._num_free:
             self._queue_limits.check(self._waiting, request, self._clock())
         if asked.deadline is not None:
@@ -409,7 +412,7 @@ class Scheduler:
             if chunk.ends_target:
                 self._first_token(request, now)
                 request.last_token = now
-                self._finish(request.leader)
+                self._cut(request, FinishReason.LENGTH)
 
     def _take_choices(self, step: Step, result: StepResult, now: float) -> int:
         """Take in what was drawn; return how many tokens that is."""
@@ -526,6 +529,14 @@ class Scheduler:
         return len(step.parents) + step.num_finished
 
     # How requests end
+
+    def _answer_at_once(self, request: Request) -> None:
+        request.admitted = request.last_token = self._clock()
+        self._outputs += [
+            AdmittedOutput(request.key),
+            CutOutput(request.key, request.leader.index, FinishReason.LENGTH),
+            FinishedOutput(request.key, request.timing()),
+        ]
 
     def _finish_search(self, request: Request, search: BeamSearch) -> None:
         returned = search.hypotheses()

@@ -153,6 +153,12 @@ class Request:
         return self.asked.params.max_new_tokens == 0
 
     @property
+    def needs_no_step(self) -> bool:
+        """Whether nothing is to be computed: no new token, no log-probability of a given one."""
+        first = self.score_from
+        return self.is_score_only and (first is None or first >= self.leader.num_prompt)
+
+    @property
     def draws_plainly(self) -> bool:
         """Whether the draws of its sequences are plain now; the first ones of several are more."""
         return self.is_plain and (self.first_token is not None or len(self.sequences) == 1)

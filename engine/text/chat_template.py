@@ -25,6 +25,7 @@ _GIVEN = frozenset({"messages", "add_generation_prompt"})  # by the server
 # A request may have none, but a template may name them, as it may in transformers.
 _NONE = {"tools": None, "documents": None}
 _PROBES = "probe one", "probe two"
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # stands behind the message that is continued
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -72,7 +73,7 @@ class ChatTemplate:
         return None
 
     def render(self, chat: Chat) -> str:
-        """Return the text, up to where the answer begins.
+        """Return the text, up to where the answer begins: its own turn, or the end of a message.
 
         Raises ValueError, saying why, if the template refuses the conversation, leaves out all of
         it, or goes beyond its bounds.
@@ -82,7 +83,10 @@ class ChatTemplate:
         if (count := sum(map(len, said))) > _MAX_CHARS:
             raise ValueError(f"{count:,} characters are more than {_MAX_CHARS:,}; send fewer")
         with self._lock:
-            text = self._render(self._messages(chat), chat.variables, chat.tools)
+            if chat.continue_final_message:
+                text = self._continued(chat)
+            else:
+                text = self._render(self._messages(chat), chat)
             shown = any(part.strip() in text for part in said if part.strip())
             if said and not shown and text == self._without(chat):
                 raise ValueError(
@@ -96,9 +100,29 @@ class ChatTemplate:
         said = self._content(_PROBES[0])
         others = [{**one, "content": said} for one in self._messages(chat)]
         try:
-            return self._render(others, chat.variables, chat.tools)
+            return self._render(others, chat)
         except ValueError:
             return None
+
+    def _continued(self, chat: Chat) -> str:
+        """Return the text up to the end of what the last message says, as transformers does."""
+        *before, last = self._messages(chat)
+        match last["content"]:
+            case str(said) if said.strip():
+                tagged: object = said + _TAG
+            case [*parts, {"text": str(said)}] if said.strip():
+                tagged = [*parts, *_parts([said + _TAG])]
+            case _:
+                raise ValueError("the last message says nothing that could be continued")
+        text = self._render([*before, {**last, "content": tagged}], chat)
+        head, found, rest = text.rpartition(_TAG.strip())
+        if not found or said.strip() not in head:
+            raise ValueError(
+                "the model's chat template changes or leaves out the last message, so that nothing "
+                "continues it; send its beginning as target_prefix"
+            )
+        is_kept = rest.startswith(" ")  # else the template cuts spaces off, as it would do here
+        return head if is_kept else head.rstrip()
 
     def _forms_of_content(self) -> tuple[bool, bool]:
         """Return whether the template shows what somebody says as a text, and in parts.
@@ -109,7 +133,7 @@ class ChatTemplate:
         def shown(*contents: object) -> list[str]:
             messages = [[{"role": "user", "content": content}] for content in contents]
             try:
-                return [self._render(one, {}) for one in messages]
+                return [self._render(one, Chat(())) for one in messages]
             except ValueError:
                 return ["", ""]
 
@@ -130,18 +154,14 @@ class ChatTemplate:
             return said if self._takes_texts else _parts([said])
         return _parts(said) if self._takes_parts else "\n".join(said)
 
-    def _render(
-        self,
-        messages: Messages,
-        variables: Mapping[str, object],
-        tools: Sequence[Mapping[str, object]] = (),
-    ) -> str:
+    def _render(self, messages: Messages, chat: Chat) -> str:
+        """Return the text of messages, with all else as the conversation has it."""
         if self._problem is not None:
             raise ValueError(f"the model's chat template cannot be read: {self._problem}")
         self._turns = 0
-        given = {**_NONE, **self._form.tokens, **self._form.variables, **variables}
-        given |= {"messages": messages, "add_generation_prompt": True}
-        given |= {"tools": list(tools)} if tools else {}
+        given = {**_NONE, **self._form.tokens, **self._form.variables, **chat.variables}
+        given |= {"messages": messages, "add_generation_prompt": chat.add_generation_prompt}
+        given |= {"tools": list(chat.tools)} if chat.tools else {}
         try:
             pieces, num_chars = [], 0
             for piece in self._template.generate(**given):

@@ -217,6 +217,9 @@ def _print_details(
 
 
 def _print_prompt(answer: Generation | Result) -> None:
+    if ids := answer.prompt_token_ids:
+        tokens = zip(ids, answer.source_pieces, strict=True)
+        click.echo("prompt\t" + "\t".join(f"{one} {quoted(piece)}" for one, piece in tokens))
     if answer.prompt_logprobs:
         print_table(prompt_table(answer.prompt_logprobs))
 

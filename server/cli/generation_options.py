@@ -126,6 +126,16 @@ def _of_table(*messages: str) -> list[Decorator]:
 _OPTIONS: tuple[Decorator, ...] = (
     *_of_table("decoding"),
     click.option("--prefix", "target_prefix", metavar="TEXT", help="The answer begins with it."),
+    click.option(
+        "--add-special-tokens/--no-special-tokens",
+        default=None,
+        help="Whether TEXT gets the special tokens that the model wants around it.  [default: yes]",
+    ),
+    click.option(
+        "--truncate-prompt-tokens",
+        type=int,
+        help="Keep so many of the last tokens of a longer TEXT.  [default: refuse it]",
+    ),
     click.option("--ids", is_flag=True, help="TEXT and --prefix are token ids, such as 5,7,9."),
     click.option("--chat", is_flag=True, help="TEXT is what a user says to a chat model."),
     click.option("--system", metavar="TEXT", help="System message of --chat."),
@@ -143,6 +153,17 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="JSON",
         help='A function that the answer to --chat may call: {"type": "function", "function": '
         '{"name": ..., "parameters": ...}}; may be repeated.',
+    ),
+    click.option(
+        "--add-generation-prompt/--no-generation-prompt",
+        default=None,
+        help="Whether the text of --chat ends with the beginning of an answer.  [default: yes]",
+    ),
+    click.option(
+        "--continue-final-message",
+        is_flag=True,
+        default=None,
+        help="The answer continues the last message of --chat.",
     ),
     *_of_table("stopping", "output"),
     click.option(

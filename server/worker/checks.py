@@ -67,7 +67,7 @@ def check_num_ids(
             )
             for i, one in enumerate(inputs)
             for name, ids in (("tokens", one.tokens.ids), ("prefix_tokens", one.prefix_tokens.ids))
-            if len(ids) > most
+            if len(ids) > most and (name != "tokens" or not one.HasField("truncate_prompt_tokens"))
         ]
     )
 
@@ -110,6 +110,12 @@ def wrong_fields_of_score(
             FieldViolation(f"inputs[{i}].chat", _NOT_SCORED)
             for i, one in enumerate(request.inputs)
             if one.HasField("chat")
+        ),
+        *(
+            FieldViolation(f"inputs[{i}].{name}", "it is not for scores; leave it out")
+            for i, one in enumerate(request.inputs)
+            for name in ("truncate_prompt_tokens", "add_special_tokens")
+            if one.HasField(name)
         ),
         *(
             FieldViolation(

@@ -131,6 +131,7 @@ def _answering(request: pb.GenerateRequest, found: Found[GeneratingEngine]) -> G
         found.engine.token_bytes,
         found.engine.source_token_bytes,
         with_ids=request.output.token_ids,
+        with_prompt_ids=request.output.prompt_tokens,
         may_vary=_may_vary(request.scheduling),
     )
 

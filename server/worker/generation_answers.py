@@ -55,6 +55,7 @@ class GenerationAnswers:
     token_bytes: Callable[[int], bytes]
     source_token_bytes: Callable[[int], bytes]
     with_ids: bool = False
+    with_prompt_ids: bool = False
     may_vary: bool = False  # the caller asked for no more than best effort
 
     def beginning(self, seed: int | None) -> tuple[tuple[str, str], ...]:
@@ -73,6 +74,7 @@ class GenerationAnswers:
                     sequences=[self._sequence(one) for one in result.sequences],
                     prompt_logprobs=self._positions(result.end.prompt_logprobs),
                     source_pieces=self._source_pieces(result.end),
+                    prompt_tokens=self._prompt_tokens(result.end),
                 )
                 for result in results
             ],
@@ -132,6 +134,7 @@ class GenerationAnswers:
                 prompt_logprobs=self._positions(event.prompt_logprobs),
                 request_id=self.request_id,
                 source_pieces=self._source_pieces(event),
+                prompt_tokens=self._prompt_tokens(event),
             )
         )
 
@@ -166,6 +169,9 @@ class GenerationAnswers:
 
     def _source_pieces(self, event: RequestFinished) -> list[bytes]:
         return [self.source_token_bytes(token_id) for token_id in event.source_ids]
+
+    def _prompt_tokens(self, event: RequestFinished) -> common_pb2.TokenIds | None:
+        return common_pb2.TokenIds(ids=event.source_ids) if self.with_prompt_ids else None
 
     def _positions(
         self, positions: Sequence[PositionLogprobs]

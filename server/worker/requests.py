@@ -78,6 +78,10 @@ def generation_requests(
             deadline=deadline,
             input_path=f"inputs[{i}]",
             target_prefix=_target_prefix(one),
+            truncate_prompt_tokens=one.truncate_prompt_tokens
+            if one.HasField("truncate_prompt_tokens")
+            else None,
+            add_special_tokens=one.add_special_tokens or not one.HasField("add_special_tokens"),
             priority=request.scheduling.priority,
             tenant=request.scheduling.tenant,
             deltas=deltas,
@@ -188,14 +192,20 @@ def _prediction_item(
 def _chat(chat: generation_service_pb2.Chat, path: str) -> Chat:
     messages = tuple(map(_chat_message, chat.messages))
     tools = tuple(_tool(one, f"{path}.tools[{i}]") for i, one in enumerate(chat.tools))
+    is_continued = chat.continue_final_message
+    is_begun = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
+    if is_continued and is_begun:
+        said = "it goes with add_generation_prompt=false; leave one of the two out"
+        raise InvalidRequest([FieldViolation(f"{path}.continue_final_message", said)])
+    ending = not is_continued if is_begun is None else is_begun, is_continued
     if not chat.HasField("template_variables"):
-        return Chat(messages, {}, tools)
+        return Chat(messages, {}, tools, *ending)
     try:
         variables = MessageToJson(chat.template_variables)
     except ValueError as error:  # a number that JSON has not
         what = FieldViolation(f"{path}.template_variables", str(error))
         raise InvalidRequest([what]) from error
-    return Chat(messages, json.loads(variables, parse_float=_number), tools)
+    return Chat(messages, json.loads(variables, parse_float=_number), tools, *ending)
 
 
 def _chat_message(message: generation_service_pb2.ChatMessage) -> ChatMessage:

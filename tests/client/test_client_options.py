@@ -66,11 +66,15 @@ def test_what_is_said_may_come_in_parts_and_with_variables_of_the_template() -> 
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
     said = [{"role": "user", "content": parts, "name": "bob", "refusal": None}]
 
-    (one,) = generate_request("m", said, {"chat_template_kwargs": {"thinks": False}}).inputs
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    options |= {"chat_template_kwargs": {"thinks": False}}
+    (one,) = generate_request("m", said, options).inputs  # type: ignore[arg-type]
 
     (message,) = one.chat.messages
     assert message == pb.ChatMessage(role="user", parts=["a", "b"])
     assert dict(one.chat.template_variables) == {"thinks": False}
+    assert one.chat.HasField("add_generation_prompt") and not one.chat.add_generation_prompt
+    assert one.chat.continue_final_message
 
 
 @pytest.mark.parametrize(
@@ -165,11 +169,10 @@ def test_constraints(options: dict[str, Any], expected: pb.Constraint) -> None:
 
 
 def test_what_is_to_be_returned() -> None:
-    output = _request(logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True).output
+    wanted = {"logprobs": 0, "prompt_logprobs": 2, "alignment": True, "allow_partial": True}
+    output = _request(prompt_token_ids=True, **wanted).output
 
-    assert output == pb.Output(
-        token_ids=True, logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True
-    )
+    assert output == pb.Output(token_ids=True, prompt_tokens=True, **wanted)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,9 @@ class FakeGenerator(_Lifecycle):
                 TIMING,
                 seed=request.params.seed,
                 prompt_logprobs=_logprobs([1] * (len(words) - 1), request.params.prompt_logprobs),
-                source_ids=(4, 9) if request.params.alignment else (),
+                source_ids=(4, 9)
+                if request.params.alignment or request.params.prompt_token_ids
+                else (),
             )
         finally:
             if not finished:

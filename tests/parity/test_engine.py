@@ -16,7 +16,7 @@ from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.package.package import load_package
-from engine.requests.events import RequestFinished, SequenceFinished
+from engine.requests.events import FinishReason, RequestFinished, SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from exporter.models import TransformerConfig
 from tests.parity.conftest import (
@@ -26,6 +26,7 @@ from tests.parity.conftest import (
     VOCAB_SIZE,
     Exported,
     Setup,
+    setups,
 )
 from tests.parity.near import NEAR, assert_near
 
@@ -161,3 +162,35 @@ async def test_concurrent_labels_are_those_of_the_eager_model(
             expected = checkpoint.model(torch.tensor([text])).logits[0].numpy()
         np.testing.assert_allclose(logits, expected, atol=1e-4)
         np.testing.assert_array_equal(logits.argmax(-1), expected.argmax(-1))
+
+
+_SETUPS = setups(pytest.param(CPU._replace(own_process=True), id="own-process"))
+
+
+@pytest.mark.parametrize("setup", _SETUPS)
+@pytest.mark.parametrize("family", ["gpt", "encoder-decoder"])
+async def test_what_needs_no_step_is_answered_alone_and_beside_others(
+    family: str, setup: Setup, exported: Callable[..., Exported]
+) -> None:
+    engine = setup.load(exported(family, setup.form)[1], ENGINE)
+    await engine.start()
+
+    async def ask(number: int, most: int) -> RequestFinished:
+        params = SamplingParams(max_new_tokens=most, prompt_token_ids=True, ignore_eos=True)
+        request = GenerationRequest(f"request-{number}", (5, 6, 7), params)
+        *_, sequence, end = [event async for event in engine.generate(request)]
+        assert isinstance(sequence, SequenceFinished) and isinstance(end, RequestFinished)
+        assert (len(sequence.token_ids), sequence.reason) == (most, FinishReason.LENGTH)
+        return end
+
+    try:
+        alone = await ask(0, 0)
+        beside = await asyncio.gather(*(ask(i, most) for i, most in enumerate([4, 0, 3, 0, 0, 2])))
+        after = await ask(9, 0)
+    finally:
+        await engine.stop()
+
+    ends = (alone, *beside, after)
+    assert [end.source_ids for end in ends] == [(5, 6, 7)] * len(ends)
+    assert [end.usage.output_tokens for end in ends] == [0, 4, 0, 3, 0, 0, 2, 0]
+    assert alone.timing.steps == 0

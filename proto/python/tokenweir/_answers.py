@@ -183,6 +183,7 @@ class StreamAssembler:
             self._summary,
             sequences=(self._sequence(self._finished),),
             prompt_logprobs=_positions(self._summary.prompt_logprobs),
+            prompt_token_ids=tuple(self._summary.prompt_tokens.ids),
         )
 
     def _sequence(
@@ -217,6 +218,7 @@ def _results(response: generation_service_pb2.GenerateResponse, count: int) -> t
             sequences=tuple(map(_sequence, result.sequences)),
             prompt_logprobs=_positions(result.prompt_logprobs),
             source_pieces=tuple(result.source_pieces),
+            prompt_token_ids=tuple(result.prompt_tokens.ids),
         )
         for result in results
     )

@@ -70,6 +70,7 @@ def output(options: Mapping[str, object]) -> pb.Output:
     message = pb.Output(token_ids=True)
     names = "logprobs", "prompt_logprobs", "alignment", "allow_partial", "skip_special_tokens"
     set_fields(message, options, *names)
+    set_field(message, "prompt_tokens", options.get("prompt_token_ids"), "prompt_token_ids")
     return message
 
 

@@ -112,11 +112,15 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     grammar: str | None
     choice: Sequence[str] | None
     target_prefix: Prompt | None  # the output begins with it
+    add_special_tokens: bool | None  # False: none stand around a prompt that is text
+    truncate_prompt_tokens: int | None  # of a longer prompt its last ones; left out: refuse it
     # Variables that the model's chat template names besides, such as {"enable_thinking": False}.
     chat_template_kwargs: Mapping[str, object] | None
     # Functions that may be called, for the chat template: {"type": "function", "function": {...}}.
     # What the model writes of them is in the text, in its own format.
     tools: Sequence[Mapping[str, object]] | None
+    add_generation_prompt: bool | None  # False: a conversation's text ends with its last message
+    continue_final_message: bool | None  # the answer continues what the last message says
     max_new_tokens: int | None  # left out: the model's limit
     min_new_tokens: int | None
     stop: str | Sequence[str] | None
@@ -125,6 +129,7 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     ignore_eos: bool | None
     logprobs: int | None  # alternatives of every token; 0: the token's own only
     prompt_logprobs: int | None  # the same of the prompt or the target prefix
+    prompt_token_ids: bool | None  # what the prompt was made into: ids and pieces
     alignment: bool | None  # attention from every output token to the source
     skip_special_tokens: bool | None  # False: texts have special tokens, such as <|im_end|>
     without_defaults: Sequence[str] | None  # names of defaults that do not hold; "*": none does

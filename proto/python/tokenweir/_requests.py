@@ -27,6 +27,7 @@ from tokenweir._options import (
 from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 
 _OPERATION_TIMEOUT = 600.0  # seconds
+_OF_CHATS = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
 
 PredictionRequest = (
     prediction_service_pb2.ClassifyRequest
@@ -210,6 +211,7 @@ def _generate_request(
     extend_field(request.without_defaults, without_defaults(options), "without_defaults")
     for one in request.inputs:
         _set_prefix(one, options.get("target_prefix"), "target_prefix")
+        set_fields(one, options, "add_special_tokens", "truncate_prompt_tokens")
     _fill_identity(request, model, options)
     return request
 
@@ -234,10 +236,10 @@ def _input(
     tools = cast("Sequence[Mapping[str, object]] | None", options.get("tools"))
     if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
         chat = chat_message(cast(Chat, prompt), variables, tools, argument)
+        set_fields(chat, options, "add_generation_prompt", "continue_final_message")
         return generation_service_pb2.Input(chat=chat)
-    if variables or tools:
-        name = "chat_template_kwargs" if variables else "tools"
-        raise ValueError(f"{name} are of a conversation, and {argument} is none")
+    if given := [name for name in _OF_CHATS if options.get(name)]:
+        raise ValueError(f"{given[0]} is for a conversation, and {argument} is none")
     if isinstance(prompt, str):
         message = generation_service_pb2.Input()
         set_field(message, "text", prompt, argument)

@@ -125,7 +125,8 @@ class Generation(_BestFirst):
     timing: Timing
     provenance: Provenance
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
-    source_pieces: tuple[bytes, ...] = ()  # the tokens that alignment is to, if asked for
+    source_pieces: tuple[bytes, ...] = ()  # of the prompt's tokens, with their ids or alignment
+    prompt_token_ids: tuple[int, ...] = ()  # if asked for
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class Result(_BestFirst):
     sequences: tuple[GeneratedSequence, ...]
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     source_pieces: tuple[bytes, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

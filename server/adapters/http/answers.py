@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from tokenweir import GeneratedSequence, PositionLogprobs, TokenLogprob, Usage
+from tokenweir import GeneratedSequence, PositionLogprobs, Result, Usage
 from tokenweir.v1 import common_pb2
 
 Positions = Sequence[PositionLogprobs] | Sequence[common_pb2.PositionLogprobs]
@@ -25,8 +24,12 @@ class Form(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, index: int, sequence: GeneratedSequence) -> Json:
-        """Return one output."""
+    def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
+        """Return one output, which is one of a prompt's result."""
+        ...
+
+    def of_prompt(self, result: Result) -> Json:
+        """Return what a whole answer says of its prompt, beside the choices."""
         ...
 
     def first(self, index: int) -> Json | None:
@@ -40,30 +43,6 @@ class Form(Protocol):
     def last(self, index: int, reason: str) -> Iterator[Json]:
         """Yield the end of the stream of one output."""
         ...
-
-
-class TextForm:
-    """Completions of texts."""
-
-    prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
-
-    def choice(self, index: int, sequence: GeneratedSequence) -> Json:
-        return {
-            "index": index,
-            "text": sequence.text,
-            "logprobs": _text_logprobs(sequence.logprobs, 0),
-            "finish_reason": finish_reason(sequence.finish_reason),
-        }
-
-    def first(self, index: int) -> Json | None:
-        return None
-
-    def piece(self, index: int, text: str, positions: Positions, offset: int) -> Iterator[Json]:
-        logprobs = _text_logprobs(positions, offset)
-        yield {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
-
-    def last(self, index: int, reason: str) -> Iterator[Json]:
-        yield {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
 
 
 def envelope(request_id: str, kind: str, model: str, choices: Sequence[Json]) -> Json:
@@ -87,6 +66,27 @@ def usage_json(usage: Usage | common_pb2.Usage) -> Json:
     }
 
 
+def prompt_json(result: Result, *, with_logprobs: bool, with_ids: bool) -> Json:
+    """Return what vLLM tells of a prompt: log-probabilities by id, ids."""
+    found: Json = {}
+    if with_logprobs:
+        found["prompt_logprobs"] = [None, *map(_by_id, result.prompt_logprobs)]
+    if with_ids:
+        found["prompt_token_ids"] = list(result.prompt_token_ids)
+    return found
+
+
+def _by_id(position: PositionLogprobs) -> Json:
+    return {
+        str(one.token_id): {
+            "logprob": finite(one.logprob),
+            "rank": one.rank,
+            "decoded_token": token_text(one.piece),
+        }
+        for one in (position.chosen, *position.top)
+    }
+
+
 def finish_reason(ours: str) -> str:
     """Return what OpenAI calls the end of an output."""
     return _REASONS.get(ours, ours)
@@ -103,33 +103,3 @@ def token_text(piece: bytes) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def _text_logprobs(positions: Positions, offset: int) -> Json | None:
-    if not positions:
-        return None
-    found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for position in positions:
-        names = _names([*position.top, position.chosen])
-        found["tokens"].append(names[-1])
-        found["token_logprobs"].append(finite(position.chosen.logprob))
-        found["text_offset"].append(offset)
-        offset += len(position.chosen.piece.decode(errors="ignore"))
-        numbers = [finite(one.logprob) for one in (*position.top, position.chosen)]
-        is_asked = bool(position.top)
-        found["top_logprobs"].append(dict(zip(names, numbers, strict=True)) if is_asked else None)
-    return found
-
-
-def _names(tokens: Sequence[TokenLogprob | common_pb2.TokenLogprob]) -> list[str]:
-    """Return what tells tokens of a position apart: their texts, or as vLLM does their ids.
-
-    It is one where a token has no text, or another one the same.
-    """
-    ids = [one.token_id if isinstance(one, TokenLogprob) else one.id for one in tokens]
-    texts = [token_text(one.piece) for one in tokens]
-    count = Counter(text for _, text in {*zip(ids, texts, strict=True)})
-    return [
-        text if text and count[text] == 1 else f"token_id:{token_id}"
-        for token_id, text in zip(ids, texts, strict=True)
-    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -27,10 +27,11 @@ from tokenweir import (
 
 from server.adapters.caller import HEALTH_SECONDS, STREAM_ATTEMPTS, client_as
 from server.adapters.config import HttpConfig
-from server.adapters.http.answers import Form, TextForm, envelope, usage_json
+from server.adapters.http.answers import Form, Json, envelope, usage_json
 from server.adapters.http.body import parsed
 from server.adapters.http.bound import Bound
 from server.adapters.http.chat import ChatForm, ChatRequest
+from server.adapters.http.completions import CompletionRequest, TextForm
 from server.adapters.http.counts import Counting, Counts
 from server.adapters.http.embeddings import EmbeddingRequest, embeddings_json
 from server.adapters.http.errors import AsSent, HttpError, http_error, refused_arguments
@@ -39,14 +40,29 @@ from server.adapters.http.inference import InferenceEndpoints
 from server.adapters.http.load_history import LoadHistory
 from server.adapters.http.page import Page
 from server.adapters.http.predictions import PredictionRequest, predict
-from server.adapters.http.requests import CompletionRequest, GenerationRequest, OpenAiRequest
-from server.adapters.http.streams import Chunks, EventStream, Message, Streams, events
+from server.adapters.http.requests import GenerationRequest, OpenAiRequest
+from server.adapters.http.streams import (
+    Chunks,
+    EventStream,
+    Message,
+    Streams,
+    WholeStream,
+    events,
+)
+from server.adapters.http.tokens import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    TokensRequest,
+    detokenize,
+    tokenize,
+)
 from server.adapters.kserve.errors import Refused
 from server.http_server import CERTIFIED
 
 logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=OpenAiRequest)
+TokensRequestT = TypeVar("TokensRequestT", bound=TokensRequest)
 Prompt = str | list[int] | list[dict[str, Any]]
 _REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
@@ -70,6 +86,8 @@ def application(
         Route("/v1/completions", endpoints.completions, methods=post),
         Route("/v1/chat/completions", endpoints.chat, methods=post),
         Route("/v1/embeddings", endpoints.embeddings, methods=post),
+        Route("/tokenize", endpoints.tokenize, methods=post),
+        Route("/detokenize", endpoints.detokenize, methods=post),
         Route("/page/predict", endpoints.predict, methods=post),
         *InferenceEndpoints(client, endpoints.caller, config).routes,
         *page.routes,
@@ -130,7 +148,7 @@ class Endpoints:
         asked = await self._asked(request, CompletionRequest, TextForm.prefix)
         with refused_arguments():
             options = asked.options
-        return await self._generate(request, asked, asked.prompt, TextForm(), options)
+        return await self._generate(request, asked, asked.prompt, TextForm(asked), options)
 
     async def chat(self, request: Request) -> Response:
         """Answer in a conversation, with a model that has a chat template."""
@@ -138,13 +156,14 @@ class Endpoints:
         with refused_arguments():
             calling, options = asked.calling, asked.options
         if calling is None:
-            return await self._generate(request, asked, [asked.messages], ChatForm(), options)
+            form = ChatForm(asked)
+            return await self._generate(request, asked, [asked.messages], form, options)
         models = [one for one in await self.caller(request).models() if one.model == asked.model]
         if not models:
             raise _unknown_model(asked.model)
         with refused_arguments():
             options = calling.options(options, models[0])
-        form = ChatForm(partial(calling.reader, models[0]), is_named=calling.is_named)
+        form = ChatForm(asked, partial(calling.reader, models[0]), is_named=calling.is_named)
         return await self._generate(request, asked, [asked.messages], form, options)
 
     async def embeddings(self, request: Request) -> Response:
@@ -170,6 +189,29 @@ class Endpoints:
         with refused_arguments(asked.as_sent):
             call = predict(self.caller(request), asked, request_id)
             found = await unless_gone(request, call)
+        return JSONResponse(found, headers={_REQUEST_ID: request_id})
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the tokens of a text or conversation."""
+        asked = await self._asked(request, TokenizeRequest, "tokn-")
+        return await self._of_tokens(request, asked, tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of tokens."""
+        asked = await self._asked(request, DetokenizeRequest, "tokn-")
+        return await self._of_tokens(request, asked, detokenize)
+
+    async def _of_tokens(
+        self,
+        request: Request,
+        asked: TokensRequestT,
+        answer: Callable[[AsyncClient, ModelInfo, TokensRequestT, str], Coroutine[Any, Any, Json]],
+    ) -> Response:
+        client, request_id = self.caller(request), request.state.request_id
+        if (model := asked.found_in(await client.models())) is None:
+            raise _unknown_model(asked.model)
+        with refused_arguments(asked.as_sent):
+            found = await unless_gone(request, answer(client, model, asked, request_id))
         return JSONResponse(found, headers={_REQUEST_ID: request_id})
 
     async def _asked(self, request: Request, model: type[RequestT], prefix: str) -> RequestT:
@@ -201,18 +243,21 @@ class Endpoints:
             if not any(one.get("strategy") in ("beam", "sampling") for one in found):
                 options["strategy"] = "sampling"  # as OpenAI's temperature of 1 does
         options["request_id"] = request_id
-        if not asked.stream:
+        if not asked.stream or asked.comes_whole:
             options["answer_others"] = False  # nobody would get their answers
             known = GenerateOptions.__annotations__  # the others are those of a stream
             whole = {name: value for name, value in options.items() if name in known}
             with refused_arguments(asked.as_sent):
                 call = client.generate_many(asked.model, prompts, **cast(GenerateOptions, whole))
                 answers = await unless_gone(request, call)
-            results = [sequence for result in answers.results for sequence in result.sequences]
-            choices = [form.choice(index, one) for index, one in enumerate(results)]
+            outputs = [(one, result) for result in answers for one in result.sequences]
+            choices = [form.choice(index, *output) for index, output in enumerate(outputs)]
             body = envelope(request_id, form.object, asked.model, choices)
-            body["usage"] = usage_json(answers.usage)
-            return JSONResponse(body, headers={_REQUEST_ID: request_id})
+            body |= form.of_prompt(answers[0])
+            usage = usage_json(answers.usage)
+            if asked.stream:
+                return WholeStream(body, usage if asked.has_usage else None)
+            return JSONResponse(body | {"usage": usage}, headers={_REQUEST_ID: request_id})
         return await self._stream(request, asked, prompts, form, client, options)
 
     async def _stream(

@@ -8,10 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
-from tokenweir import GeneratedSequence, StreamOptions, TokenLogprob
+from tokenweir import GeneratedSequence, Result, StreamOptions, TokenLogprob
 from tokenweir.v1 import common_pb2
 
-from server.adapters.http.answers import Json, Positions, finish_reason, finite, token_text
+from server.adapters.http.answers import (
+    Json,
+    Positions,
+    finish_reason,
+    finite,
+    prompt_json,
+    token_text,
+)
 from server.adapters.http.requests import NEUTRAL, GenerationRequest
 from server.adapters.http.tool_calls import CallReader
 from server.adapters.http.tools import Calling, Choice, Tool
@@ -35,6 +42,8 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = None
     tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def calling(self) -> Calling | None:
@@ -54,6 +63,9 @@ class ChatRequest(GenerationRequest):
         """
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_completion_tokens, max_tokens: give one of them only")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:  # a limit of none, where a client means no limit
+                raise ValueError(f"{name}: 0 is below 1; leave it out for the model's limit")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is for logprobs=true")
         said = super().options
@@ -92,25 +104,39 @@ class ChatForm:
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, reader: Callable[[], CallReader] | None = None, *, is_named: bool = False
+        self,
+        asked: ChatRequest,
+        reader: Callable[[], CallReader] | None = None,
+        *,
+        is_named: bool = False,
     ) -> None:
         """`is_named`: one function is called in any case, whose end OpenAI calls "stop"."""
-        self._reader, self._is_named = reader, is_named
+        self._asked, self._reader, self._is_named = asked, reader, is_named
         self._readers: dict[int, CallReader] = {}
         self._positions: defaultdict[int, list[Any]] = defaultdict(list)  # for held-back text
 
-    def choice(self, index: int, sequence: GeneratedSequence) -> Json:
+    def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
         reason = finish_reason(sequence.finish_reason)
         message: Json = {"role": "assistant", "content": sequence.text, "refusal": None}
         if (reader := self._reader_of(index)) is not None:
             message |= _whole([*reader.push(sequence.text), *reader.finish()])
             reason = self._reason(reader, reason)
-        return {
+        found = {
             "index": index,
             "message": message,
             "logprobs": _logprobs(sequence.logprobs),
             "finish_reason": reason,
         }
+        if self._asked.return_token_ids:
+            found["token_ids"] = list(sequence.token_ids)
+        return found
+
+    def of_prompt(self, result: Result) -> Json:
+        return prompt_json(
+            result,
+            with_logprobs=self._asked.prompt_logprobs is not None,
+            with_ids=bool(self._asked.return_token_ids),
+        )
 
     def first(self, index: int) -> Json | None:
         return _delta(index, {"role": "assistant", "content": ""})

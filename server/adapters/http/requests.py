@@ -26,7 +26,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "priority": (0,),
     "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
     "do_sample": (),  # false means something, too
@@ -55,7 +54,8 @@ _ALSO: Mapping[str, str] = {  # those that have another name besides
 }
 # Options of the server or the caller, those named above, and those that no answer here has.
 _NOT_TAKEN = frozenset(
-    "request_id timeout answer_others tenant priority alignment prompt_logprobs tools".split()
+    "request_id timeout answer_others tenant priority alignment prompt_logprobs prompt_token_ids "
+    "tools add_generation_prompt continue_final_message".split()
 )
 # Our client's own options, which OpenAI does not have, under their own names.
 OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED.values()}
@@ -187,9 +187,11 @@ class OpenAiRequest(Body):
                     return path[0]  # a word of the message
                 option = _OPTIONS_OF_FIELDS.get(last[1], last[1])
                 return names.get(option, option) + last[2]
+            if rest == ".truncate_prompt_tokens":
+                return rest[1:]
             if rest.startswith(".prefix"):
                 return "target_prefix"
-            if rest.startswith(".chat.tools"):
+            if rest.startswith((".chat.tools", ".chat.continue_final_message")):
                 return rest.removeprefix(".chat.")
             if rest == ".chat.template_variables":
                 return "chat_template_kwargs"
@@ -280,8 +282,15 @@ class GenerationRequest(OpenAiRequest):
     logit_bias: dict[int, float] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = None  # as vLLM has it, like the next
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamDetails | None = None
+
+    @property
+    def comes_whole(self) -> bool:
+        """Whether a stream has an answer in one piece."""
+        return False
 
     @property
     def has_usage(self) -> bool:
@@ -299,7 +308,11 @@ class GenerationRequest(OpenAiRequest):
 
         Raises ValueError for what does not go together.
         """
-        apart = {"model", "request_id", "stream", "stream_options", *self._apart()}
+        for name in ("prompt_logprobs", "return_token_ids"):
+            if self.stream and getattr(self, name) is not None:
+                raise ValueError(f"{name} is for answers that are no stream; leave one of them out")
+        apart = {"model", "request_id", "stream", "stream_options", "return_token_ids"}
+        apart |= self._apart()
         typed = self.model_dump(exclude={*apart, *self.extra, *_OF_ANSWER})
         own = {n: value for n, value in self.extra.items() if n in GenerationRequest.own_names}
         said = {
@@ -311,8 +324,14 @@ class GenerationRequest(OpenAiRequest):
             if said.keys() & form.keys():
                 raise ValueError("what the answer must be is said twice; say it once")
             said |= form
+        if self.return_token_ids:
+            said["prompt_token_ids"] = True
         if said.get("top_k") == -1:
             said["top_k"] = 0  # all
+        if said.get("seed") == -1:
+            del said["seed"]  # any
+        if said.get("truncate_prompt_tokens") == -1:
+            said["truncate_prompt_tokens"] = 2**31 - 1  # as many as the model takes
         if said.get("length_penalty") == 1 and "beam" not in said:  # a default without a search
             del said["length_penalty"]
         if self.temperature == 0:  # the most likely token, whatever else is said of sampling
@@ -341,29 +360,3 @@ class GenerationRequest(OpenAiRequest):
 
 
 _OF_ANSWER = ("structured_outputs", "response_format")
-
-
-class CompletionRequest(GenerationRequest):
-    """The body of `/v1/completions`."""
-
-    input_field = "prompt"
-
-    prompt: Prompts
-    logprobs: int | None = None
-    best_of: int | None = None
-
-    @property
-    def num_inputs(self) -> int:
-        """How many prompts it has."""
-        return len(self.prompt)
-
-    @property
-    def options(self) -> StreamOptions:
-        """As the base's; `best_of` that chooses nothing is left out."""
-        said = super().options
-        if self.best_of == (self.n or 1):
-            said.pop("best_of", None)
-        return said
-
-    def _apart(self) -> set[str]:
-        return {"prompt"}

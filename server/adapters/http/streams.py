@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message as AsgiMessage
 from starlette.types import Send
 from tokenweir import BrokenStream, TokenweirClientError, Usage
@@ -96,12 +96,8 @@ class EventStream(StreamingResponse):
     ) -> None:
         super().__init__(
             events,
-            headers={
-                "Cache-Control": "no-store",
-                "X-Accel-Buffering": "no",
-                "x-request-id": request_id,
-            },
-            media_type="text/event-stream",
+            headers=_headers(request_id),
+            media_type=_TYPE,
         )
         self._streams, self._ping_seconds = streams, ping_seconds
 
@@ -114,6 +110,20 @@ class EventStream(StreamingResponse):
         finally:
             pinging.cancel()
             await self._streams.end()
+
+
+class WholeStream(Response):
+    """The events of an answer that comes in one piece, of an object that answers and chunks share.
+
+    A choice is an event of its own.
+    """
+
+    def __init__(self, answer: Json, usage: Json | None) -> None:
+        chunks = [answer | {"choices": [choice]} for choice in answer["choices"]]
+        if usage is not None:
+            chunks.append(answer | {"choices": [], "usage": usage})
+        content = b"".join([*map(_event, chunks), _DONE])
+        super().__init__(content, headers=_headers(answer["id"]), media_type=_TYPE)
 
 
 class _Pinged:
@@ -138,7 +148,8 @@ class _Pinged:
                 await self({"type": "http.response.body", "body": _PING, "more_body": True})
 
 
-_PING = b": ping\n\n"
+_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
+_TYPE = "text/event-stream"
 
 
 class Chunks:
@@ -224,10 +235,14 @@ async def events(
         usages = [one.usage_at_end() for one in chunks]
         if has_usage:
             yield _event(chunks[0].of_usage(usages))
-        yield b"data: [DONE]\n\n"
+        yield _DONE
     except TokenweirClientError as error:
         place = streams.failure[0] if streams.failure is not None else 0
         yield _event(dict(http_error(error, as_sent(place)).body))
+
+
+def _headers(request_id: str) -> dict[str, str]:
+    return {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "x-request-id": request_id}
 
 
 def _event(data: Json) -> bytes:

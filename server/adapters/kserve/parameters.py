@@ -13,8 +13,9 @@ from server.adapters.kserve.errors import Refused, short
 
 # Options of the call, the caller and conversations, and those that no output has.
 _NOT_TAKEN = frozenset(
-    "request_id model_version timeout answer_others tenant chat_template_kwargs tools logprobs "
-    "prompt_logprobs alignment".split()
+    "request_id model_version timeout answer_others tenant chat_template_kwargs tools "
+    "add_generation_prompt continue_final_message logprobs prompt_logprobs prompt_token_ids "
+    "alignment".split()
 )
 GENERATION = frozenset(GenerateOptions.__annotations__) - _NOT_TAKEN
 # A text is the value itself; of all others it is the JSON.

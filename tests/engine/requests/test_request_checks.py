@@ -94,9 +94,16 @@ def test_wrong_choices_are_named(params: SamplingParams, path: str, what: str) -
     assert what in violations[path]
 
 
-@pytest.mark.parametrize("most", [0, -1])
-def test_of_an_impossible_limit_nothing_else_is_said(most: int) -> None:
-    assert list(_violations(SamplingParams(max_new_tokens=most))) == ["stopping.max_new_tokens"]
+def test_of_an_impossible_limit_nothing_else_is_said() -> None:
+    assert list(_violations(SamplingParams(max_new_tokens=-1))) == ["stopping.max_new_tokens"]
+
+
+def test_several_outputs_of_no_tokens_are_refused() -> None:
+    params = SamplingParams("sampling", max_new_tokens=0, num_outputs=2)
+
+    assert _violations(params) == {
+        "decoding.num_outputs": "2 outputs of no tokens would all be equal; ask for 1"
+    }
 
 
 @pytest.mark.parametrize(

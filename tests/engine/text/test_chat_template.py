@@ -135,6 +135,41 @@ def test_a_conversation_becomes_the_text_of_transformers(
     assert num_texts
 
 
+@pytest.mark.parametrize("is_continued", [False, True])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_conversation_ends_where_transformers_lets_it_end(style: str, is_continued: bool) -> None:
+    ours = template(STYLES[style])
+    for said in (" yes,  and\n", "no", "</s> 日本 "):
+        spoken = (ChatMessage("user", "Is it?"), ChatMessage("assistant", said))
+        chat = Chat(spoken, add_generation_prompt=False, continue_final_message=is_continued)
+        messages = [{"role": one.role, "content": one.content} for one in spoken]
+        (expected,), _ = render_jinja_template(
+            [messages],
+            chat_template=STYLES[style],
+            add_generation_prompt=False,
+            continue_final_message=is_continued,
+            **TOKENS,
+        )
+        assert ours.render(chat) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ((), "says nothing that could be continued"),
+        (" ", "says nothing that could be continued"),
+        (None, "says nothing that could be continued"),
+        ("a", "changes or leaves out the last message"),
+    ],
+)
+def test_a_message_that_cannot_be_continued_is_refused(said: Any, problem: str) -> None:
+    users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    chat = (ChatMessage("user", "b"), ChatMessage("assistant", said))
+
+    with pytest.raises(ValueError, match=problem):
+        template(users).render(Chat(chat, continue_final_message=True))
+
+
 FUNCTION = {"name": "now", "description": "<b>", "parameters": {"type": "object", "b": 1, "a": 2}}
 TOOLS = ({"type": "function", "function": FUNCTION},)
 ARGUMENTS = {"b": 1, "a": 2}

@@ -27,8 +27,9 @@ from engine.requests.request import Constraint
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
 from server.adapters.config import HttpConfig
-from server.adapters.http.answers import Form, TextForm, finish_reason
-from server.adapters.http.chat import ChatForm
+from server.adapters.http.answers import Form, finish_reason
+from server.adapters.http.chat import ChatForm, ChatRequest
+from server.adapters.http.completions import CompletionRequest, TextForm
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.settings import Auth
@@ -44,6 +45,9 @@ from tests.fakes.engines import (
 from tests.fakes.gateways import entry
 from tests.fakes.http_calls import Caller, http_server
 from tests.fakes.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
+
+_TEXTS = TextForm(CompletionRequest(model="m", prompt=["a"]))
+_CHATS = ChatForm(ChatRequest(model="m", messages=[{}]))
 
 
 @asynccontextmanager
@@ -242,8 +246,12 @@ WRONG = [
     ({"max_tokns": 5}, "max_tokns is not an option of this server; the nearest is max_tokens",
      "max_tokns"),
     ({"tenant": "me"}, "tenant is not an option of this server; leave it out", "tenant"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs is not an option of this server; leave it out",
-     "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs: 21 is outside 0 to 20 alternatives; 0 gives the "
+     "chosen token's", "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs is for answers that are no stream; "
+     "leave one of them out", "prompt_logprobs"),
+    ({"prompt_token_ids": True}, "prompt_token_ids is not an option of this server; the nearest "
+     "is return_token_ids", "prompt_token_ids"),
     ({"priority": 3}, "priority=3 is not an option of this server; leave it out", "priority"),
     ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."
      "continuous_usage_stats is not an option of this server; leave it out", "stream_options"),
@@ -258,7 +266,7 @@ WRONG = [
     ({"stop": ["a", ""]}, "stop[1]: 0 characters are outside 1 to 256", "stop"),
     ({"top_p": 7}, "top_p: 7 is outside (0, 1]; 1 means all", "top_p"),
     ({"n": 99, "top_p": 1}, "n: 99 is outside 1 to 8", "n"),
-    ({"max_tokens": 0}, "max_tokens: 0 is below 1; leave it out for the model's limit",
+    ({"max_tokens": -1}, "max_tokens: -1 is below 0; leave it out for the model's limit",
      "max_tokens"),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens: 3 is outside 0 to max_tokens (2)",
      "min_tokens"),
@@ -287,8 +295,8 @@ WRONG = [
     ({f"x{i}": None for i in range(999)}, "it has 999 fields that are not known; leave them out",
      None),
     ({"x" * 200: 1}, "x" * 200 + " is not an option of this server; leave it out", "x" * 200),
-    ({"seed": -1}, "seed=-1 is outside 0 to 18446744073709551615", "seed"),
-    ({"seed": -1, "stream": True}, "seed=-1 is outside 0 to 18446744073709551615", "seed"),
+    ({"seed": -2}, "seed=-2 is outside 0 to 18446744073709551615", "seed"),
+    ({"seed": -2, "stream": True}, "seed=-2 is outside 0 to 18446744073709551615", "seed"),
 ]  # fmt: skip
 
 
@@ -313,7 +321,7 @@ NOTHING = [
     {"tools": [], "tool_choice": "auto", "functions": [], "suffix": "", "stop": []},
     {"tools": [{"type": "function"}], "tool_choice": "none", "logit_bias": {}},
     {"include_reasoning": True, "separate_reasoning": True, "verbosity": "medium"},
-    {"repeat_penalty": 1, "top_logprobs": 0},
+    {"repeat_penalty": 1, "top_logprobs": 0, "seed": -1},
     {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
     {"chat_template_kwargs": {}, "structured_outputs": None},
 ]  # fmt: skip
@@ -679,7 +687,7 @@ def test_every_token_has_its_place_in_the_text():
     tokens = (TokenLogprob(1, b"ab", -1.0, 1), TokenLogprob(2, "ü".encode(), -math.inf, 2))
     positions = tuple(PositionLogprobs(token, (tokens[0],)) for token in tokens)
 
-    (piece,) = TextForm().piece(0, "abü", positions, offset=5)
+    (piece,) = _TEXTS.piece(0, "abü", positions, offset=5)
 
     assert piece["logprobs"] == {
         "tokens": ["ab", "ü"],
@@ -693,12 +701,66 @@ def test_tokens_without_a_text_of_their_own_are_named_by_their_ids():
     pieces = {300: b"", 301: b"", 5: b"a", 6: b"a", 7: b"b", 8: b"\xd6"}
     top = tuple(TokenLogprob(id_, piece, -1.0, 1) for id_, piece in pieces.items())
 
-    (piece,) = TextForm().piece(0, "", (PositionLogprobs(top[0], top),), offset=0)
+    (piece,) = _TEXTS.piece(0, "", (PositionLogprobs(top[0], top),), offset=0)
 
     found = piece["logprobs"]
     assert found["tokens"] == ["token_id:300"]
     names = "token_id:300 token_id:301 token_id:5 token_id:6 b bytes:\\xd6"
     assert list(found["top_logprobs"][0]) == names.split()
+
+
+async def test_log_probabilities_of_a_source_are_not_echoed():
+    body = {"model": "dates", "prompt": "abc", "echo": True}  # with an encoder
+    async with http_before(able()) as caller:
+        _, plain = await caller.post(**body)
+        refused = [await caller.post(**body, logprobs=1, stream=stream) for stream in (False, True)]
+
+    assert plain["choices"][0]["text"] == "abcabc "
+    for status, found in refused:
+        assert (status, found["error"]["param"]) == (400, "echo")
+        assert "models that continue their prompt" in found["error"]["message"]
+
+
+async def test_what_a_conversation_was_made_into_is_told():
+    generator = able()
+    generator.capabilities += ("chat",)
+    said = {"model": "dates", "messages": [{"role": "user", "content": "ab c"}]}
+
+    async with http_before(generator) as caller:
+        _, found = await caller.post(
+            "chat/completions", **said, prompt_logprobs=1, return_token_ids=True
+        )
+        status, refused = await caller.post(
+            "chat/completions", **said, return_token_ids=True, stream=True
+        )
+
+    assert found["prompt_token_ids"] == [4, 9]
+    assert found["choices"][0]["token_ids"] == [2, 1]
+    first, second = found["prompt_logprobs"]
+    assert (first, second["1"]) == (None, {"logprob": -2.0, "rank": 2, "decoded_token": "<1>"})
+    assert second["90"]["logprob"] == -1.0
+    assert (status, refused["error"]["param"]) == (400, "return_token_ids")
+
+
+@pytest.mark.parametrize(
+    ("said", "ending"),
+    [({}, (True, False)), ({"add_generation_prompt": False}, (False, False)),
+     ({"continue_final_message": True}, (False, True)),
+     ({"continue_final_message": True, "add_generation_prompt": False}, (False, True))],
+)  # fmt: skip
+async def test_a_conversation_ends_as_it_is_asked_for(
+    said: dict[str, Any], ending: tuple[bool, bool]
+):
+    generator = able()
+    generator.capabilities += ("chat",)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+    async with http_before(generator) as caller:
+        status, _ = await caller.post("chat/completions", model="dates", messages=messages, **said)
+
+    assert status == 200
+    chat = generator.requests[0].prompt
+    assert (chat.add_generation_prompt, chat.continue_final_message) == ending
 
 
 async def test_a_conversation_is_answered_whole_and_streamed():
@@ -788,10 +850,8 @@ WRONG_CHATS = [
      "'json_object' or 'json_schema'", "response_format"),
     ({"enable_thinkin": False}, "enable_thinkin is not an option of this server; the nearest is "
      "enable_thinking", "enable_thinkin"),
-    ({"add_generation_prompt": False}, "add_generation_prompt=false is not an option of this "
-     "server; leave it out", "add_generation_prompt"),
-    ({"continue_final_message": True}, "continue_final_message is not an option of this server; "
-     "leave it out", "continue_final_message"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message: it "
+     "goes with add_generation_prompt=false; leave one of the two out", "continue_final_message"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs: Input should be an object",
      "chat_template_kwargs"),
 ]  # fmt: skip
@@ -817,12 +877,12 @@ async def test_a_model_without_a_chat_template_says_so():
     assert (status, found["error"]["message"].partition(":")[0]) == (400, "messages")
 
 
-async def test_special_tokens_are_added_to_a_text_and_not_to_a_conversation():
+async def test_special_tokens_are_added_to_a_text_if_wanted_and_not_to_a_conversation():
     generator = able()
     generator.capabilities += ("chat",)
     said = {"model": "dates", "messages": [{"role": "user", "content": "a"}]}
     async with http_before(generator) as caller:
-        for add, text, chat in ((True, 200, 400), (False, 400, 200)):
+        for add, text, chat in ((True, 200, 400), (False, 200, 200)):
             status, _ = await caller.post(model="dates", prompt="a", add_special_tokens=add)
             assert status == text
             status, _ = await caller.post("chat/completions", **said, add_special_tokens=add)
@@ -954,7 +1014,7 @@ async def test_the_client_of_the_load_test_is_answered():
     assert reply.answer["text"] == "ab c "
 
 
-@pytest.mark.parametrize("form", [TextForm(), ChatForm()])
+@pytest.mark.parametrize("form", [_TEXTS, _CHATS])
 def test_a_token_that_cannot_come_has_a_number_that_json_has(form: Form):
     impossible = TokenLogprob(1, b"\xe2", -math.inf, 9)
     positions = (PositionLogprobs(impossible, (impossible,)),)

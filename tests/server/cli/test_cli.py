@@ -422,13 +422,13 @@ async def test_what_cannot_be_sent_is_an_error_of_one_line(
 
 
 async def test_refusals_name_every_wrong_field(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--top-p", "3", "--max-new-tokens", "0")
+    options = ("--top-p", "3", "--max-new-tokens", "-1")
     async with running_worker(FakeGenerator()) as (_, address):
         assert await _tokenweir(address, "generate", "--model", "dates", "one", *options) == 1
 
     err = capsys.readouterr().err
     assert "top_p: 3 is outside (0, 1]" in err
-    assert "max_new_tokens: 0 is below 1" in err
+    assert "max_new_tokens: -1 is below 0" in err
 
 
 async def test_pairs_and_versions_reach_the_engine() -> None:

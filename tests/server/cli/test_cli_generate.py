@@ -108,6 +108,15 @@ async def test_prompt_logprobs_are_a_table_with_ranks_and_alternatives(
     assert cells == ["'<1>'", "-2.0000", "2", "'<90>' -1.0000, '<91>' -2.0000"]
 
 
+async def test_the_tokens_of_the_prompt_are_a_line(
+    generator: FakeGenerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_worker(generator) as (_, address):
+        assert await _generate(address, "one two", "--prompt-token-ids") == 0
+
+    assert capsys.readouterr().out.splitlines() == ["one two ", "prompt\t4 '<4>'\t9 '<9>'"]
+
+
 def test_brackets_in_tokens_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     token = TokenLogprob(1, b"[red]x[/]", -1.0, 1)
 

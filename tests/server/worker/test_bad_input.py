@@ -162,7 +162,7 @@ async def test_unknown_model_version(stubs: Stubs) -> None:
         ({"decoding": {"num_outputs": 0}}, "decoding.num_outputs"),
         ({"decoding": {"num_outputs": 2}}, "decoding.num_outputs"),
         ({"decoding": {"sampling": {}, "num_outputs": 9}}, "decoding.num_outputs"),
-        ({"stopping": {"max_new_tokens": 0}}, "stopping.max_new_tokens"),
+        ({"stopping": {"max_new_tokens": -1}}, "stopping.max_new_tokens"),
         ({"stopping": {"min_new_tokens": -1}}, "stopping.min_new_tokens"),
         ({"stopping": {"min_new_tokens": 5, "max_new_tokens": 4}}, "stopping.min_new_tokens"),
         ({"stopping": {"strings": ["x"] * 17}}, "stopping.strings"),

@@ -140,7 +140,9 @@ def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
         decoding=pb.Decoding(
             beam=pb.BeamSearch(width=4, length_penalty=0, end=pb.BEAM_END_LIMIT), num_outputs=3
         ),
-        output=pb.Output(logprobs=0, prompt_logprobs=2, alignment=True, allow_partial=True),
+        output=pb.Output(
+            logprobs=0, prompt_logprobs=2, prompt_tokens=True, alignment=True, allow_partial=True
+        ),
     )
 
     (converted,) = _convert(request)
@@ -153,6 +155,7 @@ def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
         num_outputs=3,
         logprobs=0,
         prompt_logprobs=2,
+        prompt_token_ids=True,
         alignment=True,
         allow_partial=True,
     )
@@ -707,7 +710,6 @@ def test_of_many_extensions_a_few_are_named() -> None:
         {"decoding": {"sampling": {"best_of": 0}}},
         {"decoding": {"beam": {"width": 0}}},
         {"decoding": {"controls": {"repetition_penalty": 0}}},
-        {"stopping": {"max_new_tokens": 0}},
     ],
 )
 def test_a_zero_is_refused_where_the_protocol_says_so(fields: dict[str, Any]) -> None:

@@ -100,6 +100,17 @@ def test_alignment_comes_with_the_pieces_of_the_source(answering: GenerationAnsw
     assert list(result.source_pieces) == list(summary.source_pieces) == [b"source 65", b"source 66"]
 
 
+def test_ids_of_the_prompt_come_where_they_are_asked_for(answering: GenerationAnswers) -> None:
+    end = replace(END, source_ids=(65, 66))
+    wanted = replace(answering, with_prompt_ids=True)
+
+    (result,) = wanted.response([FinishedInput((BEAM,), end)]).results
+    summary = wanted.summary(end).summary
+
+    assert list(result.prompt_tokens.ids) == list(summary.prompt_tokens.ids) == [65, 66]
+    assert not answering.summary(end).summary.HasField("prompt_tokens")
+
+
 def test_ids_are_left_out_unless_asked_for(answering: GenerationAnswers) -> None:
     without = replace(answering, with_ids=False)
 

@@ -61,6 +61,10 @@ OF_CALLS: dict[str, tuple[Any, str]] = {
     "target_prefix": ("20", "--prefix 20"),
     "chat_template_kwargs": ({"a": 1}, '--chat-template-kwargs {"a":1}'),
     "tools": (({"type": "function"},), '--tool {"type":"function"}'),
+    "add_generation_prompt": (False, "--no-generation-prompt"),
+    "continue_final_message": (True, "--continue-final-message"),
+    "add_special_tokens": (False, "--no-special-tokens"),
+    "truncate_prompt_tokens": (20, "--truncate-prompt-tokens 20"),
     "without_defaults": (("beam", "top_k"), "--without-default beam --without-default top_k"),
     "priority": (-2, "--priority -2"),
     "tenant": ("team", "--tenant team"),
@@ -97,7 +101,7 @@ def beside(option: Option) -> dict[str, Any]:
 
 def in_request(name: str, value: object, **others: Any) -> pb.GenerateStreamRequest:
     prompt: Any = "prompt"
-    if name in ("chat_template_kwargs", "tools"):
+    if name in ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message"):
         prompt = [{"role": "user", "content": "a"}]
     return stream_request("m", prompt, {name: value, **others})  # type: ignore[misc]
 
@@ -130,6 +134,7 @@ def test_the_table_has_every_field_of_the_engine_and_of_a_packages_defaults() ->
     of_params = {field.name for field in fields(SamplingParams)} - {"controls", "constraint"}
     of_controls = {field.name for field in fields(LogitControls)}
     of_the_call = {"target_prefix", "priority", "tenant", "request_id", "prompt", "params"}
+    of_the_call |= {"truncate_prompt_tokens", "add_special_tokens"}
 
     assert {one.field for one in OPTIONS} == of_params | of_controls | {*get_args(ConstraintKind)}
     assert {field.name for field in fields(GenerationRequest)} == of_the_call | {
@@ -217,6 +222,7 @@ def test_what_the_client_takes_reaches_its_field(option: Option) -> None:
 def test_what_is_of_the_call_reaches_the_service() -> None:
     messages = {name: in_request(name, value) for name, (value, _) in OF_CALLS.items()}
     requests = {name: message.request for name, message in messages.items()}
+    inputs = {name: request.inputs[0] for name, request in requests.items()}
     invariant = common_pb2.DETERMINISM_BATCH_INVARIANT
 
     assert {name: value for name, (value, _) in OF_CALLS.items()} == {
@@ -225,6 +231,10 @@ def test_what_is_of_the_call_reaches_the_service() -> None:
             requests["chat_template_kwargs"].inputs[0].chat.template_variables
         ),
         "tools": tuple(map(json.loads, requests["tools"].inputs[0].chat.tools)),
+        "add_generation_prompt": inputs["add_generation_prompt"].chat.add_generation_prompt,
+        "continue_final_message": inputs["continue_final_message"].chat.continue_final_message,
+        "add_special_tokens": inputs["add_special_tokens"].add_special_tokens,
+        "truncate_prompt_tokens": inputs["truncate_prompt_tokens"].truncate_prompt_tokens,
         "without_defaults": tuple(requests["without_defaults"].without_defaults),
         "priority": requests["priority"].scheduling.priority,
         "tenant": requests["tenant"].scheduling.tenant,

@@ -290,6 +290,65 @@ async def test_logprobs_of_the_prompt(serving: Serving) -> None:
     assert stream.result.prompt_logprobs == answer.prompt_logprobs
 
 
+async def test_a_prompt_is_read_and_nothing_generated(serving: Serving) -> None:
+    wanted = {"max_new_tokens": 0, "prompt_logprobs": 1, "prompt_token_ids": True}
+    defaults = {"strategy": "beam", "beam": 2, "forced_begin": (97,)}
+    async with serving(always(a=2.0, b=1.0), defaults=defaults) as client:
+        longer = await client.generate(MODEL, "bab", max_new_tokens=1, prompt_logprobs=1)
+        answer = await client.generate(MODEL, "bab", **wanted)
+        stream = client.stream(MODEL, "bab", **wanted)
+        assert [piece async for piece in stream] == []
+        short = await client.generate(MODEL, "b", **wanted)
+
+    assert answer.prompt_logprobs == longer.prompt_logprobs
+    assert (answer.prompt_token_ids, answer.source_pieces) == ((98, 97, 98), (b"b", b"a", b"b"))
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (3, 0)
+    assert stream.result.sequences == answer.sequences
+    assert stream.result.prompt_logprobs == answer.prompt_logprobs
+    assert stream.result.prompt_token_ids == answer.prompt_token_ids
+    assert (short.prompt_logprobs, short.prompt_token_ids) == ((), (98,))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "kept"),
+    [
+        ("abcdef", 3, "def"),
+        ("abcdef", 6, "abcdef"),
+        ("abcdef", 2**31 - 1, "abcdef"),
+        ("ab" * 50, 2**31 - 1, ("ab" * 50)[-63:]),  # as many as the model takes
+        ([*b"abcdef" * 50], 4, "cdef"),
+        ([256, *b"abcdef"], 2, "ef"),
+        ("<s>abcdef", 1, "f"),
+        ("<s>abcdef", 3, "<s>ef"),
+    ],
+)
+async def test_of_a_longer_prompt_the_last_tokens_are_read(
+    serving: Serving, prompt: str | list[int], most: int, kept: str
+) -> None:
+    wanted = {"max_new_tokens": 0, "prompt_token_ids": True, "truncate_prompt_tokens": most}
+    async with serving(always(a=2.0)) as client:
+        answer = await client.generate(MODEL, prompt, **wanted)
+        with pytest.raises(InvalidArgument, match="truncate_prompt_tokens: 0 is below 1"):
+            await client.generate(MODEL, prompt, **(wanted | {"truncate_prompt_tokens": 0}))
+
+    assert b"".join(answer.source_pieces).decode() == kept
+    assert answer.usage.input_tokens == len(answer.prompt_token_ids)
+
+
+async def test_an_encoder_reads_no_source_for_nothing(serving: Serving) -> None:
+    wanted = {"max_new_tokens": 0, "prompt_logprobs": 0, "prompt_token_ids": True}
+    async with serving(always(a=2.0, b=1.0), max_source_len=16) as client:
+        alone, behind = [
+            await client.generate(MODEL, "source", target_prefix=prefix, **wanted)
+            for prefix in (None, "by")
+        ]
+
+    assert (alone.text, alone.prompt_logprobs, alone.usage.input_tokens) == ("", (), 6)
+    assert (behind.text, [p.chosen.piece for p in behind.prompt_logprobs]) == ("by", [b"b", b"y"])
+    assert alone.prompt_token_ids == behind.prompt_token_ids == tuple(b"source")
+
+
 async def test_an_answer_begins_with_its_target_prefix(serving: Serving) -> None:
     options = {"target_prefix": "by", "max_new_tokens": 2, "prompt_logprobs": 0}
     async with serving(always(a=2.0, b=1.0), max_source_len=16) as client:

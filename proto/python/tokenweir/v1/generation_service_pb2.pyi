@@ -166,6 +166,14 @@ class Chat(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    add_generation_prompt: _builtins.bool
+    """Whether the text ends with the beginning of an answer; absent: unless the last message is
+    continued.
+    """
+    continue_final_message: _builtins.bool
+    """The text ends behind what the last message says, and the answer continues it."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """In order; at least one."""
@@ -186,12 +194,16 @@ class Chat(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         template_variables: _struct_pb2.Struct | None = ...,
         tools: _abc.Iterable[_builtins.str] | None = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["template_variables", b"template_variables"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "template_variables", b"template_variables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
@@ -206,10 +218,21 @@ class Input(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     PREFIX_TEXT_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, to be tokenized by the server."""
     prefix_text: _builtins.str
     """Prefix as text."""
+    truncate_prompt_tokens: _builtins.int
+    """Of a longer prompt so many tokens are read: its last ones, behind special ones that begin a
+    text.  More than the model takes means as many as it takes.  Absent: a longer prompt than that
+    is refused, and so is 0.  Not for Score.
+    """
+    add_special_tokens: _builtins.bool
+    """Whether a text gets the special tokens that the model wants around it; absent: yes.  Not
+    for Score.
+    """
     @_builtins.property
     def tokens(self) -> _common_pb2.TokenIds:
         """Ids, used as they are."""
@@ -230,15 +253,25 @@ class Input(_message.Message):
         chat: Global___Chat | None = ...,
         prefix_text: _builtins.str = ...,
         prefix_tokens: _common_pb2.TokenIds | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "kind", b"kind", "prefix_text", b"prefix_text", "prefix_tokens", b"prefix_tokens", "target_prefix", b"target_prefix", "text", b"text", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     _WhichOneofReturnType_target_prefix: _TypeAlias = _typing.Literal["prefix_text", "prefix_tokens"]  # noqa: Y015
     _WhichOneofArgType_target_prefix: _TypeAlias = _typing.Literal["target_prefix", b"target_prefix"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
     @_typing.overload
@@ -656,7 +689,9 @@ class Stopping(_message.Message):
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """Absent: until the context is full, and 0 is refused."""
+    """Absent: until the context is full.  0: nothing is generated, and each result has one sequence
+    without tokens, beside what is asked of the prompt.
+    """
     min_new_tokens: _builtins.int
     """No end-of-sequence or stop before this many; 0 or absent: no least."""
     include_stop: _builtins.bool
@@ -710,6 +745,7 @@ class Output(_message.Message):
     ALIGNMENT_FIELD_NUMBER: _builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bool
     """Return ids besides text."""
     logprobs: _builtins.int
@@ -724,6 +760,8 @@ class Output(_message.Message):
     """On an expired deadline or a drain, finish with what there is rather than fail."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of texts; absent: true.  Stop strings that hold one are found anyway."""
+    prompt_tokens: _builtins.bool
+    """Return the tokens that the prompt was made into: their ids and their pieces."""
     def __init__(
         self,
         *,
@@ -733,10 +771,11 @@ class Output(_message.Message):
         alignment: _builtins.bool = ...,
         allow_partial: _builtins.bool = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        prompt_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "alignment", b"alignment", "allow_partial", b"allow_partial", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "alignment", b"alignment", "allow_partial", b"allow_partial", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -923,6 +962,7 @@ class Result(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SOURCE_PIECES_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sequence]:
         """num_outputs of them: best first for beam search and best_of, else by index."""
@@ -933,7 +973,13 @@ class Result(_message.Message):
 
     @_builtins.property
     def source_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """What each token of the source adds to its text (a special token: its name), with alignment."""
+        """What each token of the source (or the prompt) adds to its text (a special token: its name), with
+        alignment or prompt_tokens.
+        """
+
+    @_builtins.property
+    def prompt_tokens(self) -> _common_pb2.TokenIds:
+        """Ids of the source or the prompt, if asked for."""
 
     def __init__(
         self,
@@ -941,10 +987,11 @@ class Result(_message.Message):
         sequences: _abc.Iterable[Global___Sequence] | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
         source_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        prompt_tokens: _common_pb2.TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "sequences", b"sequences", "source_pieces", b"source_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "sequences", b"sequences", "source_pieces", b"source_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1221,6 +1268,7 @@ class GenerateStreamResponse(_message.Message):
         PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
         REQUEST_ID_FIELD_NUMBER: _builtins.int
         SOURCE_PIECES_FIELD_NUMBER: _builtins.int
+        PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
         request_id: _builtins.str
         """As in the request, or made by the server."""
         @_builtins.property
@@ -1243,6 +1291,10 @@ class GenerateStreamResponse(_message.Message):
         def source_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
             """As in Result."""
 
+        @_builtins.property
+        def prompt_tokens(self) -> _common_pb2.TokenIds:
+            """As in Result."""
+
         def __init__(
             self,
             *,
@@ -1252,10 +1304,11 @@ class GenerateStreamResponse(_message.Message):
             prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
             request_id: _builtins.str = ...,
             source_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+            prompt_tokens: _common_pb2.TokenIds | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "provenance", b"provenance", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "provenance", b"provenance", "request_id", b"request_id", "source_pieces", b"source_pieces", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "provenance", b"provenance", "request_id", b"request_id", "source_pieces", b"source_pieces", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

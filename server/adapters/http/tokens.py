@@ -1,0 +1,105 @@
+"""Tokens of texts and texts of tokens, as vLLM answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+from tokenweir import AsyncClient, ModelInfo
+
+from server.adapters.http.answers import Json, token_text
+from server.adapters.http.requests import OpenAiRequest
+from server.adapters.http.tools import Tool
+
+_OF_PROMPTS = ("add_special_tokens",)
+_OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+
+
+class TokensRequest(OpenAiRequest):
+    """What both have; without a model, it is the first that generates."""
+
+    model: str = ""
+
+    def found_in(self, models: Iterable[ModelInfo]) -> ModelInfo | None:
+        """Return the model that is asked."""
+        able = (one for one in models if "generate" in one.capabilities)
+        return next((one for one in able if self.model in ("", one.model)), None)
+
+
+class TokenizeRequest(TokensRequest):
+    """The body of `/tokenize`: a text, or a conversation."""
+
+    input_field = "prompt"
+
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    return_token_strs: bool | None = None
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """As the base's, and unless there is one text or conversation."""
+        yield from super().faults()
+        if (self.prompt is None) == (self.messages is None):
+            yield "prompt", "prompt or messages: give one of them, a text or a conversation"
+
+    def as_sent(self, message: str) -> str:
+        """As the base's; a conversation is in `messages`."""
+        said = super().as_sent(message)
+        return said if self.messages is None else said.replace("prompt", "messages", 1)
+
+
+class DetokenizeRequest(TokensRequest):
+    """The body of `/detokenize`."""
+
+    input_field = "tokens"
+
+    tokens: Annotated[list[int], Field(min_length=1)]
+
+    def as_sent(self, message: str) -> str:
+        """As the base's; the tokens are sent on as the beginning of an output."""
+        return super().as_sent(message).replace("target_prefix", "tokens")
+
+
+async def tokenize(
+    client: AsyncClient, model: ModelInfo, asked: TokenizeRequest, request_id: str
+) -> Json:
+    """Return the tokens that a model reads."""
+    names = _OF_PROMPTS if asked.messages is None else _OF_CHATS
+    options: Any = {name: getattr(asked, name) for name in names}
+    prompt = asked.messages if asked.prompt is None else asked.prompt
+    assert prompt is not None, "the request has one of them"
+    found = await client.generate(
+        model.model,
+        prompt,
+        max_new_tokens=0,
+        prompt_token_ids=True,
+        request_id=request_id,
+        **options,
+    )
+    pieces = map(token_text, found.source_pieces)
+    return {
+        "count": len(found.prompt_token_ids),
+        "max_model_len": model.limits.max_input_tokens,
+        "tokens": list(found.prompt_token_ids),
+        "token_strs": list(pieces) if asked.return_token_strs else None,
+    }
+
+
+async def detokenize(
+    client: AsyncClient, model: ModelInfo, asked: DetokenizeRequest, request_id: str
+) -> Json:
+    """Return the text of tokens, special ones by their names."""
+    found = await client.generate(
+        model.model,
+        [0],  # any: what is decoded is the given beginning of an output
+        target_prefix=asked.tokens,
+        max_new_tokens=0,
+        skip_special_tokens=False,
+        request_id=request_id,
+    )
+    return {"prompt": found.text}
