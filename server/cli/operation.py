@@ -98,7 +98,7 @@ def traffic(model: str, model_version: str, share: float, as_json: bool, server:
 @json_option
 @server_option
 def unload_model(model: str, model_version: str, as_json: bool, server: Server) -> None:
-    """End a VERSION of a MODEL: it gets no new calls, and its processes end behind the last one.
+    """End a VERSION of a MODEL: it gets no new calls, and its processes end after the last one.
 
     --server is the admin port.
     """

@@ -70,12 +70,12 @@ _BOUNDS = ("min_replicas", "max_replicas")
     "checkpoint",
     type=checkpoint_path,
     metavar="CHECKPOINT",
-    help="Verify the PACKAGE first, where it is to run, and serve it only if that goes well.",
+    help="Verify the PACKAGE first, where it is to run, and serve it only if that succeeds.",
 )
 @click.option(
     "--rehash",
     is_flag=True,
-    help="Read all files of a MODEL to see whether its package is still that of them.",
+    help="Hash all files of a MODEL to see whether its package was built from them.",
 )
 @setting_options("serve")
 @needs("serve", "cpu")

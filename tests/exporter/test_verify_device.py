@@ -85,9 +85,9 @@ def test_what_is_found_becomes_part_of_the_package(package: Path, checkpoint: Pa
     assert (found.certificate.gpu, found.certificate.buckets) == ("made up", (ROWS,))
     assert after.model_copy(update={"certificate": before.certificate}) == before
     assert found.summary() == (
-        f"package: package 1 gives on made up what {checkpoint} gives: 7 files whole, "
-        f"{found.certificate.cases} cases compared in decode calls of 6 rows, its outputs found "
-        "again by another process; written into it"
+        f"package: package 1 matches {checkpoint} on made up: 7 files intact, "
+        f"{found.certificate.cases} cases compared in decode calls of 6 rows, outputs reproduced "
+        "by another process; device certificate written"
     )
 
 
