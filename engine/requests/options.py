@@ -153,7 +153,7 @@ OPTIONS = (
         Option("length_penalty_form", "word", "Divisor: n^p, or the paper's ((5+n)/6)^p",
                words=get_args(LengthPenaltyForm), left_out="power, if there is a length penalty"),
         Option("beam_end", "word",
-               "When beam search ends: no other can win, or seems to; enough ended; at the limit",
+               "When beam search ends: no other can win; none seems to; enough ended; at the limit",
                words=get_args(BeamEnd), wire="end"),
         Option("renormalize", "flag",
                "Let probabilities add up to 1 again after bans and penalties",

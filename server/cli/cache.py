@@ -54,7 +54,7 @@ def _read_size(
 def cache(keys: tuple[str, ...], clear: bool, max_size: float | None, as_json: bool) -> None:
     """List the packages and checkpoints that were built or fetched here, and remove some.
 
-    They lie in TOKENWEIR_CACHE, else in ~/.cache/tokenweir. A server keeps running with a package
+    They are in TOKENWEIR_CACHE, else in ~/.cache/tokenweir. A server keeps running with a package
     that is removed, but a worker that starts later no longer finds it.
     """
     from server.packages.kept import kept

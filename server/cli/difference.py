@@ -153,7 +153,7 @@ def _compare_answers(one: Path, other: Path, given: Mapping[str, Any]) -> Report
     bounds = [Bound("answer loss", found.answer_loss, given["max_answer_loss"] or 0.0)]
     if (allowed := given["max_accuracy_loss"]) is not None:
         if found.accuracy_loss is None:
-            raise click.UsageError("--max-accuracy-loss needs labels to compare with; --text has none")
+            raise click.UsageError("--max-accuracy-loss needs labels; --text has none")
         bounds.append(Bound("accuracy loss", found.accuracy_loss, allowed))
     content = {**asdict(found), "accuracy_loss": found.accuracy_loss}
     first = found.first and First(*found.first)

@@ -51,8 +51,8 @@ def load_model(
 ) -> None:
     """Load a PACKAGE, a directory or URL as the server sees it; return when it takes calls.
 
-    It gets worker processes of its own. Whatever becomes of it, what serves goes on. --server is
-    the admin port.
+    It gets worker processes of its own. If that fails, the models that serve are not affected.
+    --server is the admin port.
     """
     if Path(package).is_dir():
         package = str(Path(package).resolve())  # the server has another working directory

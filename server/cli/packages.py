@@ -61,7 +61,7 @@ text_option = click.option(
 @click.option(
     "--name", help="The model is served under it.  [default: that of the directory of --out]"
 )
-@click.option("--version", default="1", show_default=True, help="Version that every answer carries.")
+@click.option("--version", default="1", show_default=True, help="Every answer carries it.")
 @click.option(
     "--target",
     type=click.Choice(["cpu", "cuda"]),

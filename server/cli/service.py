@@ -96,8 +96,8 @@ def serve(
     ORG/NAME[@REVISION] of its Hub becomes one first, which is kept for the next start.
 
     Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
-    port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
-    still runs. If other machines can call, it requires a certificate and authentication.
+    port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for
+    running requests. If other machines can call, it requires a certificate and authentication.
     """
     given = _given(file, replicas, typed)
     if packages or named or not (given["packages.models"].value or print_config):
