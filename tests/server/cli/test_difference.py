@@ -183,4 +183,4 @@ def test_an_accuracy_needs_labels_to_tell(
 
     assert run([*asked, "--max-accuracy-loss", "0.04"]) == 2
 
-    assert "--max-accuracy-loss needs labels to tell" in capsys.readouterr().err
+    assert "--max-accuracy-loss needs labels" in capsys.readouterr().err
