@@ -129,7 +129,7 @@ def test_what_is_there_already_is_found_again(package: Path, checkpoint: Path) -
 
     again = verify_on_device(package, checkpoint, CONFIG)
 
-    assert again.summary().endswith("; its device certificate found again")
+    assert again.summary().endswith("; device certificate reproduced")
     assert (package / "manifest.json").read_bytes() == written
 
 
@@ -254,7 +254,7 @@ def test_the_command_writes_it_and_shows_it(
     assert device is not None and device.digest in shown.replace(" ", "")
     assert "made up, driver 13.0, onnxruntime 1.31.1" in shown
     assert f"rows bit-equal alone and in a batch {invariance}" in shown
-    assert done.output.rstrip().endswith("written into it")
+    assert done.output.rstrip().endswith("device certificate written")
 
 
 def test_the_share_of_the_memory_is_that_of_the_command(
