@@ -24,7 +24,7 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     yield "<!-- Made by `python -m exporter.families`. -->"
     yield from ("", "# Models that can be imported", "")
-    yield "An ability is that of the family; a checkpoint has the abilities of its head."
+    yield "The abilities are those of the family; a checkpoint has only those of its head."
     yield "A reranker is a classifier of pairs with one score, such as a cross-encoder."
     yield "[Import a model](../how-to/import.md) lists further requirements."
     yield from ("", "The targets are those of an export. No GPU has run any of these models yet:")

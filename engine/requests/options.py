@@ -230,7 +230,7 @@ OPTIONS = (
                "Leave special tokens, such as <|im_end|>, out of texts",
                left_out="skip-special-tokens", typed="--skip-special-tokens/--keep-special-tokens"),
         Option("allow_partial", "flag",
-               "Return what there is at the deadline, or when the server drains",
+               "Return a partial answer at the deadline, or when the server drains",
                capability="allow_partial"),
     ),
 )
