@@ -38,8 +38,8 @@ def _lines() -> Iterator[str]:
     yield from map(_family, (OPEN_NMT, FAIRSEQ))
     yield from ("", "## Refused", "")
     yield "Every encoder, encoder-decoder and model of images or sound that is not listed above is"
-    yield "refused, among them Whisper, CLIP, DeBERTa, ALBERT, ELECTRA and MPNet. So are these types,"
-    yield "which have parts that Tokenweir does not compute."
+    yield "refused, among them Whisper, CLIP, DeBERTa, ALBERT, ELECTRA and MPNet. So are the types"
+    yield "below, which have parts that Tokenweir does not compute."
     yield from ("", "| `model_type` | part |", "|---|---|")
     yield from (f"| `{name}` | {why} |" for name, why in sorted(LACKING.items()))
 
