@@ -63,7 +63,7 @@ class EngineConfig:
     )
     max_queue_size: int = setting(256, "Requests that wait; one more is refused.", ge=1)
     max_waiting_tokens: int = setting(
-        262_144, "Tokens that waiting requests may come to cost; more are refused.", ge=1
+        262_144, "Tokens that waiting requests may cost together; more are refused.", ge=1
     )
     reuse_prefixes: bool = setting(
         True, "Compute equal beginnings and sources of a tenant's requests once."

@@ -24,8 +24,11 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     yield "<!-- Made by `python -m exporter.families`. -->"
     yield from ("", "# Models that can be imported", "")
-    yield "An ability is that of the family; a checkpoint has the abilities of its head."
-    yield "[Import a model](../how-to/import.md) says what else a model needs."
+    yield "The abilities are those of the family; a checkpoint has only those of its head."
+    yield "A reranker is a classifier of pairs with one score, such as a cross-encoder."
+    yield "[Import a model](../how-to/import.md) lists further requirements."
+    yield from ("", "The targets are those of an export. No GPU has run any of these models yet:")
+    yield "[Run a model on a GPU](../../../engine/docs/how-to/gpu.md)."
     yield from ("", "## Hugging Face Transformers", "")
     yield from _head("family", "`model_type`")
     yield from map(_family, FAMILIES)
@@ -33,7 +36,10 @@ def _lines() -> Iterator[str]:
     yield from ("", "## OpenNMT-py and fairseq", "")
     yield from _head("toolkit", "architecture")
     yield from map(_family, (OPEN_NMT, FAIRSEQ))
-    yield from ("", "## Refused", "", "These types have parts that Tokenweir does not compute.")
+    yield from ("", "## Refused", "")
+    yield "Every encoder, encoder-decoder and model of images or sound that is not listed above is"
+    yield "refused, among them Whisper, CLIP, DeBERTa, ALBERT, ELECTRA and MPNet. So are the types"
+    yield "below, which have parts that Tokenweir does not compute."
     yield from ("", "| `model_type` | part |", "|---|---|")
     yield from (f"| `{name}` | {why} |" for name, why in sorted(LACKING.items()))
 

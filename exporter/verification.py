@@ -68,9 +68,9 @@ class Verification:
         """Say in one line what was found."""
         manifest = self.package.manifest
         found = (
-            f"{self.package.path.name}: {manifest.name} {manifest.version} is what "
-            f"{self.checkpoint} exports to: {len(manifest.files)} files whole, "
-            f"{self.certificate.cases:,} cases compared, its certificate found again here"
+            f"{self.package.path.name}: {manifest.name} {manifest.version} matches "
+            f"{self.checkpoint}: {len(manifest.files)} files intact, "
+            f"{self.certificate.cases:,} cases compared, certificate reproduced"
         )
         return "; ".join([found, *self.notes])
 
@@ -215,7 +215,7 @@ def _chosen(package: Package) -> Iterator[str]:
         limits = asdict(LossLimits.of(loss))
         chosen += [f"{name} {limit:g}" for name, limit in limits.items() if limit != usual[name]]
     if chosen:
-        yield f"nothing shows {listed(chosen)}, which a person chose"
+        yield f"not verified: {listed(chosen)}, which a person chose"
 
 
 def _made_with(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
@@ -226,8 +226,8 @@ def _made_with(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
         if stored.get(name) != here.get(name)
     ]
     if not changed:
-        return "made with what is installed here"
-    return f"not shown here, but claimed: made with {listed(changed)}"
+        return "made with the same toolchain"
+    return f"claimed, not verified: made with {listed(changed)}"
 
 
 def differences(stored: AnyCertificate, found: AnyCertificate) -> Iterator[str]:

@@ -34,11 +34,12 @@ class DeviceVerification:
         manifest, found = self.package.manifest, self.certificate
         buckets = ", ".join(map(str, found.buckets))
         calls = f" in decode calls of {buckets} rows" if buckets else ""
-        written = "its device certificate found again" if self.was_there else "written into it"
+        made = "reproduced" if self.was_there else "written"
         return (
-            f"{self.package.path.name}: {manifest.name} {manifest.version} gives on {found.gpu} "
-            f"what {self.checkpoint} gives: {len(manifest.files)} files whole, {found.cases:,} "
-            f"cases compared{calls}, its outputs found again by another process; {written}"
+            f"{self.package.path.name}: {manifest.name} {manifest.version} matches "
+            f"{self.checkpoint} on {found.gpu}: {len(manifest.files)} files intact, "
+            f"{found.cases:,} cases compared{calls}, outputs reproduced by another process; device "
+            f"certificate {made}"
         )
 
 

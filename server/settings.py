@@ -66,7 +66,7 @@ class Listen:
     )
     max_connection_age: float = setting(
         math.inf,
-        "Seconds until clients are told to connect anew, and so to find other gateways; what runs "
+        "Seconds until clients are told to connect again, and so to find other gateways; what runs "
         "on a connection ends there. inf: never.",
         gt=0,
     )
@@ -228,8 +228,8 @@ class Limits(RequestLimits):
 
     max_request_bytes: int = setting(
         MEBIBYTE,
-        "Bytes of a request; where models take images and nothing else is said, those of the "
-        "largest.",
+        "Largest request in bytes. If unset and a model takes images, raised to fit the largest "
+        "image.",
         ge=1,
         le=MOST_REQUEST_BYTES,
     )
@@ -242,8 +242,9 @@ class Limits(RequestLimits):
     )
     contended_calls_per_worker: int = setting(
         2,
-        "Calls at a worker of tenants with calls waiting, while another tenant has none: fewer "
-        "shorten its wait, more raise their throughput.",
+        "Most calls per worker that tenants with waiting calls may have together, while another "
+        "active tenant has none waiting. Lower: that tenant waits less. Higher: the busy ones get "
+        "more throughput.",
         option="--contended-calls",
         ge=1,
     )

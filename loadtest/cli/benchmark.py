@@ -74,9 +74,9 @@ def bench(
 
     A checkpoint, a directory of Hugging Face or ORG/NAME[@REVISION] of its Hub becomes one first.
 
-    Every request has exactly so many prompt tokens and gets exactly so many new ones. The rates are
-    medians; a decode step is what the work takes beyond its prompts. If that is less than its
-    parts, as noise makes it with tiny models, their shares are unclear.
+    Every request has exactly --prompt-tokens and gets exactly --new-tokens. The rates are medians;
+    decode steps are the time of the run less that of its prompts. If noise makes that less than
+    their parts, as with tiny models, the shares are unclear.
     """
     # Not above: some installs lack what they need, and have the help.
     from loadtest.benchmark.run import run_benchmark

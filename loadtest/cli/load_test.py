@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--sweep", callback=read_rates, metavar="RATE,...", help="Run at each rate, such as 10,20,40."
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 where the load test itself was late.")
+@click.option("--strict", is_flag=True, help="Exit with 1 if the load test itself was late.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
 @click.option("--csv", "csv_file", type=any_path, help="Write a row a request here.")
 @click.option("--html", "html_file", type=any_path, help="Write a page with pictures here.")

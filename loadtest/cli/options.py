@@ -85,7 +85,7 @@ _WORK = (
         type=_Parsed("option", "loadtest.work.mix:parse_option"),
         multiple=True,
         metavar="NAME=VALUE",
-        help="Any other of each call, as the Python client has it; may be repeated.",
+        help="Any other option of the Python client, for each call; may be repeated.",
     ),
     click.option(
         "--mix",
@@ -117,7 +117,7 @@ def _left_out(name: str, when: str) -> Decorator:
         type=Number(min=0),
         default=0.0,
         metavar="SECONDS",
-        help=f"{when}, in no figure.",
+        help=f"{when}, left out of all figures.",
     )
 
 
@@ -182,7 +182,7 @@ _ARRIVAL = (
     click.option(
         "--admin",
         metavar="HOST:PORT",
-        help="The server's admin port, which says how busy it is.",
+        help="The server's admin port, which reports its load.",
     ),
     click.option(
         "--admin-token",

@@ -47,15 +47,15 @@ def _read_size(
     "--max-size",
     callback=_read_size,
     metavar="SIZE",
-    help="Remove what was used longest ago, until no more is kept.",
+    help="Remove the least recently used until at most SIZE is left.",
 )
 @json_option
 @needs("cpu")
 def cache(keys: tuple[str, ...], clear: bool, max_size: float | None, as_json: bool) -> None:
     """List the packages and checkpoints that were built or fetched here, and remove some.
 
-    They lie in TOKENWEIR_CACHE, else in ~/.cache/tokenweir. A server goes on with a package that is
-    removed, but a worker that starts later no longer finds it.
+    They are in TOKENWEIR_CACHE, else in ~/.cache/tokenweir. A server keeps running with a package
+    that is removed, but a worker that starts later no longer finds it.
     """
     from server.packages.kept import kept
 

@@ -77,8 +77,9 @@ def train(
     images          a folder a class; --dir DIR              ViT
 
     The first four make their own data. A tenth of yours is held out and a twentieth chooses the
-    best checkpoint. The last line but one says how it does on held-out data, against the task's
-    target. A model that misses it is written all the same, and the command exits with 5.
+    best checkpoint, at most 2,000 examples each. The last line but one says how it does on held-out
+    data, against the task's target. A model that misses it is written all the same, and the command
+    exits with 5.
     """
     _check_data(task, given)
 

@@ -68,8 +68,8 @@ def demo(out: Path, keep_serving: bool, device: Device, precision: Precision | N
     """Train a model on dates, export it and prove the export equal, serve it with two workers, ask
     it a dozen dates, load-test it, stop everything. Takes a few minutes on two cores.
 
-    One that was stopped goes on with its training when it is asked again; one that has come to its
-    end starts anew. Exits with 0 only if all of it went well.
+    If it was stopped, the next one continues the training; after a complete one it starts again
+    from the beginning. Exits with 0 only if every step succeeded.
     """
     precision = precision or ("fp16" if device == "cuda" else "fp32")
     if device == "cpu" and precision != "fp32":

@@ -48,7 +48,7 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
 @click.option(
     "--text",
     type=existing_file,
-    help="A prompt, source or text a line, behind a tab a reference.  [default: random tokens]",
+    help="A prompt, source or text a line, after a tab a reference.  [default: random tokens]",
 )
 @click.option(
     "--images",
@@ -58,12 +58,12 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
 @click.option(
     "--new-tokens",
     type=click.IntRange(1),
-    help=f"Most that are written behind a line.  [default: {_NEW_TOKENS}]",
+    help=f"Most tokens that are generated after a line.  [default: {_NEW_TOKENS}]",
 )
 @click.option(
     "--max-token-loss",
     type=Number(min=0, max=1),
-    help="Tokens of A that B may write otherwise, as a share.  [default: 0]",
+    help="Share of A's tokens for which B may choose another.  [default: 0]",
 )
 @click.option(
     "--max-chrf-loss",
@@ -73,13 +73,13 @@ _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
 @click.option(
     "--max-answer-loss",
     type=Number(min=0),
-    help="Labels of A that B may tell otherwise, as a share; of vectors the largest "
-    "1 - cosine, of numbers the largest difference.  [default: 0]",
+    help="Share of A's labels that B may change; for vectors the largest 1 - cosine, for numbers "
+    "the largest difference.  [default: 0]",
 )
 @click.option(
     "--max-accuracy-loss",
     type=Number(min=0, max=1),
-    help="References that B may tell less often than A, as a share.",
+    help="Largest drop in the share of references that B predicts, against A.",
 )
 @click.option("--json", "json_path", type=any_file, help="Write all that was found as JSON.")
 @click.option("--markdown", type=any_file, help="Write the table in Markdown.")
@@ -97,13 +97,13 @@ def diff(
 
     A directory of Hugging Face, or ORG/NAME[@REVISION] of its Hub, is imported first.
 
-    Models that generate write behind every line, each time the likeliest token that is not banned;
-    B is also asked what it would write in the place of every token of A. A line is a prompt or a
-    source, and behind a tab may stand a reference.
+    Models that generate continue every line greedily, without banned tokens; B is also asked what
+    it would choose at the position of every token of A. A line is a prompt or a source, and may
+    have a tab and a reference after it.
 
-    Others tell labels, or give vectors. Behind a text may stand a tab and its label; behind a pair
-    of texts, with a tab between them, another tab and its label; for a labeller a label for every
-    word. The command fails where B loses more than the bounds allow.
+    Others give labels or vectors. A text may have a tab and its label after it; a pair of texts,
+    with a tab between them, another tab and its label; for a labeller a label for every word. The
+    command fails if B loses more than the bounds allow.
     """
     from exporter.compare.predictors import generates
     from server.packages.build import build_checkpoint, is_package
@@ -153,7 +153,7 @@ def _compare_answers(one: Path, other: Path, given: Mapping[str, Any]) -> Report
     bounds = [Bound("answer loss", found.answer_loss, given["max_answer_loss"] or 0.0)]
     if (allowed := given["max_accuracy_loss"]) is not None:
         if found.accuracy_loss is None:
-            raise click.UsageError("--max-accuracy-loss needs labels to tell; --text has none")
+            raise click.UsageError("--max-accuracy-loss needs labels; --text has none")
         bounds.append(Bound("accuracy loss", found.accuracy_loss, allowed))
     content = {**asdict(found), "accuracy_loss": found.accuracy_loss}
     first = found.first and First(*found.first)

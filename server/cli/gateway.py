@@ -42,8 +42,8 @@ def gateway(ray_address: str | None, file: Path | None, print_config: bool, **ty
 
     Run as many as are wanted, where the workers can be reached; none knows of another, and each
     hears from the service which workers there are and how much they have to do. It waits for the
-    service, and stays when that is started anew. The FILE may be that of the service: what it says
-    of workers is not looked at.
+    service, and keeps running when the service restarts. The FILE may be that of the service:
+    settings of workers are ignored.
     """
     given = given_settings("gateway", file, typed)
     config = given.served()

@@ -143,7 +143,7 @@ def _options(texts: Sequence[str], timeout: float, typed: dict[str, Any]) -> dic
 def score(
     model: str, source: str, target: str, as_json: bool, server: Server, **options: Any
 ) -> None:
-    """Print the log-probability of TARGET behind SOURCE, then that of each of its tokens."""
+    """Print the log-probability of TARGET after SOURCE, then that of each of its tokens."""
     with open_client(server) as client:
         found = client.score(model, source, target, **cast("ScoreOptions", options))
     if as_json:

@@ -171,10 +171,10 @@ _OPTIONS: tuple[Decorator, ...] = (
         "without_defaults",
         multiple=True,
         metavar="NAME",
-        help="Not the model's default of this option, such as banned_tokens; * for all.",
+        help="Ignore the model's default of this option, such as banned_tokens; * for all.",
     ),
     click.option(
-        "--tokens-per-message", type=int, help="Tokens of a message of the stream.  [default: 1]"
+        "--tokens-per-message", type=int, help="Tokens per message of the stream.  [default: 1]"
     ),
     click.option("--priority", type=int, help="Lower runs earlier.  [default: 0]"),
     click.option("--tenant", help="Tenant; capacity is shared fairly between tenants."),

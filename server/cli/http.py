@@ -58,7 +58,7 @@ def http(
 
     It is a client of the server at --server. The token of an HTTP request goes there with it; a
     request without one is sent with --token, if that is given. The FILE may be that of the service:
-    it listens where that says, and `[http]` has its bounds.
+    it listens on the same host, and `[http]` has its port and limits.
     """
     given = given_settings("http", file, typed)
     settings = given.settings()

@@ -31,7 +31,7 @@ def kserve(server: Server, file: Path | None, print_config: bool, **typed: Any) 
 
     It is a client of the server at --server. The bearer token of a call goes there with it; a call
     without one is sent with --token, if that is given. The FILE may be that of the service: it
-    listens at the host of that, and `[kserve]` has its port and bounds.
+    listens on the same host, and `[kserve]` has its port and limits.
     """
     given = given_settings("kserve", file, typed)
     settings = given.settings()

@@ -51,8 +51,8 @@ def load_model(
 ) -> None:
     """Load a PACKAGE, a directory or URL as the server sees it; return when it takes calls.
 
-    It gets worker processes of its own. Whatever becomes of it, what serves goes on. --server is
-    the admin port.
+    It gets worker processes of its own. If that fails, the models that serve are not affected.
+    --server is the admin port.
     """
     if Path(package).is_dir():
         package = str(Path(package).resolve())  # the server has another working directory
@@ -98,7 +98,7 @@ def traffic(model: str, model_version: str, share: float, as_json: bool, server:
 @json_option
 @server_option
 def unload_model(model: str, model_version: str, as_json: bool, server: Server) -> None:
-    """End a VERSION of a MODEL: it gets no new calls, and its processes end behind the last one.
+    """End a VERSION of a MODEL: it gets no new calls, and its processes end after the last one.
 
     --server is the admin port.
     """

@@ -27,7 +27,7 @@ _LIMIT_NAMES = {field.name for field in fields(RequestLimits)}
 
 
 def table(*head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """Yield a table of Markdown, behind an empty line."""
+    """Yield a table of Markdown, after an empty line."""
     yield from ("", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}")
     for row in rows:
         escaped = (cell.replace("|", r"\|") for cell in row)
@@ -39,10 +39,10 @@ def options_page() -> Iterator[str]:
     yield from ("# Options of a generation", "")
     yield "The Python client takes these options as keywords of `generate`, `generate_many` and"
     yield "`stream`. The fields are those of `GenerateRequest`. `tokenweir generate` and `tokenweir"
-    yield "loadtest` have the same options in the command's spelling."
+    yield "loadtest` have the same options, spelled as in the last column."
     yield ""
     yield "A package may have its own default of an option with a star (*). `tokenweir models`"
-    yield "shows these defaults, and `without_defaults` rules them out. Limits that have a name are"
+    yield "shows these defaults, and `without_defaults` turns them off. Limits with a name are"
     yield "settings of the server (`[limits]`)."
     for message, title in _SECTIONS.items():
         yield from ("", f"## {title}", *_remarks(message))

@@ -61,7 +61,7 @@ text_option = click.option(
 @click.option(
     "--name", help="The model is served under it.  [default: that of the directory of --out]"
 )
-@click.option("--version", default="1", show_default=True, help="Told by every answer.")
+@click.option("--version", default="1", show_default=True, help="Every answer carries it.")
 @click.option(
     "--target",
     type=click.Choice(["cpu", "cuda"]),
@@ -111,7 +111,7 @@ def export(checkpoint: Path | str, out: Path, text: Path | None, **typed: Any) -
     int8-blocks  one for every 32 inputs: more exact, slower for many rows
     int4         4 bits, one for every 32 inputs: smallest, fastest for one row
 
-    --kv-cache int8 takes a quarter of the memory, with a scale for each layer. These formats are
+    --kv-cache int8 uses a quarter of the memory, with a scale for each layer. These formats are
     not equal to the eager model: the certificate says how much they lose, and nothing is
     written if that is more than the --max-...-loss options allow. They default to 0.1, 1, 0.05 and
     0.03; with int4 to 0.3, 4, 0.25 and 0.6. A model with random weights needs --max-token-loss 1.
@@ -222,12 +222,12 @@ def verify(
 ) -> None:
     """Check the files of PACKAGE, and compare it with CHECKPOINT once more as `export` does.
 
-    Its certificate has to be what is found now; the last line says so, and with what the package
-    was made where that is not what is installed here.
+    Its certificate has to be reproduced. The last line says so, and names the versions that PACKAGE
+    was made with where others are installed here.
 
     With --device cuda it is compared on the GPU of this machine, in decode calls as a worker makes
-    them there, and what is found becomes part of its certificate: a worker serves it on a GPU of
-    that name, with that onnxruntime and so many rows. If it fails, PACKAGE stays as it was.
+    them there, and the result becomes part of its certificate: a worker serves it on a GPU of that
+    name, with that onnxruntime and that number of rows. If it fails, PACKAGE stays as it was.
     """
     from engine.package.package import read_manifest
 

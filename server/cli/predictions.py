@@ -101,7 +101,7 @@ def label(
     server: Server,
     **options: Any,
 ) -> int:
-    """Print every labelled stretch of each TEXT with its label.
+    """Print every labelled span of each TEXT with its label.
 
     If TEXT is missing or -, each line of the standard input is one.
     """

@@ -37,10 +37,10 @@ _CAUSES = {
 @timeout_option
 @server_option
 def replay(file: Path, timeout: float, server: Server) -> int:
-    """Ask every request of FILE again, by the seed that it was drawn with.
+    """Ask every request of FILE again, with its original seed.
 
     FILE was written by `tokenweir generate --record FILE`. Every request is reported as bit-equal,
-    or with what differs: where the answer came from, and the first other token.
+    or with its differences: where the answer came from, and the first token that differs.
     """
     code = DONE
     with open_client(server) as client:

@@ -79,8 +79,8 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="PEM",
         help="Call by TLS; the server's certificate must be signed by one of these.",
     ),
-    click.option("--tls-cert", type=existing_file, metavar="PEM", help="Show this certificate ..."),
-    click.option("--tls-key", type=existing_file, metavar="PEM", help="... which has this key."),
+    click.option("--tls-cert", type=existing_file, metavar="PEM", help="Client certificate."),
+    click.option("--tls-key", type=existing_file, metavar="PEM", help="Key of --tls-cert."),
 )
 
 

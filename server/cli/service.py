@@ -70,12 +70,12 @@ _BOUNDS = ("min_replicas", "max_replicas")
     "checkpoint",
     type=checkpoint_path,
     metavar="CHECKPOINT",
-    help="Verify the PACKAGE first, where it is to run, and serve it only if that goes well.",
+    help="Verify the PACKAGE first, where it is to run, and serve it only if that succeeds.",
 )
 @click.option(
     "--rehash",
     is_flag=True,
-    help="Read all files of a MODEL to see whether its package is still that of them.",
+    help="Hash all files of a MODEL to see whether its package was built from them.",
 )
 @setting_options("serve")
 @needs("serve", "cpu")
@@ -96,8 +96,8 @@ def serve(
     ORG/NAME[@REVISION] of its Hub becomes one first, which is kept for the next start.
 
     Starts a local Ray with the workers, or joins the cluster at RAY_ADDRESS, and opens one public
-    port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for what
-    still runs. If other machines can call, it requires a certificate and authentication.
+    port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for
+    running requests. If other machines can call, it requires a certificate and authentication.
     """
     given = _given(file, replicas, typed)
     if packages or named or not (given["packages.models"].value or print_config):

@@ -52,7 +52,8 @@ def certificate_table(manifest: Manifest, certificate: Certificate) -> Table:
     table.add_row("cases compared with PyTorch", f"{c.cases:,}, proof {c.proof}")
     if c.original:
         table.add_row("original", c.original)
-    for name, value in (*_compared(c), *_judged(c.half, " in float16"), *answers_of(c.answers)):
+    halves, answers = _judged(c.half, " in float16"), answers_of(c.answers)
+    for name, value in (*_compared(c, c.answers is None), *halves, *answers):
         table.add_row(name, value)
     if c.largest_float16 is not None:
         table.add_row("largest number in float16", _near(c.largest_float16))
@@ -84,7 +85,7 @@ def _on_device(found: DeviceCertificate) -> Iterator[tuple[str, str]]:
     if found.buckets:
         yield "rows of a decode call", ", ".join(map(str, found.buckets))
     yield "cases compared with PyTorch", f"{found.cases:,}"
-    yield from _compared(found)
+    yield from _compared(found, generates=bool(found.buckets))
     if found.loss is not None:
         yield "largest logit difference", f"{found.loss.max_abs_logit_diff:.2e}"
     yield "rows bit-equal alone and in a batch", "yes" if found.batch_invariant else "no"
@@ -96,11 +97,16 @@ def _toolchain(toolchain: Mapping[str, str]) -> str:
     return escape(", ".join(f"{name} {value}" for name, value in sorted(toolchain.items())))
 
 
-def _compared(found: Comparison) -> Iterator[tuple[str, str]]:
-    """Yield what a comparison came to: tokens, and what both sides lose."""
+def _compared(found: Comparison, generates: bool) -> Iterator[tuple[str, str]]:
+    """Yield what a comparison came to: tokens or labels, and what both sides lose."""
     if found.tokens_compared:
-        yield "best entries equal", f"{found.tokens_equal:,} of {found.tokens_compared:,}"
+        yield _same(generates), f"{found.tokens_equal:,} of {found.tokens_compared:,}"
     yield from _judged(found.judged)
+
+
+def _same(generates: bool) -> str:
+    """Return the name of the choices that both sides make alike, as the web page has it."""
+    return "same next token" if generates else "same label, unless rounding decides"
 
 
 def _near(largest: float) -> str:
@@ -125,7 +131,7 @@ def answers_of(answers: Answers | ParityAnswers | None) -> Iterator[tuple[str, s
     if answers is None:
         return
     if answers.labels:
-        yield "labels that turn", f"{answers.labels_turned:,} of {answers.labels:,}"
+        yield "labels that differ", f"{answers.labels_turned:,} of {answers.labels:,}"
     if answers.max_probability_diff is not None:
         yield "largest difference of a probability", f"{answers.max_probability_diff:.1e}"
     if answers.max_score_diff is not None:
@@ -145,7 +151,7 @@ def _loss(loss: Loss) -> Iterator[tuple[str, str]]:
             f"mean {loss.mean_abs_logit_diff:.2e}, largest {loss.max_abs_logit_diff:.2e} "
             f"(std {loss.logit_std:.2e}; allowed {loss.max_logit_loss * loss.logit_std:.0e})",
         )
-        yield "best entries that may differ", f"{loss.max_token_loss:.0%}"
+        yield "tokens or labels that may differ", f"{loss.max_token_loss:.0%}"
     if loss.max_abs_alignment_diff is not None:
         yield "largest alignment difference", f"{loss.max_abs_alignment_diff:.2e}"
     if loss.perplexity is not None and loss.eager_perplexity is not None:
@@ -229,7 +235,8 @@ def _parity(model: ModelInfo) -> str:
         return "none"
     parts = [f"{parity.cases:,} cases, proof {parity.proof}"]
     if parity.tokens_compared:
-        parts.append(f"{parity.tokens_equal:,} of {parity.tokens_compared:,} best entries equal")
+        same = f"{parity.tokens_equal:,} of {parity.tokens_compared:,}"
+        parts.append(f"{_same(parity.answers is None)} {same}")
     parts += [f"{name} {value}" for name, value in answers_of(parity.answers)]
     alone = [one for one in parity.losses if one.what == "logits"][:1]
     parts += [

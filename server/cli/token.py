@@ -26,7 +26,7 @@ _NUM_BYTES = 32
 @click.option(
     "--max-priority",
     type=click.IntRange(-(2**31), 2**31 - 1),
-    help="Highest priority of its requests; lower numbers run earlier.  [default: 0]",
+    help="Lowest priority number its requests may use; lower runs earlier.  [default: 0]",
 )
 @click.option(
     "--max-requests", type=click.IntRange(1), help="Requests open at once.  [default: no limit]"
@@ -52,7 +52,7 @@ def token(
 ) -> None:
     """Make a token, and print its entry for a file of tokens.
 
-    The token itself goes to the standard error, once: the entry only tells it when it is shown.
+    The token itself goes to the standard error, once: the entry has only its hash.
     Clients send it as TOKENWEIR_TOKEN or --token.
     """
     made = _PREFIX + secrets.token_urlsafe(_NUM_BYTES)

@@ -26,6 +26,6 @@ def verify_apart(package: Path, checkpoint: Path, target: Target, config: Engine
     code = subprocess.run(command).returncode
     if code:
         raise CommandError(
-            f"{package} was not found to be what {checkpoint} exports to, so it is not served",
+            f"{package} was not shown to match {checkpoint}, so it is not served",
             code if code > 0 else FAILED,
         )

@@ -41,6 +41,6 @@ def test_a_package_is_refused_where_nothing_computes_and_its_manifest_stays(
         assert device["onnxruntime"] == version("onnxruntime")
         assert device["buckets"] == [4]
         assert [line.rpartition("; ")[2] for line in seen["again"]] == [
-            "written into it",
-            "its device certificate found again",
+            "device certificate written",
+            "device certificate reproduced",
         ]

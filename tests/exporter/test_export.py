@@ -452,7 +452,7 @@ def test_a_package_is_named_after_its_directory_unless_a_name_is_given(
     assert (unnamed.name, unnamed.version) == ("my-model", "1")
     assert (named.name, named.version) == ("poems", "2026-11")
     verified = verify_package(tmp_path / "other", checkpoint)
-    assert verified.summary().startswith("other: poems 2026-11 is what ")
+    assert verified.summary().startswith("other: poems 2026-11 matches ")
 
 
 @pytest.mark.parametrize("field", ["name", "version"])

@@ -73,9 +73,9 @@ def test_verify_repeats_the_certificate_and_says_so(package: Path, checkpoint: P
 
     assert verified.certificate == load_package(package).manifest.certificate
     assert verified.summary() == (
-        f"package: package 1 is what {checkpoint} exports to: 4 files whole, "
-        f"{verified.certificate.cases} cases compared, its certificate found again here; "
-        "made with what is installed here"
+        f"package: package 1 matches {checkpoint}: 4 files intact, "
+        f"{verified.certificate.cases} cases compared, certificate reproduced; "
+        "made with the same toolchain"
     )
 
 
@@ -183,7 +183,7 @@ def test_of_the_quantiles_median_and_90th_percentile_are_found_again_but_no_tail
     edit_manifest(package, change)
 
     if message is None:
-        assert "its certificate found again" in verify_package(package, checkpoint).summary()
+        assert "certificate reproduced" in verify_package(package, checkpoint).summary()
     else:
         with pytest.raises(CertificateError, match=message):
             verify_package(package, checkpoint)
@@ -238,7 +238,7 @@ def test_another_toolchain_is_named_as_a_claim(package: Path, checkpoint: Path) 
 
     line = verify_package(package, checkpoint).summary()
 
-    assert f"; not shown here, but claimed: made with {RUNTIME} 1.30 (here " in line
+    assert f"; claimed, not verified: made with {RUNTIME} 1.30 (here " in line
     assert "threads 64 (here " in line and "extra 1 (here none)" in line
 
 
@@ -278,8 +278,8 @@ def test_name_and_version_are_told_for_nothing_else_shows_them(
 
     line = verify_package(package, checkpoint).summary()
 
-    assert line.startswith("package: other 7 is what ")
-    assert "; nothing shows the name other, the version 7, which a person chose; " in line
+    assert line.startswith("package: other 7 matches ")
+    assert "; not verified: the name other, the version 7, which a person chose; " in line
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -292,7 +292,7 @@ def test_limits_of_a_loss_are_told_where_a_person_chose_them(
     line = verify_package(tmp_path / "package", checkpoint).summary()
 
     chosen = "max_token_loss 1, max_logit_loss 100, max_vector_loss 0.5"
-    assert f"; nothing shows {chosen}, which a person chose; " in line
+    assert f"; not verified: {chosen}, which a person chose; " in line
 
 
 @pytest.mark.parametrize("name", ["target_tokenizer.json", "chat.json", "encoder.onnx"])

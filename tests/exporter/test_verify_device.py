@@ -85,9 +85,9 @@ def test_what_is_found_becomes_part_of_the_package(package: Path, checkpoint: Pa
     assert (found.certificate.gpu, found.certificate.buckets) == ("made up", (ROWS,))
     assert after.model_copy(update={"certificate": before.certificate}) == before
     assert found.summary() == (
-        f"package: package 1 gives on made up what {checkpoint} gives: 7 files whole, "
-        f"{found.certificate.cases} cases compared in decode calls of 6 rows, its outputs found "
-        "again by another process; written into it"
+        f"package: package 1 matches {checkpoint} on made up: 7 files intact, "
+        f"{found.certificate.cases} cases compared in decode calls of 6 rows, outputs reproduced "
+        "by another process; device certificate written"
     )
 
 
@@ -129,7 +129,7 @@ def test_what_is_there_already_is_found_again(package: Path, checkpoint: Path) -
 
     again = verify_on_device(package, checkpoint, CONFIG)
 
-    assert again.summary().endswith("; its device certificate found again")
+    assert again.summary().endswith("; device certificate reproduced")
     assert (package / "manifest.json").read_bytes() == written
 
 
@@ -254,7 +254,7 @@ def test_the_command_writes_it_and_shows_it(
     assert device is not None and device.digest in shown.replace(" ", "")
     assert "made up, driver 13.0, onnxruntime 1.31.1" in shown
     assert f"rows bit-equal alone and in a batch {invariance}" in shown
-    assert done.output.rstrip().endswith("written into it")
+    assert done.output.rstrip().endswith("device certificate written")
 
 
 def test_the_share_of_the_memory_is_that_of_the_command(

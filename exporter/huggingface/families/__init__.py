@@ -45,7 +45,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 _EXPERTS, _PICTURES = "layers of experts", "pictures beside a text"
-LACKING: Mapping[str, str] = {  # parts that kin of these families have and ours lack, by model_type
+LACKING: Mapping[str, str] = {  # parts that similar models have and ours lack, by model_type
     "gemma3": _PICTURES,
     "llava": _PICTURES,
     "mllama": _PICTURES,
@@ -56,5 +56,5 @@ LACKING: Mapping[str, str] = {  # parts that kin of these families have and ours
     "qwen2_moe": _EXPERTS,
     "qwen3_moe": _EXPERTS,
     "switch_transformers": _EXPERTS,
-    "umt5": "relative positions of every layer's own",
+    "umt5": "relative positions in every layer",
 }

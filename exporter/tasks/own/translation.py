@@ -62,7 +62,7 @@ def translation_task(seed: int, data: OwnData) -> Task:
         selection="chrf",
         judge=_judge(kept),
         samples=tuple(kept.held_out[:_NUM_SAMPLES]),
-        data_summary=f"{kept}; {too_long:,} longer than the model takes are left out",
+        data_summary=f"{kept}; {too_long:,} longer than the model allows are left out",
     )
 
 

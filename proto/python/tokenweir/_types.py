@@ -198,7 +198,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class LabelledSpan:
-    """A labelled stretch of a text."""
+    """A labelled span of a text."""
 
     text: str  # empty if the item was given as token ids
     start_byte: int  # in the UTF-8 text

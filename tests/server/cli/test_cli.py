@@ -513,10 +513,10 @@ async def test_models_shows_how_near_a_model_is_to_pytorch_by_what_it_gives(
 
     out = capsys.readouterr().out
     assert (
-        "12 cases, proof standard, 96 of 96 best entries equal, logits within 1e-05 of float64, "
+        "12 cases, proof standard, same next token 96 of 96, logits within 1e-05 of float64, "
         "PyTorch itself 1e-05" in out
     )
-    assert "labels that turn 1 of 40, largest difference of a probability 2.5e-06" in out
+    assert "labels that differ 1 of 40, largest difference of a probability 2.5e-06" in out
 
 
 async def test_models_shows_how_near_answers_to_a_text_are(

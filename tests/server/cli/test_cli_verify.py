@@ -176,6 +176,4 @@ def test_what_is_not_found_to_be_its_checkpoint_is_not_served(
     error, refusal = capfd.readouterr().err.splitlines()
     assert code == 3, "as `verify` itself"
     assert error.startswith("error: ") and str(tmp_path) in error
-    assert refusal == (
-        f"error: {package} was not found to be what {tmp_path} exports to, so it is not served"
-    )
+    assert refusal == (f"error: {package} was not shown to match {tmp_path}, so it is not served")

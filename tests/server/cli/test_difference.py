@@ -136,7 +136,7 @@ def test_answers_that_are_others_fail(asked: list[str], capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert "answer loss 0.05, more than 0" in captured.err
     assert "19 of 20 (95.00%)" in captured.out and "90.00%" in captured.out
-    assert "labels that turn" in captured.out and "1 of 20" in captured.out
+    assert "labels that differ" in captured.out and "1 of 20" in captured.out
     first = "first difference: line 3, token 2 'saw'\n  A: [VERB] 0.9100\n  B: NOUN 0.5200\n"
     assert first in captured.out
     assert max(map(len, captured.out.splitlines())) <= 80
@@ -183,4 +183,4 @@ def test_an_accuracy_needs_labels_to_tell(
 
     assert run([*asked, "--max-accuracy-loss", "0.04"]) == 2
 
-    assert "--max-accuracy-loss needs labels to tell" in capsys.readouterr().err
+    assert "--max-accuracy-loss needs labels" in capsys.readouterr().err

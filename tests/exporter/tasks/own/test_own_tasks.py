@@ -337,7 +337,7 @@ def test_a_pair_longer_than_the_model_is_left_out_and_counted(pairs: Path) -> No
 
     task = build_own_task("translation", OwnData(pairs))
 
-    assert "; 2 longer than the model takes are left out" in task.data_summary
+    assert "; 2 longer than the model allows are left out" in task.data_summary
     assert max(len(example.target) for example in task.chunks(0)) <= task.config.max_target_len
 
 
