@@ -125,7 +125,7 @@ def test_the_client_does_not_bring_what_runs_or_serves_models() -> None:
         "googleapis-common-protos",
         "grpcio",
         "grpcio-health-checking",
-        "grpcio-reflection",  # of the adapter for KServe's clients
+        "grpcio-reflection",  # for the adapter of KServe's clients
         "grpcio-status",
         "protobuf",
         "rich",

@@ -37,7 +37,7 @@ class _Prompt(NamedTuple):
     """A prompt, and how it is made into tokens."""
 
     given: Prompt
-    kept: int | None = None  # of a longer one so many last tokens
+    kept: int | None = None  # how many last tokens of a longer one
     is_part: bool = False  # no special tokens stand around a text
 
 
@@ -47,7 +47,7 @@ class _Limit(NamedTuple):
     most: int
     problem: str  # says why more are refused
     vocab_size: int
-    kept: int | None = None  # of a longer prompt its last ones
+    kept: int | None = None  # how many last tokens of a longer prompt
 
 
 class Constraints(Protocol):

@@ -108,7 +108,7 @@ class RequestFinished:
     timing: Timing
     seed: int  # that was in fact used; 0 where nothing was drawn
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
-    source_ids: tuple[int, ...] = ()  # of the prompt, with it or alignment asked for
+    source_ids: tuple[int, ...] = ()  # the prompt's, if it or alignment is asked for
 
 
 GenerationEvent = Admitted | TextDelta | SequenceFinished | RequestFinished

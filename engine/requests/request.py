@@ -132,7 +132,9 @@ class GenerationRequest:
     input_path: str = "inputs[0]"  # the prompt's path in the protocol's request, for errors
     target_prefix: str | tuple[int, ...] = ()  # the output begins with it
     add_special_tokens: bool = True  # around a prompt that is text
-    truncate_prompt_tokens: int | None = None  # of a longer prompt its last ones; None: refuse it
+    truncate_prompt_tokens: int | None = (
+        None  # how many last ones of a longer prompt; None: refuse it
+    )
     priority: int = 0  # lower runs earlier
     tenant: str = ""  # capacity is shared fairly between tenants
     deltas: Deltas | None = Deltas()  # None: no deltas, for the ends have the whole texts

@@ -28,15 +28,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("server.cli.checkpoints:explain", "Draw what the attention heads look at."),
     "export": ("server.cli.packages:export", "Export a checkpoint to a package, proven equal."),
     "verify": ("server.cli.packages:verify", "Compare a package with its checkpoint again."),
-    "diff": ("server.cli.difference:diff", "Compare two packages, or a package and a checkpoint."),
-    "serve": ("server.cli.service:serve", "Serve packages over gRPC."),
-    "cache": ("server.cli.cache:cache", "List and remove packages that were built here."),
+    "diff": ("server.cli.difference:diff", "Compare two packages, or a model and its package."),
+    "serve": ("server.cli.service:serve", "Serve models: packages, checkpoints, Hugging Face."),
+    "cache": ("server.cli.cache:cache", "List and remove packages that were built or fetched."),
     "gateway": (
         "server.cli.gateway:gateway",
         "Run one more gateway before the workers of a service.",
     ),
     "sign": ("server.cli.sign:sign", "Sign a package."),
-    "http": ("server.cli.http:http", "Answer OpenAI's protocol over HTTP, in front of a server."),
+    "http": ("server.cli.http:http", "Answer OpenAI's and KServe's protocols over HTTP."),
     "kserve": (
         "server.cli.kserve:kserve",
         "Answer KServe's protocol over gRPC, in front of a server.",
@@ -66,7 +66,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "loadtest.cli.load_test:loadtest",
         "Measure latencies and throughput of a server.",
     ),
-    "bench": ("loadtest.cli.benchmark:bench", "Measure the engine on a package, without a server."),
+    "bench": ("loadtest.cli.benchmark:bench", "Measure the engine on a model, without a server."),
 }
 
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it

@@ -66,7 +66,7 @@ class ModelPath(click.Path):
         if self._may_be_url and "://" in str(value) and found.stage != "name":
             return value
         if (problem := found.problem(*self._wanted)) is None:
-            return found.given if found.stage == "name" else Path(value)
+            return str(value) if found.stage == "name" else Path(value)
         if not os.path.lexists(value):
             self.fail(problem, param, ctx)
         raise CommandError(problem, NOT_USABLE)

@@ -13,6 +13,7 @@ import click
 
 from engine.config import EngineConfig
 from engine.distributions import check_cuda_distribution
+from engine.errors import PackageError
 from server.cli.exit_codes import FAILED
 from server.cli.extras import check_extras, needs
 from server.cli.interruption import cleaned_up
@@ -127,7 +128,13 @@ def _with_packages(config: Settings, rehash: bool) -> Settings:
     from server.packages.build import BuildOptions, build_package, is_package
 
     models, weights = config.packages.models, config.packages.weights
-    if not all(map(is_package, models.values())):
+    sources = [given for given in models.values() if not is_package(given)]
+    if sources and config.packages.require_signature is not None:
+        raise PackageError(
+            f"{sources[0]} is no package, and with --require-signature signed packages alone are "
+            "served; make one with `tokenweir export`, and sign it with `tokenweir sign`"
+        )
+    if sources:
         check_extras("serve", "cpu", "export", "import")
         check_access(config)  # fails before minutes of building
     options = BuildOptions(weights, config.engine.device, rehash)
@@ -224,6 +231,8 @@ def collect_models(
     packages: tuple[Path | str, ...], named: tuple[str, ...]
 ) -> dict[str, Path | str]:
     """Return the packages to serve by model name; UsageError if a name is missing or double."""
+    from engine.package.recognised import recognise
+
     pairs = [_split_pair(pair) for pair in named]
     if not packages and not pairs:
         raise click.UsageError("give at least one MODEL, or --model NAME=PATH")
@@ -235,7 +244,11 @@ def collect_models(
                 f"both {models[name]} and {path} would be model {name!r}; "
                 f"name one of them: --model OTHER={path}"
             )
-        models[name] = path.resolve() if isinstance(path, Path) else path
+        if isinstance(path, Path):
+            models[name] = path.resolve()
+        else:  # a name has its prefix, which it needs in a file of settings
+            found = recognise(path)
+            models[name] = f"hf://{found.given}" if found.stage == "name" else path
     return models
 
 

@@ -26,10 +26,10 @@ from engine.errors import PackageError
 from engine.package.manifest import FORMAT_VERSION
 from engine.package.recognised import recognise
 from server.packages.address import is_remote
-from server.packages.cache import BUILT, locked, make_private, user_cache
+from server.packages.cache import BUILT, ORIGIN, locked, make_private, user_cache
 from server.packages.hub import download
+from server.packages.kept import remove_unfinished
 
-ORIGIN = "origin.json"  # beside the result, when it is whole
 _SMALL = 2**20  # bytes of a file whose content is looked at each time
 _MOST_FILES = 10_000
 # `tokenweir` of this environment, whatever PATH says.
@@ -147,14 +147,17 @@ def _built(
         key = f"{name}-{digest[:16]}"
         entry = cache / BUILT / key
         with locked(cache / BUILT, key) as lock:
-            if (entry / name).exists() and _is_whole(entry, source, files, build):
+            if _is_whole(entry, name, source, files, build):
                 os.utime(entry / ORIGIN)  # used last
                 return entry / name
             entry.mkdir(mode=0o700, exist_ok=True)
             (entry / ORIGIN).unlink(missing_ok=True)
+            shutil.rmtree(entry / name, ignore_errors=True)  # damaged
+            remove_unfinished()
             try:
                 for command in commands(entry / name):
-                    say(f"building the {kind} of {given}, kept in {entry / name}")
+                    called = str(given).removeprefix("hf://")
+                    say(f"building the {kind} of {called}, kept in {entry / name}")
                     _run(command, source, lock)
                 if not source.exists() or _state(source, _files(source)) != state:
                     shutil.rmtree(entry)
@@ -169,6 +172,7 @@ def _built(
                 "options": options,
                 "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "sha256": _digests(source, files),
+                "num_bytes": _sizes(entry / name),
             }
             (part := entry / f".{ORIGIN}").write_text(json.dumps(origin, indent=1))
             part.rename(entry / ORIGIN)
@@ -185,7 +189,7 @@ def _files(source: Path) -> Mapping[str, os.stat_result]:
     if source.is_file():
         return {source.name: source.stat()}
     files: dict[str, os.stat_result] = {}
-    for folder, folders, names in os.walk(source, onerror=_raise):
+    for folder, folders, names in os.walk(source, onerror=_raise, followlinks=True):
         folders[:] = [one for one in folders if not one.startswith(".")]
         for path in (Path(folder, name) for name in names if not name.startswith(".")):
             if path.is_file():
@@ -217,12 +221,18 @@ def _digests(source: Path, files: Mapping[str, os.stat_result]) -> dict[str, str
     return {name: digest(name) for name in files}
 
 
+def _sizes(result: Path) -> dict[str, int]:
+    return {name: found.st_size for name, found in _files(result).items()}
+
+
 def _is_whole(
-    entry: Path, source: Path, files: Mapping[str, os.stat_result], build: BuildOptions
+    entry: Path, name: str, source: Path, files: Mapping[str, os.stat_result], build: BuildOptions
 ) -> bool:
-    """Say whether the result is there; with `rehash`, whether it is that of these very bytes."""
+    """Say whether the result is there whole; with `rehash`, if it is that of these very bytes."""
     try:
         origin = json.loads((entry / ORIGIN).read_bytes())
+        if origin["num_bytes"] != _sizes(entry / name):
+            return False
         return not build.rehash or origin["sha256"] == _digests(source, files)
     except (OSError, ValueError, KeyError, TypeError):
         return False

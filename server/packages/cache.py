@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 FETCHED, BUILT = "packages", "built"  # folders of the cache
+ORIGIN = "origin.json"  # beside what was built, when it is whole
 _LOCKS = ".{}.lock"
 
 

@@ -57,5 +57,10 @@ def download(name: str, revision: str | None) -> Path:
             "ORG/NAME, or HF_TOKEN for a private one"
         ) from error
     except Exception as error:  # also of its HTTP client, which is another in each release
+        if isinstance(error, OSError) and error.filename is not None:
+            raise PackageError(
+                f"{at} of the Hub cannot be kept in {error.filename}: {error.strerror}; set "
+                "HF_HOME to a directory with room that this user may write to"
+            ) from error
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise PackageUnreachable(f"{at} cannot be fetched from the Hub: {reason}") from error

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from engine.errors import PackageError
 from engine.package.package import MANIFEST_NAME
-from server.packages.build import ORIGIN
-from server.packages.cache import BUILT, FETCHED, locked, user_cache
+from server.packages.cache import BUILT, FETCHED, ORIGIN, locked, user_cache
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,9 @@ class Kept:
         except BlockingIOError:
             raise PackageError(f"{self.key} is being made or read; remove it later") from None
         except OSError as error:
-            raise PackageError(f"{self.directory} cannot be removed: {error.strerror}") from error
+            raise PackageError(
+                f"{self.directory} cannot be removed: {error.strerror or error}"
+            ) from error
 
 
 def kept() -> list[Kept]:
@@ -56,11 +57,19 @@ def kept() -> list[Kept]:
     return sorted(found, key=lambda one: -one.used_at)
 
 
+def remove_unfinished() -> None:
+    """Remove what a killed command had begun, unless somebody is at it again."""
+    for one in kept():
+        if one.kind == "unfinished":
+            with suppress(PackageError):
+                one.remove()
+
+
 def _kept(folder: Path, mark: str) -> Iterator[Kept]:
     for directory in folder.iterdir() if folder.is_dir() else ():
         with suppress(OSError):  # it was removed meanwhile
-            if not directory.is_dir():
-                continue  # a lock
+            if directory.is_symlink() or not directory.is_dir():
+                continue  # a lock, or nothing of ours
             kind, source, used_at = "unfinished", "", directory.stat().st_mtime
             with suppress(OSError, ValueError, KeyError, TypeError):  # half written, or damaged
                 if mark == ORIGIN:

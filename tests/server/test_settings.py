@@ -339,6 +339,19 @@ def test_a_path_that_was_typed_is_printed_for_a_file_in_any_folder(
     assert f'tokens = "{tmp_path / "tokens.toml"}"  # --tokens' in list(given.lines())
 
 
+def test_a_name_of_the_hub_is_printed_for_a_file_even_beside_a_directory_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me" / "net").mkdir(parents=True)
+    (tmp_path / "me" / "net" / "config.json").write_text('{"model_type": "gpt2"}')
+
+    assert run(["serve", "hf://me/net@v2", "--model", "b=other/net", "--print-config"]) == 0
+
+    models = tomllib.loads(capsys.readouterr().out)["packages"]["models"]
+    assert models == {"net": "hf://me/net@v2", "b": "hf://other/net"}
+
+
 @pytest.mark.parametrize("name", KNOWN)
 def test_of_a_key_that_a_section_does_not_have_the_nearest_is_named(
     name: str, tmp_path: Path

@@ -113,7 +113,7 @@ class GenerateOptions(CallOptions, SchedulingOptions, total=False):
     choice: Sequence[str] | None
     target_prefix: Prompt | None  # the output begins with it
     add_special_tokens: bool | None  # False: none stand around a prompt that is text
-    truncate_prompt_tokens: int | None  # of a longer prompt its last ones; left out: refuse it
+    truncate_prompt_tokens: int | None  # how many last ones of a longer prompt; left out: refuse it
     # Variables that the model's chat template names besides, such as {"enable_thinking": False}.
     chat_template_kwargs: Mapping[str, object] | None
     # Functions that may be called, for the chat template: {"type": "function", "function": {...}}.

@@ -125,7 +125,7 @@ class Generation(_BestFirst):
     timing: Timing
     provenance: Provenance
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
-    source_pieces: tuple[bytes, ...] = ()  # of the prompt's tokens, with their ids or alignment
+    source_pieces: tuple[bytes, ...] = ()  # the prompt's, with their ids or alignment
     prompt_token_ids: tuple[int, ...] = ()  # if asked for
 
 

@@ -25,7 +25,7 @@ from server.adapters.kserve.descriptions import (
 from server.adapters.kserve.inference import Inference
 from server.adapters.kserve.requests import InferRequest
 
-_JSON_SIZE = "Inference-Header-Content-Length"  # of a body that has bytes behind its JSON
+_JSON_SIZE = "Inference-Header-Content-Length"  # in a body that has bytes after its JSON
 _NOT_READY = 400  # the protocol's
 
 

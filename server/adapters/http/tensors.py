@@ -24,7 +24,7 @@ from server.adapters.kserve.tensors import (
 )
 
 _ALL_BINARY = "binary_data_output"  # parameter of a request: all outputs, unless one says it
-# Of JSON's values, by the letters of types; all others are whole numbers.
+# JSON's values by the letters of types; all others are whole numbers.
 _KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {"": (str,), "?": (bool,), "f": (int, float)}
 )

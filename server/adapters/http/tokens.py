@@ -17,7 +17,7 @@ _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_k
 
 
 class TokensRequest(OpenAiRequest):
-    """What both have; without a model, it is the first that generates."""
+    """The part that both have; without a model, it is the first that generates."""
 
     model: str = ""
 

@@ -102,7 +102,7 @@ class Generation:
     """A request for a generation, in our names."""
 
     asked: Asked
-    options: dict[str, Any]  # of our client's call
+    options: dict[str, Any]  # in our client's call
     texts: tuple[str, ...]  # names of the output that has the texts
     stream: bool | None  # None: nothing is said of it
 

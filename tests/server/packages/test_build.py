@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from engine.errors import PackageError
 from server.cli.cache import cache
 from server.packages import build
-from server.packages.build import ORIGIN, BuildOptions, build_checkpoint, build_package
-from server.packages.cache import locked
+from server.packages.build import BuildOptions, build_checkpoint, build_package
+from server.packages.cache import ORIGIN, locked
 from server.packages.kept import kept
 
 # Writes the file that makes its --out a checkpoint or a package, and notes what it was asked.
@@ -335,3 +335,50 @@ def test_a_source_that_may_not_be_read_is_told_as_that(
     monkeypatch.setattr(build, "_digests", refuse)
     with pytest.raises(PackageError, match=r"config\.json cannot be read: Permission denied"):
         build_package(original)
+
+
+@pytest.mark.parametrize("harm", ["cut", "removed"])
+def test_a_damaged_result_is_built_anew(commands: Path, original: Path, harm: str) -> None:
+    part = Path(build_package(original)) / "manifest.json"
+    part.write_text("{") if harm == "cut" else part.unlink()
+
+    assert (Path(build_package(original)) / "manifest.json").read_text() == "{}"
+    assert names(commands) == ["import", "export", "export"]
+
+
+def test_what_killed_commands_had_begun_is_removed_by_the_next(
+    commands: Path, original: Path, tmp_path: Path
+) -> None:
+    begun = [tmp_path / "cache" / "built" / "opus-0", tmp_path / "cache" / "packages" / ".1.part"]
+    for directory in begun:
+        (directory / "half").mkdir(parents=True, mode=0o700)
+    (held := tmp_path / "cache" / "built" / "opus-2").mkdir()
+
+    with locked(held.parent, held.name):  # another start is at it
+        build_package(original)
+
+    assert [one.exists() for one in (*begun, held)] == [False, False, True]
+
+
+def test_a_change_in_a_linked_folder_is_seen(commands: Path, original: Path) -> None:
+    (original / "1_Pooling").rename(shared := original.parent / "shared")
+    (original / "1_Pooling").symlink_to(shared)
+    first = build_package(original)
+
+    (shared / "config.json").write_text("{ }")
+
+    assert build_package(original) != first
+
+
+def test_links_in_the_cache_are_left_alone(commands: Path, original: Path, tmp_path: Path) -> None:
+    build_package(original)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    for folder, mark in (("packages", "manifest.json"), ("built", ORIGIN)):
+        (elsewhere / mark).write_text("{}")
+        (tmp_path / "cache" / folder).mkdir(exist_ok=True)
+        (tmp_path / "cache" / folder / "link").symlink_to(elsewhere)
+
+    assert CliRunner().invoke(cache, ["--clear"]).exit_code == 0
+
+    assert kept() == []
+    assert sorted(os.listdir(elsewhere)) == ["manifest.json", ORIGIN]

@@ -180,3 +180,15 @@ def test_an_unsigned_package_is_refused_before_ray_starts(package: Path, tmp_pat
 
     with pytest.raises(PackageError, match="has no signature"):
         serve_models(Settings(listen=Listen(port=0), packages=packages), announce=print)
+
+
+def test_what_is_no_package_is_not_built_where_signatures_are_required(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, public = make_key(tmp_path / "key.pem")
+    (model := tmp_path / "net").mkdir()
+    (model / "config.json").write_text('{"model_type": "gpt2"}')
+
+    assert run(["serve", str(model), "--require-signature", str(public)]) == 3
+
+    assert f"error: {model} is no package, and with --require-signature" in capsys.readouterr().err
