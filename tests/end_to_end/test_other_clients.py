@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -148,7 +149,31 @@ async def test_openai(served: Served):
     await served.run(sys.executable, "-P", "use_openai.py")
 
 
+async def test_the_call_of_grpc_health_probe(served: Served):
+    await served.run(sys.executable, "-P", "use_grpc_health_probe.py", served.grpc)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", IN_PYTHON)
 async def test_a_client_in_python(name: str, served: Served, environment: Callable[[str], Path]):
     await served.run(environment(name), "-P", f"use_{name}.py")
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the clients in JavaScript; give the folder, which has their programs too."""
+    folder = tmp_path_factory.mktemp("node")
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    for path in (*PROGRAMS.glob("*.mjs"), PROGRAMS / "package.json"):
+        shutil.copy(path, folder)
+    npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
+    if subprocess.run(npm, cwd=folder, check=False).returncode:
+        pytest.skip("the packages of package.json cannot be had here")
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["openai", "ai_sdk"])
+async def test_a_client_in_javascript(name: str, served: Served, modules: Path):
+    await served.run("node", modules / f"use_{name}.mjs")

@@ -1,7 +1,5 @@
 """pydantic-ai: a plain agent, an agent with a tool, its output as a type by a tool and as JSON."""
 
-import asyncio
-
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, RunContext
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -36,14 +34,8 @@ class CityLocation(BaseModel):
 
 city = Agent(model, output_type=CityLocation).run_sync("Where were the olympics held in 2012?")
 native = Agent(model, output_type=NativeOutput(CityLocation)).run_sync("Where were they in 2016?")
-
-
-async def stream() -> str:
-    async with agent.run_stream("What is a weir?") as response:
-        return [text async for text in response.stream_text(debounce_by=None)][-1]
-
-
-streamed = asyncio.run(stream())
+with agent.run_stream_sync("What is a weir?") as response:
+    *_, streamed = response.stream_text(debounce_by=None)
 
 assert result.output == streamed == "A weir is a low dam across a river."
 assert game.output == "It is 4"
