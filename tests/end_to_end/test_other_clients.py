@@ -19,13 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
+import torch
 from tokenweir import AsyncClient
+from transformers import PreTrainedTokenizerFast
 
 from engine.config import EngineConfig
 from engine.text.chat_format import ChatFormat
-from server.config import WorkerConfig
+from server.config import GatewayConfig, WorkerConfig
+from server.gateway.gateway import Gateway
+from server.settings import Metrics, Settings
+from server.telemetry.metrics_page import MetricsPage
 from server.worker.worker import Worker
 from tests.conftest import EOS, VOCAB_SIZE
 from tests.fakes.engines import FakePredictor, prediction_package
@@ -93,6 +99,7 @@ class Served:
 
     url: str
     grpc: str
+    metrics: str
 
     async def run(self, *command: str | Path) -> str:
         """Run a client until it ends well; return what it writes."""
@@ -119,8 +126,18 @@ async def served(scripted_engine: Callable[..., Any]) -> AsyncIterator[Served]:
     worker = Worker({"assistant": engine, "embedder": embedder}, WorkerConfig())
     address = await worker.start()
     try:
-        async with AsyncClient(address, timeout=60) as client, http_of(client) as caller:
-            yield Served(caller.url, address)
+        gateway = Gateway(GatewayConfig(worker_wait=60))
+        port = await gateway.start()
+        await gateway.sync([address])
+        settings = Settings(metrics=Metrics(port=0))
+        page = MetricsPage(settings, gateway.snapshot, gateway.worker_snapshots)
+        try:
+            async with AsyncClient(f"127.0.0.1:{port}", timeout=60) as client:
+                async with http_of(client) as caller:
+                    yield Served(caller.url, f"127.0.0.1:{port}", f"http://127.0.0.1:{page.port}")
+        finally:
+            await asyncio.to_thread(page.close)
+            await gateway.close()
     finally:
         await worker.drain(0)
 
@@ -153,6 +170,17 @@ async def test_the_call_of_grpc_health_probe(served: Served):
     await served.run(sys.executable, "-P", "use_grpc_health_probe.py", served.grpc)
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+async def test_promtool_finds_nothing_to_say_of_the_metrics(served: Served):
+    await served.run(sys.executable, "-P", "use_openai.py")  # which is counted
+    async with aiohttp.ClientSession() as session:
+        for url in (served.url, served.metrics):
+            async with session.get(f"{url}/metrics") as answer:
+                page = await answer.read()
+            promtool = subprocess.run(["promtool", "check", "metrics"], input=page, check=False)
+            assert promtool.returncode == 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", IN_PYTHON)
 async def test_a_client_in_python(name: str, served: Served, environment: Callable[[str], Path]):
@@ -177,3 +205,32 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["openai", "ai_sdk"])
 async def test_a_client_in_javascript(name: str, served: Served, modules: Path):
     await served.run("node", modules / f"use_{name}.mjs")
+
+
+@pytest.mark.long
+async def test_guidellm(
+    served: Served,
+    environment: Callable[[str], Path],
+    byte_tokenizer_file: Path,
+    tmp_path: Path,
+):
+    python = environment("guidellm")
+    # It imports torch, of which the one here will do.
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(byte_tokenizer_file), eos_token="</s>")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+
+    await served.run(
+        *(python.parent / "guidellm", "run"),
+        *("--backend", f"kind=openai_http,target={served.url}"),
+        *("--profile", "kind=concurrent,streams=2"),
+        *("--constraint", "kind=max_requests,count=4"),
+        *("--tokenizer", f"kind=hf_auto,model={tmp_path / 'tokenizer'}"),
+        *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"),
+        *("--output", f"kind=json,path={tmp_path / 'report.json'}", "--disable-console"),
+    )
+
+    (found,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
+    assert len(found["requests"]["successful"]) == 4
+    assert found["requests"]["errored"] == []

@@ -253,8 +253,8 @@ WRONG = [
     ({"prompt_token_ids": True}, "prompt_token_ids is not an option of this server; the nearest "
      "is return_token_ids", "prompt_token_ids"),
     ({"priority": 3}, "priority=3 is not an option of this server; leave it out", "priority"),
-    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."
-     "continuous_usage_stats is not an option of this server; leave it out", "stream_options"),
+    ({"stream_options": {"continuous_usage": True}}, "stream_options.continuous_usage is not an "
+     "option of this server; the nearest is continuous_usage_stats", "stream_options"),
     ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer", "max_tokens"),
     ({"prompt": []}, "prompt: give a text or token ids, or a list of the one or the other, not "
      "an empty one", "prompt"),
