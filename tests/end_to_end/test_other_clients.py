@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "clients"
 PAGE = ROOT / "server/docs/reference/clients.md"
 # Each has an environment of its own, since they want different versions of openai.
-IN_PYTHON = [
-    "instructor",
-    "langchain",
-    "litellm",
-    "llama_index",
-    "openai_agents",
-    "pydantic_ai",
-]
+# Each has an environment of its own, since they want different versions of openai.
+IN_PYTHON = ["instructor", "langchain", "litellm", "llama_index", "openai_agents", "pydantic_ai"]
 
 TURN, END = "<|im_start|>", "<|im_end|>"
 ASKED = f"{TURN}assistant:"
@@ -154,12 +148,25 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         # The list is whole, so nothing has to be resolved, and no other constraint counts.
         pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
         pip += ["--no-deps", "--no-compile", "-r", PROGRAMS / f"{name}.txt"]
-        alone = {**os.environ, "PIP_CONSTRAINT": "", "PIP_CONFIG_FILE": os.devnull}
+        alone = {**os.environ, "PIP_CONSTRAINT": ""}
         if subprocess.run(pip, env=alone, check=False).returncode:
             pytest.skip(f"the packages of {name}.txt cannot be had here")
         return python
 
     return make
+
+
+def test_the_table_of_clients_has_the_versions_that_are_tested():
+    lists = [*PROGRAMS.glob("*.txt"), ROOT / "constraints.txt"]
+    pins = {line for path in lists for line in path.read_text().splitlines()}
+    modules = json.loads((PROGRAMS / "package.json").read_text())["dependencies"]
+    pins |= {f"{name}=={version}" for name, version in modules.items()}
+    rows = re.findall(r"^\| .*?`([\w-]+)`.*? \| ([\d.]+) \|", PAGE.read_text(), re.M)
+
+    others = {f"{name}=={version}" for name, version in rows} - pins
+
+    assert len(rows) == 13
+    assert others == {"lm-eval==0.4.13", "promtool==2.42.0"}  # tested elsewhere, and of Debian
 
 
 async def test_openai(served: Served):
