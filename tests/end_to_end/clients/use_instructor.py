@@ -1,4 +1,4 @@
-"""instructor: the default mode, retries off, and a list of objects in a stream."""
+"""instructor: the default mode, JSON, and an object that is filled as it comes."""
 
 import instructor
 from openai import OpenAI

@@ -32,8 +32,7 @@ async def main() -> None:
     result = await Runner.run(agent, "Write a haiku about recursion in programming.")
     print(result.final_output)
 
-    weather = Agent(name="Weather", instructions="You only say haikus.", model=model)
-    weather.tools.append(get_weather)
+    weather = Agent(name="Weather", tools=[get_weather], model=model)
     told = await Runner.run(weather, "What's the weather in Tokyo?")
     triage = Agent(name="Triage", instructions="Hand off.", handoffs=[weather], model=model)
     handed = await Runner.run(triage, "What's the weather in Tokyo?")
