@@ -218,6 +218,9 @@ class StreamDetails(Body):
     """How a stream ends."""
 
     include_usage: bool | None = None
+    # vLLM's, which guidellm always asks for: usage so far in every chunk. Clients keep the last
+    # one, and that is the one at the end; before it, the server tells no tokens of the prompt.
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # nothing is added here, which may be asked for
 
 

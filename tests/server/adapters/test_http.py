@@ -121,10 +121,12 @@ async def test_temperature_zero_is_the_most_likely_token():
     assert generator.requests[0].params.strategy == "greedy"
 
 
-async def test_a_stream_has_the_pieces_the_end_and_what_it_took():
+@pytest.mark.parametrize("more", [{}, {"continuous_usage_stats": True}])  # the latter: guidellm
+async def test_a_stream_has_the_pieces_the_end_and_what_it_took(more: dict[str, bool]):
+    details = {"include_usage": True, **more}
     async with http_before(able()) as caller:
         events = await caller.stream(
-            model="dates", prompt="ab c", stream_options={"include_usage": True}, logprobs=0
+            model="dates", prompt="ab c", stream_options=details, logprobs=0
         )
 
     assert events[-1] == "[DONE]"
@@ -253,8 +255,8 @@ WRONG = [
     ({"prompt_token_ids": True}, "prompt_token_ids is not an option of this server; the nearest "
      "is return_token_ids", "prompt_token_ids"),
     ({"priority": 3}, "priority=3 is not an option of this server; leave it out", "priority"),
-    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options."
-     "continuous_usage_stats is not an option of this server; leave it out", "stream_options"),
+    ({"stream_options": {"continuous_usage": True}}, "stream_options.continuous_usage is not an "
+     "option of this server; the nearest is continuous_usage_stats", "stream_options"),
     ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer", "max_tokens"),
     ({"prompt": []}, "prompt: give a text or token ids, or a list of the one or the other, not "
      "an empty one", "prompt"),
@@ -322,7 +324,7 @@ NOTHING = [
     {"tools": [{"type": "function"}], "tool_choice": "none", "logit_bias": {}},
     {"include_reasoning": True, "separate_reasoning": True, "verbosity": "medium"},
     {"repeat_penalty": 1, "top_logprobs": 0, "seed": -1},
-    {"stream_options": {"include_usage": None, "continuous_usage_stats": False}},
+    {"stream_options": {"include_usage": None, "continuous_usage_stats": True}},
     {"chat_template_kwargs": {}, "structured_outputs": None},
 ]  # fmt: skip
 

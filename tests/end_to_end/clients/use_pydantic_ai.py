@@ -1,0 +1,43 @@
+"""pydantic-ai: a plain agent, an agent with a tool, its output as a type by a tool and as JSON."""
+
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, RunContext
+from pydantic_ai.models.openai import OpenAIChatModel
+
+model = OpenAIChatModel("assistant")
+agent = Agent(model, instructions="Be concise, reply with one sentence.")
+result = agent.run_sync('Where does "hello world" come from?')
+print(result.output)
+
+dice = Agent(model, deps_type=str, instructions="You are a dice game.")
+
+
+@dice.tool_plain
+def roll_dice() -> str:
+    """Roll a six-sided die and return the result."""
+    return "4"
+
+
+@dice.tool
+def get_player_name(ctx: RunContext[str]) -> str:
+    """Get the player's name."""
+    return ctx.deps
+
+
+game = dice.run_sync("My guess is 4", deps="Anne")
+
+
+class CityLocation(BaseModel):
+    city: str
+    country: str
+
+
+city = Agent(model, output_type=CityLocation).run_sync("Where were the olympics held in 2012?")
+native = Agent(model, output_type=NativeOutput(CityLocation)).run_sync("Where were they in 2016?")
+with agent.run_stream_sync("What is a weir?") as response:
+    *_, streamed = response.stream_text(debounce_by=None)
+
+assert result.output == streamed == "A weir is a low dam across a river."
+assert game.output == "It is 4"
+assert isinstance(city.output, CityLocation) and isinstance(native.output, CityLocation)
+assert result.usage.output_tokens > 0

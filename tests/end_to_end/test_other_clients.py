@@ -1,0 +1,243 @@
+"""Other people's clients run the first example of their own documentation against this server.
+
+The programs in `clients` are these examples. The address and the key come from the environment,
+as every client has it, and the model is called `assistant` or `embedder`; below each example
+stands what it has to find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import torch
+from tokenweir import AsyncClient
+from transformers import PreTrainedTokenizerFast
+
+from engine.config import EngineConfig
+from engine.text.chat_format import ChatFormat
+from server.config import GatewayConfig, WorkerConfig
+from server.gateway.gateway import Gateway
+from server.settings import Metrics, Settings
+from server.telemetry.metrics_page import MetricsPage
+from server.worker.worker import Worker
+from tests.conftest import EOS, VOCAB_SIZE
+from tests.fakes.engines import FakePredictor, prediction_package
+from tests.fakes.http_calls import http_of
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "clients"
+PAGE = ROOT / "server/docs/reference/clients.md"
+# Each has an environment of its own, since they want different versions of openai.
+# Each has an environment of its own, since they want different versions of openai.
+IN_PYTHON = ["instructor", "langchain", "litellm", "llama_index", "openai_agents", "pydantic_ai"]
+
+TURN, END = "<|im_start|>", "<|im_end|>"
+ASKED = f"{TURN}assistant:"
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% for m in messages %}"
+    f"{TURN}{{{{ m.role }}}}:"
+    "{{ m.content if m.content is not none }}{{ m.tool_calls | tojson if m.tool_calls }}"
+    f"{END}"
+    f"{{% endfor %}}{ASKED}"
+)
+SAID = "A weir is a low dam across a river."
+
+
+def answer_of(prompt: str) -> str:
+    """Call the first function, repeat what a function gave, or say what a weir is."""
+    role, _, content = prompt.split(TURN)[-2].partition(":")
+    if role == "tool":
+        return f"It is {content.partition(END)[0]}"
+    tools = re.search("<tools>(.*?)</tools>", prompt)
+    if tools is None:
+        return SAID
+    function = json.loads(tools[1])[0]["function"]
+    call = {"name": function["name"], "arguments": example_of(function["parameters"])}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+def example_of(schema: dict[str, Any]) -> Any:
+    if "properties" in schema:
+        return {name: example_of(one) for name, one in schema["properties"].items()}
+    return {"integer": 7, "number": 0.5, "array": []}.get(schema.get("type", ""), "Tokyo")
+
+
+def script(source: list[int], tokens: list[int]) -> np.ndarray:
+    """Write the answer where nothing forbids it, else anything, with strings that end soon."""
+    prompt, _, written = bytes(tokens).decode(errors="replace").rpartition(ASKED)
+    row = np.random.default_rng(len(tokens)).normal(size=VOCAB_SIZE).astype(np.float32)
+    row[[EOS, *b'"]}']] += 4
+    answer = answer_of(prompt + ASKED)
+    if answer.startswith(written):
+        row[answer.encode()[len(written)] if len(written) < len(answer) else EOS] += 40
+    return row
+
+
+@dataclass(frozen=True)
+class Served:
+    """Addresses of one server."""
+
+    url: str
+    grpc: str
+    metrics: str
+
+    async def run(self, *command: str | Path) -> str:
+        """Run a client until it ends well; return what it writes."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=PROGRAMS,
+            env={**os.environ, "OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_API_KEY": "any"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        told, _ = await asyncio.wait_for(process.communicate(), 240)
+        assert process.returncode == 0, told.decode()
+        return told.decode()
+
+
+@pytest.fixture
+async def served(scripted_engine: Callable[..., Any]) -> AsyncIterator[Served]:
+    """Serve a chat model that calls functions, and a model for embeddings."""
+    chat = ChatFormat(template=TEMPLATE, tool_format="hermes")
+    engine, _ = scripted_engine(
+        script, config=EngineConfig(max_num_seqs=8), chat=chat, max_len=8192
+    )
+    embedder = FakePredictor(prediction_package("embedder", task="embed"))
+    worker = Worker({"assistant": engine, "embedder": embedder}, WorkerConfig())
+    address = await worker.start()
+    try:
+        gateway = Gateway(GatewayConfig(worker_wait=60))
+        port = await gateway.start()
+        await gateway.sync([address])
+        settings = Settings(metrics=Metrics(port=0))
+        page = MetricsPage(settings, gateway.snapshot, gateway.worker_snapshots)
+        try:
+            async with AsyncClient(f"127.0.0.1:{port}", timeout=60) as client:
+                async with http_of(client) as caller:
+                    yield Served(caller.url, f"127.0.0.1:{port}", f"http://127.0.0.1:{page.port}")
+        finally:
+            await asyncio.to_thread(page.close)
+            await gateway.close()
+    finally:
+        await worker.drain(0)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Make the environment of a client; give its Python."""
+
+    def make(name: str) -> Path:
+        python = tmp_path_factory.mktemp(name) / "bin" / "python"
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True
+        )
+        # The list is whole, so nothing has to be resolved, and no other constraint counts.
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+        pip += ["--no-deps", "--no-compile", "-r", PROGRAMS / f"{name}.txt"]
+        alone = {**os.environ, "PIP_CONSTRAINT": ""}
+        if subprocess.run(pip, env=alone, check=False).returncode:
+            pytest.skip(f"the packages of {name}.txt cannot be had here")
+        return python
+
+    return make
+
+
+def test_the_table_of_clients_has_the_versions_that_are_tested():
+    lists = [*PROGRAMS.glob("*.txt"), ROOT / "constraints.txt"]
+    pins = {line for path in lists for line in path.read_text().splitlines()}
+    modules = json.loads((PROGRAMS / "package.json").read_text())["dependencies"]
+    pins |= {f"{name}=={version}" for name, version in modules.items()}
+    rows = re.findall(r"^\| .*?`([\w-]+)`.*? \| ([\d.]+) \|", PAGE.read_text(), re.M)
+
+    others = {f"{name}=={version}" for name, version in rows} - pins
+
+    assert len(rows) == 13
+    assert others == {"lm-eval==0.4.13", "promtool==2.42.0"}  # tested elsewhere, and of Debian
+
+
+async def test_openai(served: Served):
+    await served.run(sys.executable, "-P", "use_openai.py")
+
+
+async def test_the_call_of_grpc_health_probe(served: Served):
+    await served.run(sys.executable, "-P", "use_grpc_health_probe.py", served.grpc)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+async def test_promtool_finds_nothing_to_say_of_the_metrics(served: Served):
+    await served.run(sys.executable, "-P", "use_openai.py")  # which is counted
+    async with aiohttp.ClientSession() as session:
+        for url in (served.url, served.metrics):
+            async with session.get(f"{url}/metrics") as answer:
+                page = await answer.read()
+            promtool = subprocess.run(["promtool", "check", "metrics"], input=page, check=False)
+            assert promtool.returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", IN_PYTHON)
+async def test_a_client_in_python(name: str, served: Served, environment: Callable[[str], Path]):
+    await served.run(environment(name), "-P", f"use_{name}.py")
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the clients in JavaScript; give the folder, which has their programs too."""
+    folder = tmp_path_factory.mktemp("node")
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    for path in (*PROGRAMS.glob("*.mjs"), PROGRAMS / "package.json"):
+        shutil.copy(path, folder)
+    npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
+    if subprocess.run(npm, cwd=folder, check=False).returncode:
+        pytest.skip("the packages of package.json cannot be had here")
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["openai", "ai_sdk"])
+async def test_a_client_in_javascript(name: str, served: Served, modules: Path):
+    await served.run("node", modules / f"use_{name}.mjs")
+
+
+@pytest.mark.long
+async def test_guidellm(
+    served: Served,
+    environment: Callable[[str], Path],
+    byte_tokenizer_file: Path,
+    tmp_path: Path,
+):
+    python = environment("guidellm")
+    # It imports torch, of which the one here will do.
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(byte_tokenizer_file), eos_token="</s>")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+
+    await served.run(
+        *(python.parent / "guidellm", "run"),
+        *("--backend", f"kind=openai_http,target={served.url}"),
+        *("--profile", "kind=concurrent,streams=2"),
+        *("--constraint", "kind=max_requests,count=4"),
+        *("--tokenizer", f"kind=hf_auto,model={tmp_path / 'tokenizer'}"),
+        *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"),
+        *("--output", f"kind=json,path={tmp_path / 'report.json'}", "--disable-console"),
+    )
+
+    (found,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
+    assert len(found["requests"]["successful"]) == 4
+    assert found["requests"]["errored"] == []
