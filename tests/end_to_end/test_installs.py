@@ -88,6 +88,18 @@ def install(wheels: Path, tmp_path: Path) -> Callable[[str], Path]:
     return installed
 
 
+@pytest.mark.parametrize("python", ["3.12", "3.13", "3.14"])
+def test_all_that_serves_has_wheels_for_newer_pythons(
+    wheels: Path, tmp_path: Path, python: str
+) -> None:
+    (ours,) = wheels.glob("tokenweir-*")
+    pip = (sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed")
+    other = ("--python-version", python, "--only-binary", ":all:", "--target", tmp_path)
+    constraints = ("--constraint", ROOT / "constraints.txt")
+
+    run(*pip, *other, *constraints, f"{ours}[cpu,serve,http,otel,buckets,loadtest]")
+
+
 @pytest.mark.ray
 def test_server_client_and_load_test_are_three_installs(
     install: Callable[[str], Path], package: Path, tmp_path: Path
