@@ -19,7 +19,7 @@ from server.cli.tables import print_table
 if TYPE_CHECKING:
     from server.packages.kept import Kept
 
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_PREFIXES = ["", "k", "m", "g", "t"]
 
 
 def _read_size(
@@ -28,10 +28,10 @@ def _read_size(
     """Turn "20GB" into bytes."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text, re.IGNORECASE)
     if found is None:
         raise click.BadParameter(f"{text[:100]!r} is no size, as 20GB or 500M are.")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(found[1]) * (1024.0 if found[3] else 1000.0) ** _PREFIXES.index(found[2].lower())
 
 
 @click.command(

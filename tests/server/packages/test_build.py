@@ -226,7 +226,8 @@ def test_the_cache_is_listed_and_emptied(commands: Path, original: Path) -> None
     assert "the cache has no such" in run(cache, ["--remove", "such"]).stderr
     assert "is no size" in run(cache, ["--max-size", "much"]).stderr
     assert key not in run(cache, ["--remove", key]).stdout and len(kept()) == 1
-    assert "0 MB in 1 directories" in run(cache, ["--max-size", "1GB"]).stdout
+    for size in ("1GB", "1 gib", "900K"):
+        assert "0 MB in 1 directories" in run(cache, ["--max-size", size]).stdout
     run(cache, ["--max-size", "0"])
 
     assert kept() == []
