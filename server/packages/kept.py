@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,9 @@ from pathlib import Path
 from engine.errors import PackageError
 from engine.package.package import MANIFEST_NAME
 from server.packages.cache import BUILT, FETCHED, ORIGIN, locked, user_cache
+
+# Names of what is built, fetched and being fetched. Another directory is nobody's to remove.
+_OURS = re.compile(r".+-[0-9a-f]{16}|[0-9a-f]{64}|\.[0-9a-f]{64}\.part")
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,9 @@ def remove_unfinished() -> None:
 def _kept(folder: Path, mark: str) -> Iterator[Kept]:
     for directory in folder.iterdir() if folder.is_dir() else ():
         with suppress(OSError):  # it was removed meanwhile
-            if directory.is_symlink() or not directory.is_dir():
-                continue  # a lock, or nothing of ours
+            is_ours = _OURS.fullmatch(directory.name) and not directory.is_symlink()
+            if not (is_ours and directory.is_dir()):
+                continue  # a lock, or another's
             kind, source, used_at = "unfinished", "", directory.stat().st_mtime
             with suppress(OSError, ValueError, KeyError, TypeError):  # half written, or damaged
                 if mark == ORIGIN:

@@ -22,6 +22,7 @@ from server.packages.build import BuildOptions, build_checkpoint, build_package
 from server.packages.cache import ORIGIN, locked
 from server.packages.kept import kept
 
+DIGEST = 8 * "0123abcd"
 # Writes the file that makes its --out a checkpoint or a package, and notes what it was asked.
 COMMAND = """
 import json, os, sys, pathlib
@@ -249,12 +250,12 @@ def test_what_is_being_made_stays_and_all_others_are_removed(
     commands: Path, original: Path, tmp_path: Path
 ) -> None:
     build_package(original)
-    (part := tmp_path / "cache" / "packages" / ".abc.part").mkdir(parents=True)
+    (part := tmp_path / "cache" / "packages" / f".{DIGEST}.part").mkdir(parents=True)
 
-    with locked(part.parent, "abc"):  # by a worker that fetches it
+    with locked(part.parent, DIGEST):  # by a worker that fetches it
         done = CliRunner().invoke(cache, ["--clear"])
     assert isinstance(done.exception, PackageError)
-    assert str(done.exception) == ".abc.part is being made or read; remove it later"
+    assert str(done.exception) == f".{DIGEST}.part is being made or read; remove it later"
 
     assert [one.directory for one in kept()] == [part]
     assert CliRunner().invoke(cache, ["--clear"]).exit_code == 0 and kept() == []
@@ -347,18 +348,28 @@ def test_a_damaged_result_is_built_anew(commands: Path, original: Path, harm: st
     assert names(commands) == ["import", "export", "export"]
 
 
+def test_a_result_that_was_signed_is_not_built_anew(commands: Path, original: Path) -> None:
+    (Path(build_package(original)) / "manifest.sig").write_text("signature")
+
+    assert (Path(build_package(original)) / "manifest.sig").exists()
+    assert names(commands) == ["import", "export"]
+
+
 def test_what_killed_commands_had_begun_is_removed_by_the_next(
     commands: Path, original: Path, tmp_path: Path
 ) -> None:
-    begun = [tmp_path / "cache" / "built" / "opus-0", tmp_path / "cache" / "packages" / ".1.part"]
+    begun = [tmp_path / "cache" / "built" / f"opus-{DIGEST[:16]}"]
+    begun.append(tmp_path / "cache" / "packages" / f".{DIGEST}.part")
     for directory in begun:
         (directory / "half").mkdir(parents=True, mode=0o700)
-    (held := tmp_path / "cache" / "built" / "opus-2").mkdir()
+    (held := tmp_path / "cache" / "built" / f"net-{DIGEST[:16]}").mkdir()
+    (yours := tmp_path / "cache" / "packages" / "notes").mkdir()
 
     with locked(held.parent, held.name):  # another start is at it
         build_package(original)
 
-    assert [one.exists() for one in (*begun, held)] == [False, False, True]
+    assert [one.exists() for one in (*begun, held, yours)] == [False, False, True, True]
+    assert yours not in [one.directory for one in kept()]
 
 
 def test_a_change_in_a_linked_folder_is_seen(commands: Path, original: Path) -> None:
@@ -377,7 +388,7 @@ def test_links_in_the_cache_are_left_alone(commands: Path, original: Path, tmp_p
     for folder, mark in (("packages", "manifest.json"), ("built", ORIGIN)):
         (elsewhere / mark).write_text("{}")
         (tmp_path / "cache" / folder).mkdir(exist_ok=True)
-        (tmp_path / "cache" / folder / "link").symlink_to(elsewhere)
+        (tmp_path / "cache" / folder / f"net-{DIGEST[:16]}").symlink_to(elsewhere)
 
     assert CliRunner().invoke(cache, ["--clear"]).exit_code == 0
 
