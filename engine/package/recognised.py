@@ -107,6 +107,8 @@ def _missing(given: str) -> Recognised:
     if found is not None and (found[1] or is_short or not parent.is_dir()):
         said = f"there is no {given} here; a model of the Hub is fetched first"
         return Recognised(found[2], "name", said)
+    if given.startswith("hf://"):
+        return Recognised(given, None, f"{given} is no name of the Hub, as hf://ORG/NAME is")
     hint = f"; the nearest is {parent / near}" if near else ""
     return Recognised(given, None, f"there is no {given}{hint}")
 

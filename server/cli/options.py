@@ -63,7 +63,8 @@ class ModelPath(click.Path):
             return value if "://" in str(value) else Path(value)  # the command names its extras
 
         found = recognise(value)
-        if self._may_be_url and "://" in str(value) and found.stage != "name":
+        is_of_hub = found.stage == "name" or str(value).startswith("hf://")
+        if self._may_be_url and "://" in str(value) and not is_of_hub:
             return value
         if (problem := found.problem(*self._wanted)) is None:
             return str(value) if found.stage == "name" else Path(value)

@@ -350,6 +350,8 @@ def test_a_name_of_the_hub_is_printed_for_a_file_even_beside_a_directory_of_its_
 
     models = tomllib.loads(capsys.readouterr().out)["packages"]["models"]
     assert models == {"net": "hf://me/net@v2", "b": "hf://other/net"}
+    assert run(["serve", "hf://"]) == 2
+    assert "hf:// is no name of the Hub, as hf://ORG/NAME is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", KNOWN)
