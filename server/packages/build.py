@@ -8,6 +8,7 @@ names, sizes and times of all its files count, and the content of small ones.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -178,9 +179,11 @@ def _built(
             part.rename(entry / ORIGIN)
             return entry / name
     except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        way_out = "make room by `tokenweir cache --max-size`, or " if is_full else ""
         raise PackageError(
-            f"{source} cannot be kept as a {kind} in {cache}: {error}; set TOKENWEIR_CACHE to "
-            "another directory, or make room by `tokenweir cache --max-size`"
+            f"{source} cannot be kept as a {kind} in {cache}: {error}; {way_out}set "
+            "TOKENWEIR_CACHE to another directory"
         ) from error
 
 

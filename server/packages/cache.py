@@ -31,10 +31,14 @@ _LOCKS = ".{}.lock"
 def user_cache() -> Path:
     """Return the directory of TOKENWEIR_CACHE, else that in the user's cache folder.
 
-    Raises PackageError for a user that has none, as in a container that runs under another number.
+    Raises PackageError for a user that has none, as in a container that runs under another number,
+    and for a file in its place.
     """
     if given := os.environ.get("TOKENWEIR_CACHE"):
-        return Path(given).expanduser().absolute()
+        cache = Path(given).expanduser().absolute()
+        if cache.exists() and not cache.is_dir():
+            raise PackageError(f"TOKENWEIR_CACHE={given} is a file; set it to a directory")
+        return cache
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".cache")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -71,6 +73,26 @@ def asked(commands: Path) -> list[list[str]]:
 
 def names(commands: Path) -> list[str]:
     return [command[0] for command in asked(commands)]
+
+
+def ended_while_it_builds(
+    number: signal.Signals, commands: Path, original: Path, pipe: Path
+) -> str:
+    """Send a signal to a start whose first command waits; return what it printed."""
+    code = (
+        "import sys; from server.packages import build; build.COMMAND = (sys.executable, '-c', "
+        f"{COMMAND!r}); build.build_package({str(original)!r})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "WAITS": str(pipe)},
+        stderr=None if number == signal.SIGKILL else subprocess.PIPE,  # its command lives on
+        text=True,
+    ) as process:
+        while not asked(commands):
+            assert process.poll() is None
+        process.send_signal(number)
+        return process.stderr.read() if process.stderr else ""
 
 
 def test_what_is_missing_is_made_once(commands: Path, original: Path) -> None:
@@ -179,15 +201,7 @@ def test_a_killed_start_leaves_its_lock_to_its_command(
     commands: Path, original: Path, tmp_path: Path
 ) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    code = (
-        "import sys; from server.packages import build; build.COMMAND = (sys.executable, '-c', "
-        f"{COMMAND!r}); build.build_package({str(original)!r})"
-    )
-    start = [sys.executable, "-c", code]
-    with subprocess.Popen(start, env={**os.environ, "WAITS": str(pipe)}) as process:
-        while not asked(commands):
-            assert process.poll() is None
-        process.kill()
+    ended_while_it_builds(signal.SIGKILL, commands, original, pipe)
 
     assert [one.kind for one in kept()] == ["unfinished"] * 2
     importing = next(one for one in kept() if one.key in asked(commands)[0][-1])
@@ -197,6 +211,51 @@ def test_a_killed_start_leaves_its_lock_to_its_command(
     build_package(original)
 
     assert {one.kind for one in kept()} == {"checkpoint", "package"}
+
+
+def test_ctrl_c_ends_the_command_too_and_leaves_nothing(
+    commands: Path, original: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+
+    said = ended_while_it_builds(signal.SIGINT, commands, original, pipe)
+
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    with pytest.raises(OSError, match="No such device"):  # nobody reads it any more
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    assert kept() == []
+
+
+def test_a_full_disk_is_told_and_the_next_start_goes_on(
+    commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(
+            PackageError,
+            match=r"No space left .*; make room by `tokenweir cache --max-size`, or set",
+        ),
+    ):
+        patch.setattr(Path, "write_text", full)
+        build_package(original)
+    assert {one.kind for one in kept()} == {"unfinished"}
+
+    build_package(original)
+
+    assert {one.kind for one in kept()} == {"checkpoint", "package"}
+
+
+def test_a_file_is_no_cache(
+    commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENWEIR_CACHE", str(original / "config.json"))
+
+    with pytest.raises(PackageError, match=r"config\.json is a file; set it to a directory"):
+        build_package(original)
+    assert "is a file" in str(CliRunner().invoke(cache).exception)
 
 
 def test_the_cache_is_private(commands: Path, original: Path, tmp_path: Path) -> None:
