@@ -45,9 +45,11 @@ def run(*command: str | Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of wheels: ours, and all that the extras ask for as the constraints pin it."""
+    """A folder of wheels: ours, made of its source distribution, and those of the extras."""
     folder = tmp_path_factory.mktemp("wheels")
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT)
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    (source,) = folder.glob("*.tar.gz")
+    source.unlink()  # the wheel was made of it
     (ours,) = folder.iterdir()
     constraints = ("--constraint", ROOT / "constraints.txt")
     pip = (sys.executable, "-m", "pip")
