@@ -13,8 +13,6 @@ LengthPenaltyForm = Literal["power", "paper"]  # n ** p, ((5 + n) / 6) ** p
 # and none that runs scores more as it is; once `beam_width` have ended; at max_new_tokens.
 BeamEnd = Literal["bound", "estimate", "enough", "limit"]
 ConstraintKind = Literal["json_schema", "regex", "grammar", "choice"]
-# For llguidance: white space between things. A weak model would else write nothing more than that.
-JSON_OPTIONS: Mapping[str, object] = {"x-guidance": {"whitespace_pattern": r"[ \n]?"}}
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from numpy.typing import NDArray
 
 from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
-from engine.requests.request import JSON_OPTIONS, Constraint
+from engine.requests.request import Constraint
 from engine.text.grammar_vocabulary import read_vocabulary
+from engine.text.lark import json_rule, literal
 from engine.text.tokenizer import Tokenizer
 from engine.wording import listed
 
@@ -201,21 +202,15 @@ def _grammar(constraint: Constraint, prefix: str) -> str:
                 schema = json.loads(text)
             except (ValueError, RecursionError) as error:
                 raise _invalid(constraint, f"no JSON that can be read: {error}") from error
-            if isinstance(schema, dict):
-                schema = {**JSON_OPTIONS, **schema}
-            rules = f"start: {prefix} %json {_to_ascii(schema)}"
+            rules = f"start: {prefix} {json_rule(schema)}"
         case "choice":
-            strings = map(_to_ascii, constraint.values)
+            strings = map(literal, constraint.values)
             rules = f"start: {prefix} CHOICE\nCHOICE: {' | '.join(strings)}"
         case "grammar" if prefix:
             rules = f"start: {prefix} text\ntext: %lark {{\n{text}\n}}"
         case "grammar":
             rules = text
     return LLMatcher.grammar_from_lark(f'{rules}\n%llguidance {{"no_forcing": true}}')
-
-
-def _to_ascii(value: object) -> str:
-    return json.dumps(value).replace("\x7f", r"\u007f")  # which llguidance cannot read as it is
 
 
 def _with_deep_stack(function: Callable[[], ConstraintMatcher]) -> ConstraintMatcher:

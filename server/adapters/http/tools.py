@@ -10,8 +10,8 @@ from typing import Annotated, Any, cast, get_args
 from pydantic import PlainValidator
 from tokenweir import ModelInfo, StreamOptions
 
-from engine.requests.request import JSON_OPTIONS
 from engine.text.chat_format import ToolFormat
+from engine.text.lark import json_rule, literal
 from engine.wording import listed, shortened
 from server.adapters.http.tool_calls import CallReader
 
@@ -110,7 +110,7 @@ class Calling:
             "llama3_json": ("", "; ", ""),
             "mistral": ("", ", ", ""),
         }[form]
-        more = "" if self.is_named or not self.is_parallel else f"({_literal(between)} call)*"
+        more = "" if self.is_named or not self.is_parallel else f"({literal(between)} call)*"
         calls = f"call {more}"
         if form == "mistral":
             calls = f'"[TOOL_CALLS]"? "[" {calls} "]"'
@@ -119,21 +119,13 @@ class Calling:
         rules = [
             "start: calls" + ("" if answer is None else " | answer"),
             f"calls: {calls}",
-            f"call: {_literal(begin)} ({' | '.join(names)}) {_literal(end)}",
+            f"call: {literal(begin)} ({' | '.join(names)}) {literal(end)}",
         ]
         if answer is not None:
-            rules.append(f"answer: %json {_schema(answer)}")
+            rules.append(f"answer: {json_rule(answer)}")
         for name, one in zip(names, functions, strict=True):
             head = f'{{"name": {json.dumps(one["name"])}, "{arguments}": '
             schema = {"type": "object", **(one.get("parameters") or _NO_PARAMETERS)}
-            rules.append(f'{name}: {_literal(head)} arguments_{name} "}}"')
-            rules.append(f"arguments_{name}: %json {_schema(schema)}")
+            rules.append(f'{name}: {literal(head)} arguments_{name} "}}"')
+            rules.append(f"arguments_{name}: {json_rule(schema)}")
         return "\n".join(rules)
-
-
-def _schema(schema: Mapping[str, Any]) -> str:
-    return _literal({**JSON_OPTIONS, **schema})
-
-
-def _literal(value: object) -> str:
-    return json.dumps(value).replace("\x7f", r"\u007f")  # which llguidance cannot read as it is
