@@ -30,7 +30,7 @@ from server.adapters.config import HttpConfig
 from server.adapters.http.answers import Form, Json, envelope, usage_json
 from server.adapters.http.body import parsed
 from server.adapters.http.bound import Bound
-from server.adapters.http.chat import ChatForm, ChatRequest
+from server.adapters.http.chat import ChatForm, ChatRequest, ConversationRequest
 from server.adapters.http.completions import CompletionRequest, TextForm
 from server.adapters.http.counts import Counting, Counts
 from server.adapters.http.embeddings import EmbeddingRequest, embeddings_json
@@ -41,12 +41,16 @@ from server.adapters.http.load_history import LoadHistory
 from server.adapters.http.page import Page
 from server.adapters.http.predictions import PredictionRequest, predict
 from server.adapters.http.requests import GenerationRequest, OpenAiRequest
+from server.adapters.http.response_writer import ResponseWriter
+from server.adapters.http.responses import ResponsesRequest
 from server.adapters.http.streams import (
     Chunks,
+    ChunkWriter,
     EventStream,
     Message,
     Streams,
     WholeStream,
+    Writer,
     events,
 )
 from server.adapters.http.tokens import (
@@ -85,6 +89,7 @@ def application(
         Route("/v1/models/{model:path}", endpoints.model, methods=get),
         Route("/v1/completions", endpoints.completions, methods=post),
         Route("/v1/chat/completions", endpoints.chat, methods=post),
+        Route("/v1/responses", endpoints.responses, methods=post),
         Route("/v1/embeddings", endpoints.embeddings, methods=post),
         Route("/tokenize", endpoints.tokenize, methods=post),
         Route("/detokenize", endpoints.detokenize, methods=post),
@@ -148,23 +153,40 @@ class Endpoints:
         asked = await self._asked(request, CompletionRequest, TextForm.prefix)
         with refused_arguments():
             options = asked.options
-        return await self._generate(request, asked, asked.prompt, TextForm(asked), options)
+        form, writer = TextForm(asked), ChunkWriter()
+        return await self._generate(request, asked, asked.prompt, form, writer, options)
 
     async def chat(self, request: Request) -> Response:
         """Answer in a conversation, with a model that has a chat template."""
         asked = await self._asked(request, ChatRequest, ChatForm.prefix)
+        return await self._converse(request, asked, asked.messages, ChunkWriter())
+
+    async def responses(self, request: Request) -> Response:
+        """Answer in a conversation, in the form of OpenAI's responses, of which none is stored."""
+        asked = await self._asked(request, ResponsesRequest, "resp_")
+        writer = ResponseWriter(asked.echoed, request.state.request_id, asked.model)
+        return await self._converse(request, asked, asked.conversation, writer)
+
+    async def _converse(
+        self,
+        request: Request,
+        asked: ConversationRequest,
+        conversation: list[dict[str, Any]],
+        writer: Writer,
+    ) -> Response:
         with refused_arguments():
             calling, options = asked.calling, asked.options
+        prompts = [conversation]
         if calling is None:
             form = ChatForm(asked)
-            return await self._generate(request, asked, [asked.messages], form, options)
+            return await self._generate(request, asked, prompts, form, writer, options)
         models = [one for one in await self.caller(request).models() if one.model == asked.model]
         if not models:
             raise _unknown_model(asked.model)
         with refused_arguments():
             options = calling.options(options, models[0])
         form = ChatForm(asked, partial(calling.reader, models[0]), is_named=calling.is_named)
-        return await self._generate(request, asked, [asked.messages], form, options)
+        return await self._generate(request, asked, prompts, form, writer, options)
 
     async def embeddings(self, request: Request) -> Response:
         """Return the vectors of texts."""
@@ -234,6 +256,7 @@ class Endpoints:
         asked: GenerationRequest,
         prompts: Sequence[Prompt],
         form: Form,
+        writer: Writer,
         options: StreamOptions,
     ) -> Response:
         client = self.caller(request)
@@ -257,8 +280,9 @@ class Endpoints:
             usage = usage_json(answers.usage)
             if asked.stream:
                 return WholeStream(body, usage if asked.has_usage else None)
-            return JSONResponse(body | {"usage": usage}, headers={_REQUEST_ID: request_id})
-        return await self._stream(request, asked, prompts, form, client, options)
+            body = writer.whole(body | {"usage": usage})
+            return JSONResponse(body, headers={_REQUEST_ID: request_id})
+        return await self._stream(request, asked, prompts, form, writer, client, options)
 
     async def _stream(
         self,
@@ -266,6 +290,7 @@ class Endpoints:
         asked: GenerationRequest,
         prompts: Sequence[Prompt],
         form: Form,
+        writer: Writer,
         client: AsyncClient,
         options: StreamOptions,
     ) -> Response:
@@ -300,7 +325,7 @@ class Endpoints:
         except BaseException:
             await streams.end()
             raise
-        found = events(streams, chunks, as_sent, has_usage=asked.has_usage)
+        found = events(streams, chunks, writer, as_sent, has_usage=asked.has_usage)
         return EventStream(streams, found, request_id, ping_seconds)
 
     def caller(self, request: Request) -> AsyncClient:

@@ -27,23 +27,23 @@ from server.adapters.http.tools import Calling, Choice, Tool
 _VARIABLES = ("enable_thinking", "reasoning_effort")
 
 
-class ChatRequest(GenerationRequest):
-    """The body of `/v1/chat/completions`."""
+class ConversationRequest(GenerationRequest):
+    """The fields that all requests for an answer in a conversation share."""
 
-    input_field = "messages"
     own_names = GenerationRequest.own_names | {*_VARIABLES}
     neutral = {**NEUTRAL, "add_special_tokens": (False,)}  # noqa: RUF012  # not changed
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]  # our client looks at each
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template that have a field of their own."""
+        given = {name: self.extra.get(name) for name in _VARIABLES}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def calling(self) -> Calling | None:
@@ -57,7 +57,46 @@ class ChatRequest(GenerationRequest):
 
     @property
     def options(self) -> StreamOptions:
-        """As the base's, with log-probabilities and variables of the template where there are any.
+        """As the base's, with variables of the template where there are any."""
+        said = super().options
+        if variables := self.variables:
+            said["chat_template_kwargs"] = {**variables, **(self.chat_template_kwargs or {})}
+        return said
+
+    def _apart(self) -> set[str]:
+        return set("top_logprobs tools tool_choice parallel_tool_calls".split())
+
+    def _sent_names(self) -> dict[str, str]:
+        names = super()._sent_names()
+        if self.top_logprobs is not None:
+            names["logprobs"] = "top_logprobs"
+        if self.tools:
+            names["grammar"] = "tools"
+        return names
+
+    def as_sent(self, message: str) -> str:
+        """As the base's; a message of the conversation is one of its field."""
+        said = re.sub(r"\bprompt(?=[\[.])", self.input_field, super().as_sent(message))
+        given = [*self.variables]
+        if self.chat_template_kwargs or len(given) != 1:
+            return said
+        return said.replace("chat_template_kwargs", given[0])
+
+
+class ChatRequest(ConversationRequest):
+    """The body of `/v1/chat/completions`."""
+
+    input_field = "messages"
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]  # our client looks at each
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def options(self) -> StreamOptions:
+        """As the base's, with log-probabilities if they are asked for.
 
         Raises ValueError for what does not go together.
         """
@@ -71,31 +110,10 @@ class ChatRequest(GenerationRequest):
         said = super().options
         if self.logprobs:
             said["logprobs"] = self.top_logprobs or 0
-        given = {name: self.extra.get(name) for name in _VARIABLES}
-        variables = {name: value for name, value in given.items() if value is not None}
-        if variables:
-            said["chat_template_kwargs"] = {**variables, **(self.chat_template_kwargs or {})}
         return said
 
     def _apart(self) -> set[str]:
-        apart = "messages logprobs top_logprobs tools tool_choice parallel_tool_calls"
-        return set(apart.split())
-
-    def _sent_names(self) -> dict[str, str]:
-        names = super()._sent_names()
-        if self.top_logprobs is not None:
-            names["logprobs"] = "top_logprobs"
-        if self.tools:
-            names["grammar"] = "tools"
-        return names
-
-    def as_sent(self, message: str) -> str:
-        """As the base's; a message of the conversation is one of `messages`."""
-        said = re.sub(r"\bprompt(?=[\[.])", "messages", super().as_sent(message))
-        given = [name for name in _VARIABLES if self.extra.get(name) is not None]
-        if self.chat_template_kwargs or len(given) != 1:
-            return said
-        return said.replace("chat_template_kwargs", given[0])
+        return super()._apart() | {"messages", "logprobs"}
 
 
 class ChatForm:
@@ -105,7 +123,7 @@ class ChatForm:
 
     def __init__(
         self,
-        asked: ChatRequest,
+        asked: ConversationRequest,
         reader: Callable[[], CallReader] | None = None,
         *,
         is_named: bool = False,

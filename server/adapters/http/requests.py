@@ -42,6 +42,7 @@ _TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # "none" there 
 _RENAMED: Mapping[str, str] = {  # options of our client that have another name here
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "max_output_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "n": "num_outputs",
 }

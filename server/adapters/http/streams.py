@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message as AsgiMessage
@@ -15,7 +16,7 @@ from tokenweir import BrokenStream, TokenweirClientError, Usage
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from server.adapters.http.answers import Form, Json, Positions, envelope, finish_reason, usage_json
-from server.adapters.http.errors import AsSent, http_error
+from server.adapters.http.errors import AsSent, HttpError, http_error
 
 _MOST_READ_AHEAD = 16  # messages
 Message = generation_service_pb2.GenerateStreamResponse
@@ -122,7 +123,7 @@ class WholeStream(Response):
         chunks = [answer | {"choices": [choice]} for choice in answer["choices"]]
         if usage is not None:
             chunks.append(answer | {"choices": [], "usage": usage})
-        content = b"".join([*map(_event, chunks), _DONE])
+        content = b"".join([*map(event, chunks), _DONE])
         super().__init__(content, headers=_headers(answer["id"]), media_type=_TYPE)
 
 
@@ -220,30 +221,78 @@ class Chunks:
         return envelope(self._id, self._form.chunk_object, self._model, choices)
 
 
-async def events(
-    streams: Streams, chunks: Sequence[Chunks], as_sent: Callable[[int], AsSent], *, has_usage: bool
-) -> AsyncGenerator[bytes]:
-    """Yield the events of streams that have begun; `as_sent` is by the place of a prompt.
+class Writer(Protocol):
+    """The form of a whole answer, and of its events in a stream."""
 
-    An error ends them with an event that says so, without `[DONE]`.
-    """
+    def whole(self, body: Json) -> Json:
+        """Return an answer."""
+        ...
+
+    def begin(self) -> bytes:
+        """Return the events before the first chunk."""
+        ...
+
+    def more(self, chunk: Json) -> bytes:
+        """Return the events of a chunk."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the events after the last one."""
+        ...
+
+    def failed(self, error: HttpError) -> bytes:
+        """Return the events of an error, which ends the stream."""
+        ...
+
+
+class ChunkWriter:
+    """Writes answers as they are, and their chunks as events, up to `[DONE]` or an error."""
+
+    def whole(self, body: Json) -> Json:
+        return body
+
+    def begin(self) -> bytes:
+        return b""
+
+    def more(self, chunk: Json) -> bytes:
+        return event(chunk)
+
+    def end(self) -> bytes:
+        return _DONE
+
+    def failed(self, error: HttpError) -> bytes:
+        return event(dict(error.body))
+
+
+async def events(
+    streams: Streams,
+    chunks: Sequence[Chunks],
+    writer: Writer,
+    as_sent: Callable[[int], AsSent],
+    *,
+    has_usage: bool,
+) -> AsyncGenerator[bytes]:
+    """Yield the events of streams that have begun; `as_sent` is by the place of a prompt."""
     try:
+        if begun := writer.begin():
+            yield begun
         async for came in streams.messages():
-            found = [_event(one) for place, message in came for one in chunks[place].of(message)]
+            found = [one for place, message in came for one in chunks[place].of(message)]
             if found:
-                yield b"".join(found)
+                yield b"".join(map(writer.more, found))
         usages = [one.usage_at_end() for one in chunks]
-        if has_usage:
-            yield _event(chunks[0].of_usage(usages))
-        yield _DONE
+        last = writer.more(chunks[0].of_usage(usages)) if has_usage else b""
+        yield last + writer.end()
     except TokenweirClientError as error:
         place = streams.failure[0] if streams.failure is not None else 0
-        yield _event(dict(http_error(error, as_sent(place)).body))
+        yield writer.failed(http_error(error, as_sent(place)))
 
 
 def _headers(request_id: str) -> dict[str, str]:
     return {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "x-request-id": request_id}
 
 
-def _event(data: Json) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+def event(data: Json) -> bytes:
+    """Return an event, which has the name of its type if there is one."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

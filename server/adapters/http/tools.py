@@ -18,6 +18,7 @@ from server.adapters.http.tool_calls import CallReader
 _CAPABILITY = "tools:"  # the format of a model stands behind it
 _NAMED = "="  # stands before the name of the one function that is to be called
 _NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
+_OF_FUNCTIONS = ("name", "description", "parameters", "strict")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
 
 
@@ -44,8 +45,38 @@ def _choice(value: object) -> str | None:
     )
 
 
+def _flat_tool(value: object) -> dict[str, Any]:
+    """Return a function as chat templates want it, of one whose fields stand beside its type."""
+    match value:
+        case {"type": "function", "name": str()}:
+            said = {name: value[name] for name in _OF_FUNCTIONS if value.get(name) is not None}
+            return _tool({"type": "function", "function": said})
+        case {"type": "function"}:
+            raise ValueError('give {"type": "function", "name": ..., "parameters": ...}')
+    return _tool(value)
+
+
+def _flat_choice(value: object) -> str | None:
+    match value:
+        case {"type": "function", "name": str(name)} if name:
+            return _NAMED + name
+        case dict():
+            raise ValueError('give "none", "auto", "required" or {"type": "function", "name": ...}')
+    return _choice(value)
+
+
+def flat_choice(choice: str | None) -> str | dict[str, str]:
+    """Return a choice as a response says it."""
+    choice = choice or "auto"
+    name = choice.removeprefix(_NAMED)
+    return choice if name == choice else {"type": "function", "name": name}
+
+
 Tool = Annotated[dict[str, Any], PlainValidator(_tool)]
 Choice = Annotated[str | None, PlainValidator(_choice)]
+# As /v1/responses has them.
+FlatTool = Annotated[dict[str, Any], PlainValidator(_flat_tool)]
+FlatChoice = Annotated[str | None, PlainValidator(_flat_choice)]
 
 
 @dataclass(frozen=True)
