@@ -1,4 +1,4 @@
-"""instructor: the default mode, JSON, and an object that is filled as it comes."""
+"""instructor: the default mode, JSON, responses, and an object that is filled as it comes."""
 
 import instructor
 from openai import OpenAI
@@ -24,6 +24,12 @@ as_json = instructor.from_openai(OpenAI(), mode=mode).chat.completions.create(
     response_model=UserInfo,
     messages=[{"role": "user", "content": "John Doe is 30 years old."}],
 )
+mode = instructor.Mode.RESPONSES_TOOLS
+by_response = instructor.from_openai(OpenAI(), mode=mode).responses.create(
+    model="assistant",
+    response_model=UserInfo,
+    input="John Doe is 30 years old.",
+)
 partial = list(
     client.chat.completions.create_partial(
         model="assistant",
@@ -32,5 +38,5 @@ partial = list(
     )
 )
 
-assert isinstance(user_info, UserInfo) and isinstance(as_json, UserInfo)
+assert all(isinstance(one, UserInfo) for one in (user_info, as_json, by_response))
 assert partial[-1].model_dump() == user_info.model_dump()

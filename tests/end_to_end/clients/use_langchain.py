@@ -1,4 +1,4 @@
-"""LangChain: invoke, stream, tools, structured output in both ways, embeddings."""
+"""LangChain: invoke, stream, tools, structured output in both ways, responses, embeddings."""
 
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
@@ -43,6 +43,11 @@ jokes = [
     for method in ("function_calling", "json_schema")
 ]
 
+responses = ChatOpenAI(model="assistant", use_responses_api=True)
+responded = responses.invoke(messages)
+in_events = [chunk.text for chunk in responses.stream(messages)]
+by_response = responses.bind_tools([GetWeather]).invoke("How is it in Rome?")
+
 embeddings = OpenAIEmbeddings(model="embedder", check_embedding_ctx_length=False)
 vector = embeddings.embed_query("This is a test document")
 vectors = embeddings.embed_documents(["a fox", "a dog"])
@@ -51,6 +56,8 @@ assert answer.content == "".join(pieces) == "A weir is a low dam across a river.
 assert answer.usage_metadata["total_tokens"] > 0
 (call,) = called.tool_calls
 assert (call["name"], call["args"]) == ("GetWeather", {"location": "Tokyo"})
+assert responded.text == "".join(in_events) == answer.content
+assert by_response.tool_calls[0]["args"] == {"location": "Tokyo"}
 assert required.tool_calls[0]["name"] == "GetWeather"
 assert all(isinstance(joke, Joke) for joke in jokes)
 assert (len(vector), len(vectors)) == (2, 2)

@@ -1,9 +1,9 @@
-"""litellm: completion, a stream, a function, structured output, text completion, embeddings."""
+"""litellm: completion, a stream, a function, structured output, text, embeddings, responses."""
 
 import json
 import os
 
-from litellm import completion, embedding, text_completion
+from litellm import completion, embedding, responses, text_completion
 from pydantic import BaseModel
 
 place = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "sk-1234"}
@@ -46,6 +46,9 @@ event = completion(
 text = text_completion(
     model="text-completion-openai/assistant", prompt="Say", **place, max_tokens=7
 )
+asked = {"model": "openai/assistant", "input": "Hey, how's it going?"}
+answer = responses(**asked, **place)
+events = list(responses(**asked, **place, stream=True))
 vectors = embedding(model="openai/embedder", input=["good morning from litellm"], **place)
 
 assert response.choices[0].message.content == "A weir is a low dam across a river."
@@ -53,5 +56,7 @@ assert "".join(pieces) == response.choices[0].message.content
 assert json.loads(called.choices[0].message.tool_calls[0].function.arguments)["location"] == "Tokyo"
 assert "location" in json.loads(required.choices[0].message.tool_calls[0].function.arguments)
 assert CalendarEvent.model_validate_json(event.choices[0].message.content)
+assert answer.output[0].content[0].text == response.choices[0].message.content
+assert events[-1].type == "response.completed"
 assert text.usage.completion_tokens > 0
 assert len(vectors.data[0]["embedding"]) == 2

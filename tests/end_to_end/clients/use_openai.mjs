@@ -1,4 +1,4 @@
-// openai for Node: chat, a stream, functions, structured output, embeddings.
+// openai for Node: chat, a stream, functions, structured output, embeddings, responses.
 import assert from "node:assert/strict";
 
 import OpenAI from "openai";
@@ -43,8 +43,21 @@ const event = await client.chat.completions.parse({
 });
 const embedding = await client.embeddings.create({ model: "embedder", input: "a fox" });
 
+const response = await client.responses.create({ model: "assistant", input: "What is a weir?" });
+let inEvents = "";
+const events = await client.responses.create({
+  model: "assistant",
+  input: "What is a weir?",
+  stream: true,
+});
+for await (const event of events) {
+  if (event.type === "response.output_text.delta") inEvents += event.delta;
+}
+
 assert.equal(completion.choices[0].message.content, "A weir is a low dam across a river.");
 assert.equal(streamed, completion.choices[0].message.content);
+assert.equal(response.output_text, streamed);
+assert.equal(inEvents, streamed);
 assert.equal(told, "It is sunny in Tokyo");
 Event.parse(event.choices[0].message.parsed);
 assert.equal(embedding.data[0].embedding.length, 2);

@@ -1,4 +1,4 @@
-"""openai: chat, streamed chat, functions, structured output, embeddings."""
+"""openai: chat, streamed chat, functions, structured output, embeddings, responses."""
 
 import json
 
@@ -60,6 +60,20 @@ event = client.chat.completions.parse(
     response_format=CalendarEvent,
 )
 
+asked = {"model": "assistant", "input": "Write a one-sentence bedtime story about a unicorn."}
+response = client.responses.create(**asked)
+events = list(client.responses.create(**asked, stream=True))
+story = client.responses.parse(**asked, text_format=CalendarEvent)
+
+tool = {"type": "function", **tools[0]["function"]}
+conversation = [{"role": "user", "content": "What is the weather like in Paris today?"}]
+step = client.responses.create(model="assistant", input=conversation, tools=[tool])
+conversation += step.output
+conversation.append(
+    {"type": "function_call_output", "call_id": step.output[0].call_id, "output": "14 degrees"}
+)
+final = client.responses.create(model="assistant", input=conversation, tools=[tool])
+
 embedding = client.embeddings.create(
     model="embedder", input="Your text string goes here", encoding_format="float"
 )
@@ -69,5 +83,13 @@ assert "".join(pieces) == completion.choices[0].message.content and len(pieces) 
 assert json.loads(call.function.arguments) == {"location": "Tokyo"}
 assert told.choices[0].message.content == "It is 14 degrees"
 assert isinstance(event.choices[0].message.parsed, CalendarEvent)
+assert response.output_text == completion.choices[0].message.content
+assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == (
+    response.output_text
+)
+assert events[-1].response.output_text == response.output_text
+assert isinstance(story.output_parsed, CalendarEvent)
+assert json.loads(step.output[0].arguments) == {"location": "Tokyo"}
+assert final.output_text == "It is 14 degrees"
 assert len(embedding.data[0].embedding) == 2
 assert [model.id for model in client.models.list()] == ["assistant", "embedder"]

@@ -1,4 +1,4 @@
-"""openai-agents: a function, a handoff, an output type, by chat completions."""
+"""openai-agents: a function, a handoff, an output type, by its default and by chats."""
 
 import asyncio
 
@@ -13,7 +13,8 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 set_tracing_disabled(True)
-model = OpenAIChatCompletionsModel("assistant", AsyncOpenAI())
+# By its name, a model answers with responses.
+MODELS = ["assistant", OpenAIChatCompletionsModel("assistant", AsyncOpenAI())]
 
 
 @function_tool
@@ -27,7 +28,7 @@ class CalendarEvent(BaseModel):
     participants: list[str]
 
 
-async def main() -> None:
+async def use(model: object) -> None:
     agent = Agent(name="Assistant", instructions="You are a helpful assistant", model=model)
     result = await Runner.run(agent, "Write a haiku about recursion in programming.")
     print(result.final_output)
@@ -48,6 +49,11 @@ async def main() -> None:
     assert handed.last_agent is weather
     assert isinstance(event.final_output, CalendarEvent)
     assert {"raw_response_event", "run_item_stream_event"} <= kinds
+
+
+async def main() -> None:
+    for model in MODELS:
+        await use(model)
 
 
 asyncio.run(main())
