@@ -114,7 +114,7 @@ class RequestStream:
         events: list[GenerationEvent] = []
         if self._admitted:
             self._admitted = False
-            events.append(Admitted(self.request_id))
+            events.append(self._admission())
         if self._are_ends_streamed:
             events += self._news()
         if self._error is not None and not events:
@@ -126,6 +126,11 @@ class RequestStream:
                 events += [sequence.finished(i) for i, sequence in enumerate(returned)]
             events.append(self._finished(self._timing, returned))
         return events
+
+    def _admission(self) -> Admitted:
+        asked = self._asked
+        ids = asked.prompt_ids if asked.params.prompt_token_ids else ()
+        return Admitted(asked.request_id, len(asked.prompt_ids) + len(asked.target_ids), ids)
 
     def _news(self) -> list[GenerationEvent]:
         """Return the deltas that are long enough, or the last ones, and the ends."""

@@ -61,6 +61,8 @@ class Admitted:
     """The request has its place in the batch; sent first, once."""
 
     request_id: str
+    num_input_tokens: int  # as in Usage
+    prompt_ids: tuple[int, ...] = ()  # if they are asked for
 
 
 @dataclass(slots=True)  # frozen it would take five times as long to make, for every token

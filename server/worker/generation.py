@@ -146,15 +146,19 @@ async def _send(
     seed: int | None,
     context: Context,
 ) -> None:
-    number, record = 0, current_record()
+    number, record, admitted = 0, current_record(), None
     async for event in events:
         if not isinstance(event, TextDelta):
             note(record, event)
         if isinstance(event, Admitted):
             await context.send_initial_metadata(answering.beginning(seed))
+            admitted = event
         elif (message := answering.message(event)) is not None:
             number += 1
             message.sequence_number = number
+            if admitted is not None:
+                message.prompt.CopyFrom(answering.prompt(admitted))
+                admitted = None
             await context.write(message)
 
 

@@ -10,6 +10,7 @@ from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.requests.events import (
+    Admitted,
     FinishReason,
     PositionLogprobs,
     RequestFinished,
@@ -82,6 +83,11 @@ class GenerationAnswers:
             timing=timing([result.end.timing for result in results]),
             provenance=self._provenance(results[0].end.seed),
         )
+
+    def prompt(self, admitted: Admitted) -> pb.GenerateStreamResponse.Prompt:
+        """Return what a stream says of its prompt."""
+        ids = common_pb2.TokenIds(ids=admitted.prompt_ids) if self.with_prompt_ids else None
+        return pb.GenerateStreamResponse.Prompt(input_tokens=admitted.num_input_tokens, tokens=ids)
 
     def message(
         self, event: TextDelta | SequenceFinished | RequestFinished

@@ -198,7 +198,8 @@ class FakeGenerator(_Lifecycle):
         finished = False
         try:
             await self._until(self.admit, request, ExpiredInQueue)
-            yield Admitted(request.request_id)
+            ids = (4, 9) if request.params.prompt_token_ids else ()
+            yield Admitted(request.request_id, len(words), ids)
             is_streamed = request.params.strategy != "beam" and not request.params.best_of
             for index in range(request.params.num_outputs):
                 text = []

@@ -455,7 +455,7 @@ async def test_the_ingress_of_ray_serve_streams_what_the_engine_gives(
 
         async def generate(self, request: Any) -> AsyncIterator[Any]:
             assert request.params.ignore_eos and request.params.max_new_tokens == 3
-            yield Admitted(request.request_id)
+            yield Admitted(request.request_id, 1)
             for token in request.prompt:
                 yield TextDelta(0, "", (token,))
 

@@ -23,6 +23,7 @@ class Form(Protocol):
     prefix: str  # begins the ids
     object: str
     chunk_object: str
+    has_prompts_in_choices: bool  # or beside them, since there is one prompt
 
     def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
         """Return one output, which is one of a prompt's result."""

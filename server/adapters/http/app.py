@@ -309,10 +309,7 @@ class Endpoints:
             return lambda message: asked.as_sent(message.replace("inputs[0]", f"inputs[{place}]"))
 
         request_id, ping_seconds = request.state.request_id, self._config.ping_seconds
-        chunks = [
-            Chunks(form, request_id, asked.model, place * (asked.n or 1))
-            for place in range(len(prompts))
-        ]
+        chunks = [Chunks(form, request_id, asked, place) for place in range(len(prompts))]
         streams = Streams(len(prompts), start)
         streams.begin()
         try:

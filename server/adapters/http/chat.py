@@ -120,6 +120,7 @@ class ChatForm:
     """Completions of conversations; where functions may be called, a reader finds the calls."""
 
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    has_prompts_in_choices = False
 
     def __init__(
         self,

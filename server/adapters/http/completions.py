@@ -83,6 +83,7 @@ class TextForm:
     """Completions of texts."""
 
     prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    has_prompts_in_choices = True
 
     def __init__(self, asked: CompletionRequest) -> None:
         self._asked = asked

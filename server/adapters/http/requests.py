@@ -219,9 +219,7 @@ class StreamDetails(Body):
     """How a stream ends."""
 
     include_usage: bool | None = None
-    # vLLM's, which guidellm always asks for: usage so far in every chunk. Clients keep the last
-    # one, and that is the one at the end; before it, the server tells no tokens of the prompt.
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk, besides
     include_obfuscation: bool | None = None  # nothing is added here, which may be asked for
 
 
@@ -302,6 +300,12 @@ class GenerationRequest(OpenAiRequest):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def has_running_usage(self) -> bool:
+        """Whether every chunk of a stream says what it took so far."""
+        details = self.stream_options
+        return self.has_usage and details is not None and bool(details.continuous_usage_stats)
+
+    @property
     def leaves_search_open(self) -> bool:
         """Whether several outputs are asked for, and not how they are to be found."""
         return (self.n or 1) > 1 and not _OF_SEARCH & self.options.keys()
@@ -312,9 +316,10 @@ class GenerationRequest(OpenAiRequest):
 
         Raises ValueError for what does not go together.
         """
-        for name in ("prompt_logprobs", "return_token_ids"):
-            if self.stream and getattr(self, name) is not None:
-                raise ValueError(f"{name} is for answers that are no stream; leave one of them out")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError(
+                "prompt_logprobs is for answers that are no stream; leave one of them out"
+            )
         apart = {"model", "request_id", "stream", "stream_options", "return_token_ids"}
         apart |= self._apart()
         typed = self.model_dump(exclude={*apart, *self.extra, *_OF_ANSWER})

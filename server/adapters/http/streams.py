@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -15,8 +15,9 @@ from starlette.types import Send
 from tokenweir import BrokenStream, TokenweirClientError, Usage
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
-from server.adapters.http.answers import Form, Json, Positions, envelope, finish_reason, usage_json
+from server.adapters.http.answers import Form, Json, envelope, finish_reason, usage_json
 from server.adapters.http.errors import AsSent, HttpError, http_error
+from server.adapters.http.requests import GenerationRequest
 
 _MOST_READ_AHEAD = 16  # messages
 Message = generation_service_pb2.GenerateStreamResponse
@@ -156,11 +157,14 @@ _TYPE = "text/event-stream"
 class Chunks:
     """Makes OpenAI's chunks of the messages of one stream."""
 
-    def __init__(self, form: Form, request_id: str, model: str, first_index: int) -> None:
-        """`first_index` is that of its first output among those of the request."""
-        self._form, self._id, self._model = form, request_id, model
-        self._first_index = first_index
+    def __init__(self, form: Form, request_id: str, asked: GenerationRequest, place: int) -> None:
+        """`place` is that of its prompt among those of the request."""
+        self._form, self._id, self._asked = form, request_id, asked
+        self._first_index = place * (asked.n or 1)  # of its outputs, among those of the request
         self._num_messages = 0
+        self._prompt: Message.Prompt | None = None
+        self._num_tokens = 0
+        self._ids: defaultdict[int, list[int]] = defaultdict(list)  # that are in no chunk yet
         self._sent: Counter[int] = Counter()  # characters, by output
         self._begun: set[int] = set()
         self._usage: common_pb2.Usage | None = None  # once all has come
@@ -172,10 +176,11 @@ class Chunks:
             raise BrokenStream(
                 f"message {message.sequence_number} came where {self._num_messages} was due"
             )
+        if message.HasField("prompt"):
+            self._prompt = message.prompt
         match message.WhichOneof("event"):
             case "delta":
-                delta = message.delta
-                yield from self._more(delta.index, delta.text, delta.logprobs)
+                yield from self._more(message.delta.index, message.delta)
             case "finished":
                 yield from self._end(message.finished)
             case "summary":
@@ -194,22 +199,27 @@ class Chunks:
             output_tokens=sum(one.output_tokens for one in usages),
             cached_input_tokens=sum(one.cached_input_tokens for one in usages),
         )
-        return self._chunk() | {"usage": usage_json(whole)}
+        return envelope(self._id, self._form.chunk_object, self._asked.model, []) | {
+            "usage": usage_json(whole)
+        }
 
-    def _more(self, index: int, text: str, logprobs: Positions) -> Iterator[Json]:
+    def _more(self, index: int, new: Message.Delta | common_pb2.Sequence) -> Iterator[Json]:
         place = self._first_index + index
         if index not in self._begun:
             self._begun.add(index)
             if (first := self._form.first(place)) is not None:
                 yield self._chunk(first)
-        if text or logprobs:
-            pieces = self._form.piece(place, text, logprobs, self._sent[index])
+        self._num_tokens += len(new.tokens.ids)
+        if self._asked.return_token_ids:
+            self._ids[place] += new.tokens.ids
+        if new.text or new.logprobs:
+            pieces = self._form.piece(place, new.text, new.logprobs, self._sent[index])
             yield from map(self._chunk, pieces)
-        self._sent[index] += len(text)
+        self._sent[index] += len(new.text)
 
     def _end(self, finished: Message.Finished) -> Iterator[Json]:
         sequence = finished.sequence  # all of it, where nothing was streamed
-        yield from self._more(finished.index, sequence.text, sequence.logprobs)
+        yield from self._more(finished.index, sequence)
         value = sequence.finish_reason or finished.finish_reason
         place = self._first_index + finished.index
         known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(value)
@@ -217,8 +227,18 @@ class Chunks:
         name = known.name.removeprefix("FINISH_REASON_").lower() if known else str(value)
         yield from map(self._chunk, self._form.last(place, finish_reason(name)))
 
-    def _chunk(self, *choices: Json) -> Json:
-        return envelope(self._id, self._form.chunk_object, self._model, choices)
+    def _chunk(self, choice: Json) -> Json:
+        chunk = envelope(self._id, self._form.chunk_object, self._asked.model, [choice])
+        if self._asked.return_token_ids:
+            choice["token_ids"] = self._ids.pop(choice["index"], [])
+        if self._prompt is not None and self._prompt.HasField("tokens"):
+            first = choice if self._form.has_prompts_in_choices else chunk
+            first["prompt_token_ids"] = list(self._prompt.tokens.ids)
+            self._prompt.ClearField("tokens")
+        if self._asked.has_running_usage and self._prompt is not None:
+            so_far = Usage(self._prompt.input_tokens, self._num_tokens)
+            chunk["usage"] = usage_json(so_far)
+        return chunk
 
 
 class Writer(Protocol):

@@ -102,7 +102,7 @@ async def test_events_come_in_order_and_tell_everything(make_engine: MakeEngine,
 
     events = await collect(engine, request())
 
-    assert events[0] == Admitted("r-1")
+    assert events[0] == Admitted("r-1", 4)
     assert all(isinstance(event, TextDelta) for event in events[1:-2])
     (end,) = ended(events)
     assert (end.reason, end.text, end.matched_stop) == (FinishReason.EOS, "a date", None)
@@ -124,7 +124,7 @@ async def test_the_first_event_comes_before_the_first_token(make_engine: MakeEng
     first = await anext(stream)
     gate.open()
 
-    assert first == Admitted("r-1")
+    assert first == Admitted("r-1", 4)
     await stream.aclose()
 
 

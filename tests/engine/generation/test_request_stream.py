@@ -68,7 +68,7 @@ async def test_each_reading_gives_what_is_new(watched: Watched) -> None:
     watched.give("c")
     third = await watched.stream.events()
 
-    assert first == [Admitted("r-1")]
+    assert first == [Admitted("r-1", 3)]
     assert second == [TextDelta(0, "ab", (97, 98))]
     assert third == [TextDelta(0, "c", (99,))]
 

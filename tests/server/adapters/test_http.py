@@ -121,9 +121,9 @@ async def test_temperature_zero_is_the_most_likely_token():
     assert generator.requests[0].params.strategy == "greedy"
 
 
-@pytest.mark.parametrize("more", [{}, {"continuous_usage_stats": True}])  # the latter: guidellm
-async def test_a_stream_has_the_pieces_the_end_and_what_it_took(more: dict[str, bool]):
-    details = {"include_usage": True, **more}
+@pytest.mark.parametrize("is_told_all_along", [False, True])
+async def test_a_stream_has_the_pieces_the_end_and_what_it_took(is_told_all_along: bool):
+    details = {"include_usage": True, "continuous_usage_stats": is_told_all_along}
     async with http_before(able()) as caller:
         events = await caller.stream(
             model="dates", prompt="ab c", stream_options=details, logprobs=0
@@ -134,6 +134,9 @@ async def test_a_stream_has_the_pieces_the_end_and_what_it_took(more: dict[str, 
     assert "".join(one["choices"][0]["text"] for one in pieces) == "ab c "
     assert [one["choices"][0]["finish_reason"] for one in (*pieces, end)][-1] == "stop"
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 2)
+    so_far = [one["usage"]["completion_tokens"] for one in (*pieces, end) if "usage" in one]
+    assert so_far == ([1, 2, 2] if is_told_all_along else [])
+    assert {one["usage"]["prompt_tokens"] for one in events[:-1] if "usage" in one} == {2}
     assert len({one["id"] for one in events[:-1]}) == 1
 
 
@@ -732,8 +735,9 @@ async def test_what_a_conversation_was_made_into_is_told():
         _, found = await caller.post(
             "chat/completions", **said, prompt_logprobs=1, return_token_ids=True
         )
-        status, refused = await caller.post(
-            "chat/completions", **said, return_token_ids=True, stream=True
+        *chunks, _ = await caller.stream("chat/completions", **said, return_token_ids=True)
+        *pieces, _ = await caller.stream(
+            model="dates", prompt=["ab c", "d"], return_token_ids=True, echo=False
         )
 
     assert found["prompt_token_ids"] == [4, 9]
@@ -741,7 +745,13 @@ async def test_what_a_conversation_was_made_into_is_told():
     first, second = found["prompt_logprobs"]
     assert (first, second["1"]) == (None, {"logprob": -2.0, "rank": 2, "decoded_token": "<1>"})
     assert second["90"]["logprob"] == -1.0
-    assert (status, refused["error"]["param"]) == (400, "return_token_ids")
+    assert [one.get("prompt_token_ids") for one in chunks] == [[4, 9], None, None, None]
+    assert [one["choices"][0]["token_ids"] for one in chunks] == [[], [2], [1], []]
+    choices = [one["choices"][0] for one in pieces]
+    for place, ids in enumerate(([2, 1], [1])):
+        found = [one for one in choices if one["index"] == place]
+        assert [one.get("prompt_token_ids") for one in found][:2] == [[4, 9], None]
+        assert [one for each in found for one in each["token_ids"]] == ids
 
 
 @pytest.mark.parametrize(

@@ -1175,6 +1175,32 @@ class GenerateStreamResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
+    class Prompt(_message.Message):
+        """The tokens that are read before any is generated."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+        TOKENS_FIELD_NUMBER: _builtins.int
+        input_tokens: _builtins.int
+        """Their number, as in Usage."""
+        @_builtins.property
+        def tokens(self) -> _common_pb2.TokenIds:
+            """Ids of the prompt, if asked for."""
+
+        def __init__(
+            self,
+            *,
+            input_tokens: _builtins.int = ...,
+            tokens: _common_pb2.TokenIds | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "tokens", b"tokens"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class Delta(_message.Message):
         """More of a sequence; concatenating gives the unary result."""
 
@@ -1316,6 +1342,7 @@ class GenerateStreamResponse(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
     """From 1, without gaps, per stream."""
     @_builtins.property
@@ -1330,6 +1357,10 @@ class GenerateStreamResponse(_message.Message):
     def summary(self) -> Global___GenerateStreamResponse.Summary:
         """The end of the stream."""
 
+    @_builtins.property
+    def prompt(self) -> Global___GenerateStreamResponse.Prompt:
+        """What is read; in the first message alone."""
+
     def __init__(
         self,
         *,
@@ -1337,10 +1368,11 @@ class GenerateStreamResponse(_message.Message):
         delta: Global___GenerateStreamResponse.Delta | None = ...,
         finished: Global___GenerateStreamResponse.Finished | None = ...,
         summary: Global___GenerateStreamResponse.Summary | None = ...,
+        prompt: Global___GenerateStreamResponse.Prompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "sequence_number", b"sequence_number", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt", "sequence_number", b"sequence_number", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["delta", "finished", "summary"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
