@@ -17,6 +17,7 @@ from engine.requests.request import (
     Chat,
     Constraint,
     GenerationRequest,
+    Reasoning,
     SamplingParams,
     ScoreRequest,
 )
@@ -26,6 +27,7 @@ from engine.sampling.draws import TokenMatcher
 from engine.scheduling.sequence import TokenRequest
 
 _PROMPT = ("text", "tokens")  # fields of the protocol's input
+_MARK_TOKENS = 16  # a mark and white space behind it have fewer
 _TARGET = ("prefix_text", "prefix_tokens")
 
 Ids = tuple[int, ...]
@@ -125,6 +127,7 @@ class RequestReader:
             # The first of the decoder's given tokens has none before it that could predict it.
             score_from=None if params.prompt_logprobs is None else 1,
             deltas=request.deltas,
+            reasoning=self._reasoning(request.prompt, ids),
         )
 
     async def read_scored(self, request: ScoreRequest, arrival: float) -> TokenRequest:
@@ -166,6 +169,12 @@ class RequestReader:
             target_ids, found = await self._read_target(target, path, len(ids), forced)
             violations += found
         return ids, target_ids, violations
+
+    def _reasoning(self, prompt: Prompt, ids: Ids) -> Reasoning | None:
+        if self._chat is None or not isinstance(prompt, Chat):
+            return None
+        end = b"".join(map(self._tokenizer.token_bytes, ids[-_MARK_TOKENS:]))
+        return self._chat.reasoning_behind(end.decode(errors="replace"))
 
     async def _compile(self, constraint: Constraint | None, given_ids: Ids) -> TokenMatcher | None:
         if constraint is None:

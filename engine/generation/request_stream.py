@@ -130,7 +130,8 @@ class RequestStream:
     def _admission(self) -> Admitted:
         asked = self._asked
         ids = asked.prompt_ids if asked.params.prompt_token_ids else ()
-        return Admitted(asked.request_id, len(asked.prompt_ids) + len(asked.target_ids), ids)
+        num_tokens = len(asked.prompt_ids) + len(asked.target_ids)
+        return Admitted(asked.request_id, num_tokens, ids, asked.reasoning)
 
     def _news(self) -> list[GenerationEvent]:
         """Return the deltas that are long enough, or the last ones, and the ends."""
@@ -166,4 +167,5 @@ class RequestStream:
             asked.seed,
             tuple(self._prompt_logprobs),
             asked.prompt_ids if params.alignment or params.prompt_token_ids else (),
+            asked.reasoning,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from engine.requests.request import Reasoning
+
 
 class FinishReason(Enum):
     """Why a sequence ended; the names are the protocol's."""
@@ -63,6 +65,7 @@ class Admitted:
     request_id: str
     num_input_tokens: int  # as in Usage
     prompt_ids: tuple[int, ...] = ()  # if they are asked for
+    reasoning: Reasoning | None = None
 
 
 @dataclass(slots=True)  # frozen it would take five times as long to make, for every token
@@ -111,6 +114,7 @@ class RequestFinished:
     seed: int  # that was in fact used; 0 where nothing was drawn
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
     source_ids: tuple[int, ...] = ()  # the prompt's, if it or alignment is asked for
+    reasoning: Reasoning | None = None
 
 
 GenerationEvent = Admitted | TextDelta | SequenceFinished | RequestFinished

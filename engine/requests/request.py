@@ -13,6 +13,8 @@ LengthPenaltyForm = Literal["power", "paper"]  # n ** p, ((5 + n) / 6) ** p
 # and none that runs scores more as it is; once `beam_width` have ended; at max_new_tokens.
 BeamEnd = Literal["bound", "estimate", "enough", "limit"]
 ConstraintKind = Literal["json_schema", "regex", "grammar", "choice"]
+# How an answer begins with reasoning: if with "<think>"; at once, since its prompt ends with that.
+Reasoning = Literal["marked", "begun"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from engine.requests.request import Chat
+from engine.requests.request import Chat, Reasoning
 
 Side = Literal["left", "right"]
 MAX_INLINE_CHARS = 4096  # longer texts are tokenized off the event loop
@@ -92,6 +92,9 @@ class ChatTemplate(Protocol):
 
     def problem_of_tools(self, chat: Chat) -> str | None:
         """Return what is wrong with functions that a conversation may call, or has called."""
+
+    def reasoning_behind(self, end: str) -> Reasoning | None:
+        """Return how an answer begins with reasoning, by the end of its prompt; None: with none."""
 
     @property
     def tool_format(self) -> str | None:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from engine.requests.events import PositionLogprobs, Timing
-from engine.requests.request import Deltas, SamplingParams
+from engine.requests.request import Deltas, Reasoning, SamplingParams
 from engine.requests.text import Detokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import TokenMatcher
@@ -33,6 +33,7 @@ class TokenRequest:
     matcher: TokenMatcher | None = None  # the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
     deltas: Deltas | None = Deltas()  # None: none are wanted
+    reasoning: Reasoning | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from engine.wording import problems_of
 CHAT_NAME = "chat.json"
 MAX_TEMPLATE_CHARS = 2**17  # the longest that are known have a quarter of it
 _MAX_BYTES = 2**20
+THINK, THINK_END = "<think>", "</think>"  # around what a model says to itself
 # How calls of functions are written: <tool_call>{...}</tool_call>; {"name": ..., "parameters": ...}
 # alone; [TOOL_CALLS][{...}].
 ToolFormat = Literal["hermes", "llama3_json", "mistral"]

@@ -15,8 +15,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from engine.requests.request import Chat
-from engine.text.chat_format import ChatFormat
+from engine.requests.request import Chat, Reasoning
+from engine.text.chat_format import THINK, THINK_END, ChatFormat
 from engine.wording import listed
 
 _MAX_CHARS = 2**20  # in a conversation, its text, and any text in between
@@ -71,6 +71,12 @@ class ChatTemplate:
         if has_called and "tool_calls" not in self._form.template:
             return "the model's chat template knows no tool_calls; send what was called as content"
         return None
+
+    def reasoning_behind(self, end: str) -> Reasoning | None:
+        """Return how an answer begins with reasoning, by the end of its prompt; None: with none."""
+        if THINK_END not in self._form.template:
+            return None
+        return "begun" if end.rstrip().endswith(THINK) else "marked"
 
     def render(self, chat: Chat) -> str:
         """Return the text, up to where the answer begins: its own turn, or the end of a message.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenweir.received import ORIGIN_KEY
@@ -19,6 +19,7 @@ from engine.requests.events import (
     TextDelta,
     TokenLogprob,
 )
+from engine.requests.request import Reasoning
 from server.api import REPLICA_KEY
 from server.worker.answers import (
     ServedModel,
@@ -36,6 +37,13 @@ FINISH_REASONS = {
     FinishReason.CONTEXT_FULL: common_pb2.FINISH_REASON_CONTEXT_FULL,
     FinishReason.DRAINED: common_pb2.FINISH_REASON_DRAINED,
     FinishReason.DEADLINE: common_pb2.FINISH_REASON_DEADLINE,
+}
+
+
+_REASONING: Mapping[Reasoning | None, pb.Reasoning.ValueType] = {
+    None: pb.REASONING_UNSPECIFIED,
+    "marked": pb.REASONING_MARKED,
+    "begun": pb.REASONING_BEGUN,
 }
 
 
@@ -76,6 +84,7 @@ class GenerationAnswers:
                     prompt_logprobs=self._positions(result.end.prompt_logprobs),
                     source_pieces=self._source_pieces(result.end),
                     prompt_tokens=self._prompt_tokens(result.end),
+                    reasoning=_REASONING[result.end.reasoning],
                 )
                 for result in results
             ],
@@ -87,7 +96,11 @@ class GenerationAnswers:
     def prompt(self, admitted: Admitted) -> pb.GenerateStreamResponse.Prompt:
         """Return what a stream says of its prompt."""
         ids = common_pb2.TokenIds(ids=admitted.prompt_ids) if self.with_prompt_ids else None
-        return pb.GenerateStreamResponse.Prompt(input_tokens=admitted.num_input_tokens, tokens=ids)
+        return pb.GenerateStreamResponse.Prompt(
+            input_tokens=admitted.num_input_tokens,
+            tokens=ids,
+            reasoning=_REASONING[admitted.reasoning],
+        )
 
     def message(
         self, event: TextDelta | SequenceFinished | RequestFinished

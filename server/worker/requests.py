@@ -212,7 +212,11 @@ def _chat_message(message: generation_service_pb2.ChatMessage) -> ChatMessage:
     more: dict[str, object] = {}
     if message.tool_calls:
         more["tool_calls"] = [_tool_call(one) for one in message.tool_calls]
-    given = {"tool_call_id": message.tool_call_id, "name": message.name}
+    given = {
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+    }
     more |= {name: value for name, value in given.items() if value}
     has_none = message.tool_calls and not message.HasField("content")
     content = tuple(message.parts) or (None if has_none else message.content)

@@ -139,6 +139,7 @@ class StreamAssembler:
         self._logprobs: list[PositionLogprobs] = []
         self._finished: generation_service_pb2.GenerateStreamResponse.Finished | None = None
         self._summary: generation_service_pb2.GenerateStreamResponse.Summary | None = None
+        self._reasoning = 0
 
     def feed(self, message: generation_service_pb2.GenerateStreamResponse) -> str:
         """Take the next message; return its text, which may be empty."""
@@ -147,6 +148,8 @@ class StreamAssembler:
             raise BrokenStream(
                 f"message {message.sequence_number} came where {self.num_messages} was due"
             )
+        if self.num_messages == 1:
+            self._reasoning = message.prompt.reasoning
         match message.WhichOneof("event"):
             case "delta":
                 self._pieces.append(message.delta.text)
@@ -184,6 +187,7 @@ class StreamAssembler:
             sequences=(self._sequence(self._finished),),
             prompt_logprobs=_positions(self._summary.prompt_logprobs),
             prompt_token_ids=tuple(self._summary.prompt_tokens.ids),
+            reasoning=_reasoning(self._reasoning),
         )
 
     def _sequence(
@@ -207,6 +211,10 @@ def finish_reason(value: int) -> str:
     return enum_name(common_pb2.FinishReason.DESCRIPTOR, value)
 
 
+def _reasoning(value: int) -> str:
+    return enum_name(generation_service_pb2.Reasoning.DESCRIPTOR, value)
+
+
 def _results(response: generation_service_pb2.GenerateResponse, count: int) -> tuple[Result, ...]:
     results = response.results
     if len(results) != count or not all(result.sequences for result in results):
@@ -219,6 +227,7 @@ def _results(response: generation_service_pb2.GenerateResponse, count: int) -> t
             prompt_logprobs=_positions(result.prompt_logprobs),
             source_pieces=tuple(result.source_pieces),
             prompt_token_ids=tuple(result.prompt_tokens.ids),
+            reasoning=_reasoning(result.reasoning),
         )
         for result in results
     )

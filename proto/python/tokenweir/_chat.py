@@ -10,9 +10,9 @@ from tokenweir._options import Chat
 from tokenweir.v1 import generation_service_pb2 as pb
 
 # Beside them a field may be null, false or empty, as if it were not there.
-_SAID = ("role", "content", "tool_calls", "tool_call_id")
+_SAID = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
 # No chat template that is known reads them, and servers write them into what is sent back.
-_UNREAD = ("annotations", "id", "name", "parsed", "reasoning", "reasoning_content")
+_UNREAD = ("annotations", "id", "name", "parsed", "reasoning")
 
 
 def chat_message(
@@ -50,6 +50,8 @@ def _add(added: pb.ChatMessage, message: object, where: str) -> None:
     set_field(added, "tool_call_id", message.get("tool_call_id"), f"{where}.tool_call_id")
     if role == "tool":  # the function's; of nobody else a template reads it
         set_field(added, "name", message.get("name"), f"{where}.name")
+    thought = message.get("reasoning_content") or None
+    set_field(added, "reasoning_content", thought, f"{where}.reasoning_content")
     if calls := message.get("tool_calls"):
         _add_calls(added, calls, f"{where}.tool_calls")
         if message.get("content") is None:

@@ -127,6 +127,9 @@ class Generation(_BestFirst):
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
     source_pieces: tuple[bytes, ...] = ()  # the prompt's, with their ids or alignment
     prompt_token_ids: tuple[int, ...] = ()  # if asked for
+    # How an answer in a conversation begins with reasoning, which ends with "</think>": "marked",
+    # if it begins with "<think>"; "begun", since the prompt ends so; "unspecified", with none.
+    reasoning: str = "unspecified"
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class Result(_BestFirst):
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     source_pieces: tuple[bytes, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
+    reasoning: str = "unspecified"
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ class Form(Protocol):
         """Return what a whole answer says of its prompt, beside the choices."""
         ...
 
-    def first(self, index: int) -> Json | None:
-        """Return what a stream of one output begins with, if it does."""
+    def first(self, index: int, reasoning: str) -> Json | None:
+        """Return what a stream of one output begins with, if it does; see Result.reasoning."""
         ...
 
     def piece(self, index: int, text: str, positions: Positions, offset: int) -> Iterator[Json]:

@@ -60,6 +60,7 @@ from server.adapters.http.tokens import (
     detokenize,
     tokenize,
 )
+from server.adapters.http.tools import is_constrained
 from server.adapters.kserve.errors import Refused
 from server.http_server import CERTIFIED
 
@@ -178,14 +179,19 @@ class Endpoints:
             calling, options = asked.calling, asked.options
         prompts = [conversation]
         if calling is None:
-            form = ChatForm(asked)
+            form = ChatForm(asked, is_constrained=is_constrained(options))
             return await self._generate(request, asked, prompts, form, writer, options)
         models = [one for one in await self.caller(request).models() if one.model == asked.model]
         if not models:
             raise _unknown_model(asked.model)
         with refused_arguments():
             options = calling.options(options, models[0])
-        form = ChatForm(asked, partial(calling.reader, models[0]), is_named=calling.is_named)
+        form = ChatForm(
+            asked,
+            partial(calling.reader, models[0]),
+            is_named=calling.is_named,
+            is_constrained=is_constrained(options),
+        )
         return await self._generate(request, asked, prompts, form, writer, options)
 
     async def embeddings(self, request: Request) -> Response:

@@ -19,18 +19,20 @@ from server.adapters.http.answers import (
     prompt_json,
     token_text,
 )
+from server.adapters.http.reasoning import ReasoningReader
 from server.adapters.http.requests import NEUTRAL, GenerationRequest
 from server.adapters.http.tool_calls import CallReader
 from server.adapters.http.tools import Calling, Choice, Tool
 
 # Variables of chat templates that clients send by themselves.
 _VARIABLES = ("enable_thinking", "reasoning_effort")
+_SEPARATE = "separate_reasoning"  # as SGLang has it
 
 
 class ConversationRequest(GenerationRequest):
     """The fields that all requests for an answer in a conversation share."""
 
-    own_names = GenerationRequest.own_names | {*_VARIABLES}
+    own_names = GenerationRequest.own_names | {*_VARIABLES, _SEPARATE}
     neutral = {**NEUTRAL, "add_special_tokens": (False,)}  # noqa: RUF012  # not changed
 
     top_logprobs: int | None = None
@@ -116,6 +118,9 @@ class ChatRequest(ConversationRequest):
         return super()._apart() | {"messages", "logprobs"}
 
 
+Reader = CallReader | ReasoningReader
+
+
 class ChatForm:
     """Completions of conversations; where functions may be called, a reader finds the calls."""
 
@@ -128,16 +133,21 @@ class ChatForm:
         reader: Callable[[], CallReader] | None = None,
         *,
         is_named: bool = False,
+        is_constrained: bool = False,
     ) -> None:
-        """`is_named`: one function is called in any case, whose end OpenAI calls "stop"."""
+        """`is_named`: one function is called in any case, whose end OpenAI calls "stop".
+
+        `is_constrained`: the text must have a form, which leaves no place for reasoning.
+        """
+        self._is_separate = not is_constrained and asked.extra.get(_SEPARATE) is not False
         self._asked, self._reader, self._is_named = asked, reader, is_named
-        self._readers: dict[int, CallReader] = {}
+        self._readers: dict[int, Reader | None] = {}
         self._positions: defaultdict[int, list[Any]] = defaultdict(list)  # for held-back text
 
     def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
         reason = finish_reason(sequence.finish_reason)
         message: Json = {"role": "assistant", "content": sequence.text, "refusal": None}
-        if (reader := self._reader_of(index)) is not None:
+        if (reader := self._begin(index, result.reasoning)) is not None:
             message |= _whole([*reader.push(sequence.text), *reader.finish()])
             reason = self._reason(reader, reason)
         found = {
@@ -157,34 +167,38 @@ class ChatForm:
             with_ids=bool(self._asked.return_token_ids),
         )
 
-    def first(self, index: int) -> Json | None:
+    def first(self, index: int, reasoning: str) -> Json | None:
+        self._begin(index, reasoning)
         return _delta(index, {"role": "assistant", "content": ""})
 
     def piece(self, index: int, text: str, positions: Positions, offset: int) -> Iterator[Json]:
-        if (reader := self._reader_of(index)) is None:
+        if (reader := self._readers.get(index)) is None:
             yield _delta(index, {"content": text}) | {"logprobs": _logprobs(positions)}
             return
         self._positions[index] += positions
         yield from self._deltas(index, reader.push(text))
 
     def last(self, index: int, reason: str) -> Iterator[Json]:
-        if (reader := self._reader_of(index)) is not None:
+        if (reader := self._readers.get(index)) is not None:
             found = reader.finish()
             has_more = found or not self._positions[index]
             yield from self._deltas(index, found if has_more else [{"content": ""}])
             reason = self._reason(reader, reason)
         yield _delta(index, {}) | {"finish_reason": reason}
 
-    def _reader_of(self, index: int) -> CallReader | None:
-        if self._reader is not None and index not in self._readers:
-            self._readers[index] = self._reader()
-        return self._readers.get(index)
+    def _begin(self, index: int, reasoning: str) -> Reader | None:
+        calls = None if self._reader is None else self._reader()
+        has_reasoning = reasoning in ("marked", "begun") and self._is_separate
+        is_begun = reasoning == "begun"
+        reader = ReasoningReader(calls, is_begun=is_begun) if has_reasoning else calls
+        self._readers[index] = reader
+        return reader
 
     def _deltas(self, index: int, deltas: Sequence[Json]) -> Iterator[Json]:
         for delta in deltas:
             yield _delta(index, delta) | {"logprobs": _logprobs(self._positions.pop(index, []))}
 
-    def _reason(self, reader: CallReader, reason: str) -> str:
+    def _reason(self, reader: Reader, reason: str) -> str:
         is_call = reason == "stop" and reader.num_calls and not self._is_named
         return "tool_calls" if is_call else reason
 
@@ -199,7 +213,11 @@ def _whole(deltas: Sequence[Json]) -> Json:
             else:
                 calls[said["index"]]["function"]["arguments"] += said["function"]["arguments"]
     content = "".join(delta.get("content", "") for delta in deltas)
-    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+    thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    found: Json = {"reasoning_content": thought} if thought else {}
+    if calls:
+        return found | {"content": content or None, "tool_calls": calls}
+    return found | {"content": content}
 
 
 def _delta(index: int, delta: Json) -> Json:

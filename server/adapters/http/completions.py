@@ -113,7 +113,7 @@ class TextForm:
     def of_prompt(self, result: Result) -> Json:
         return {}  # there may be several, and each choice says it
 
-    def first(self, index: int) -> Json | None:
+    def first(self, index: int, reasoning: str) -> Json | None:
         if not self._asked.echo:
             return None
         text = self._prompt(index)

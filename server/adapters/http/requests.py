@@ -17,7 +17,7 @@ from engine.wording import shortened
 # Nothing of an answer depends on these.
 _HARMLESS = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "parallel_tool_calls cache_prompt".split()
+    "prompt_cache_options parallel_tool_calls cache_prompt".split()
 )
 # Values that say the same as nothing, as null, false and empty ones do for every other name.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -33,8 +33,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "stream": (False,),
     "top_logprobs": (0,),
     "repeat_penalty": (1,),
-    "include_reasoning": (True, False),
-    "separate_reasoning": (True, False),
+    "include_reasoning": (True,),
     "verbosity": ("medium",),
 }
 _ABSENT: tuple[object, ...] = (None, False, "", [], {})

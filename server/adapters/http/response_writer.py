@@ -95,7 +95,7 @@ class ResponseWriter:
     def _text(self, kind: str, text: str, logprobs: list[Json]) -> Iterator[bytes]:
         begin, part = _TEXTS[kind]
         if not self._is_open or self._output[-1]["type"] != kind:
-            more = {"role": "assistant"} if kind == "message" else {"summary": []}
+            more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
             yield from self._open({"type": kind, "id": _id(begin), **more, "content": []})
             yield self._event_of_item("response.content_part.added", content_index=0, part=part)
         self._pieces.append(text)

@@ -35,8 +35,13 @@ def _items(value: object) -> object:
 def _item(value: object) -> Json:
     """Return an item of a conversation as a message of it."""
     match value:
-        case {"type": "function_call", "call_id": str(called), "name": str(), "arguments": str()}:
-            function = {"name": value["name"], "arguments": value["arguments"]}
+        case {
+            "type": "function_call",
+            "call_id": str(called),
+            "name": str(name),
+            "arguments": str(arguments),
+        }:
+            function = {"name": name, "arguments": arguments}
             call = {"id": called, "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         case {
@@ -45,10 +50,11 @@ def _item(value: object) -> Json:
             "output": str() | list() as said,
         }:
             return {"role": "tool", "tool_call_id": called, "content": _content(said)}
-        case {"type": "reasoning"}:
-            parts = [one for one in value.get("content") or () if isinstance(one, dict)]
-            said = "".join(str(one.get("text", "")) for one in parts)
-            return {"role": "assistant", "content": None, "reasoning_content": said}
+        case {"type": "reasoning", **more}:
+            content = more.get("content")
+            parts = content if isinstance(content, list) else []
+            thought = "".join(str(one.get("text", "")) for one in parts if isinstance(one, dict))
+            return {"role": "assistant", "content": None, "reasoning_content": thought}
         case {"role": str(role), "content": str() | list() as said, **more} if (
             more.get("type", "message") == "message"
         ):
@@ -122,10 +128,8 @@ class ResponsesRequest(ConversationRequest):
     """The body of `/v1/responses`."""
 
     input_field = "input"
-    own_names = ConversationRequest.own_names | {
-        "max_tool_calls",  # of tools that run here, and there are none
-        "prompt_cache_options",
-    }
+    # The calls of tools that run here, and there are none.
+    own_names = ConversationRequest.own_names | {"max_tool_calls"}
     neutral = {**ConversationRequest.neutral, "truncation": ("disabled",)}  # noqa: RUF012
 
     input: Items

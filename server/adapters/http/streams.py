@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from google.protobuf.descriptor import EnumDescriptor
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message as AsgiMessage
 from starlette.types import Send
@@ -21,6 +22,7 @@ from server.adapters.http.requests import GenerationRequest
 
 _MOST_READ_AHEAD = 16  # messages
 Message = generation_service_pb2.GenerateStreamResponse
+Output = generation_service_pb2.Sequence
 Start = Callable[[int, asyncio.Event], AsyncGenerator[Message]]  # prompt's index; set once admitted
 
 
@@ -203,11 +205,13 @@ class Chunks:
             "usage": usage_json(whole)
         }
 
-    def _more(self, index: int, new: Message.Delta | common_pb2.Sequence) -> Iterator[Json]:
+    def _more(self, index: int, new: Message.Delta | Output) -> Iterator[Json]:
         place = self._first_index + index
         if index not in self._begun:
             self._begun.add(index)
-            if (first := self._form.first(place)) is not None:
+            told = 0 if self._prompt is None else self._prompt.reasoning
+            reasoning = _name(generation_service_pb2.Reasoning.DESCRIPTOR, told)
+            if (first := self._form.first(place, reasoning)) is not None:
                 yield self._chunk(first)
         self._num_tokens += len(new.tokens.ids)
         if self._asked.return_token_ids:
@@ -222,9 +226,7 @@ class Chunks:
         yield from self._more(finished.index, sequence)
         value = sequence.finish_reason or finished.finish_reason
         place = self._first_index + finished.index
-        known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(value)
-        # A newer reason has its number.
-        name = known.name.removeprefix("FINISH_REASON_").lower() if known else str(value)
+        name = _name(common_pb2.FinishReason.DESCRIPTOR, value)
         yield from map(self._chunk, self._form.last(place, finish_reason(name)))
 
     def _chunk(self, choice: Json) -> Json:
@@ -306,6 +308,13 @@ async def events(
     except TokenweirClientError as error:
         place = streams.failure[0] if streams.failure is not None else 0
         yield writer.failed(http_error(error, as_sent(place)))
+
+
+def _name(enum: EnumDescriptor, value: int) -> str:
+    """Return what our client calls a value; a newer one has its number."""
+    known = enum.values_by_number.get(value)
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return known.name.removeprefix(prefix).lower() if known else str(value)
 
 
 def _headers(request_id: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from server.adapters.http.tool_calls import CallReader
 _CAPABILITY = "tools:"  # the format of a model stands behind it
 _NAMED = "="  # stands before the name of the one function that is to be called
 _NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
-_OF_FUNCTIONS = ("name", "description", "parameters", "strict")
+_OF_FUNCTIONS = ("description", "parameters", "strict")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
 
 
@@ -48,9 +48,9 @@ def _choice(value: object) -> str | None:
 def _flat_tool(value: object) -> dict[str, Any]:
     """Return a function as chat templates want it, of one whose fields stand beside its type."""
     match value:
-        case {"type": "function", "name": str()}:
-            said = {name: value[name] for name in _OF_FUNCTIONS if value.get(name) is not None}
-            return _tool({"type": "function", "function": said})
+        case {"type": "function", "name": str(name), **more}:
+            said = {one: more[one] for one in _OF_FUNCTIONS if more.get(one) is not None}
+            return _tool({"type": "function", "function": {"name": name, **said}})
         case {"type": "function"}:
             raise ValueError('give {"type": "function", "name": ..., "parameters": ...}')
     return _tool(value)
@@ -63,6 +63,11 @@ def _flat_choice(value: object) -> str | None:
         case dict():
             raise ValueError('give "none", "auto", "required" or {"type": "function", "name": ...}')
     return _choice(value)
+
+
+def is_constrained(options: StreamOptions) -> bool:
+    """Say whether the text of an answer must have a form."""
+    return any(options.get(name) is not None for name in _CONSTRAINTS)
 
 
 def flat_choice(choice: str | None) -> str | dict[str, str]:

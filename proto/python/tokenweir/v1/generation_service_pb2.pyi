@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Reasoning:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReasoningEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reasoning.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REASONING_UNSPECIFIED: _Reasoning.ValueType  # 0
+    """The model's chat template marks none."""
+    REASONING_MARKED: _Reasoning.ValueType  # 1
+    """With "<think>", if there is any."""
+    REASONING_BEGUN: _Reasoning.ValueType  # 2
+    """At once: the prompt ends with "<think>"."""
+
+class Reasoning(_Reasoning, metaclass=_ReasoningEnumTypeWrapper):
+    """How an answer in a conversation begins with reasoning, which ends with "</think>"."""
+
+REASONING_UNSPECIFIED: Reasoning.ValueType  # 0
+"""The model's chat template marks none."""
+REASONING_MARKED: Reasoning.ValueType  # 1
+"""With "<think>", if there is any."""
+REASONING_BEGUN: Reasoning.ValueType  # 2
+"""At once: the prompt ends with "<think>"."""
+Global___Reasoning: _TypeAlias = Reasoning  # noqa: Y015
+
 class _LengthPenaltyForm:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -119,6 +143,7 @@ class ChatMessage(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "user", "assistant", "tool" or what else the model's template knows; required."""
     content: _builtins.str
@@ -127,6 +152,8 @@ class ChatMessage(_message.Message):
     """The call that a message of "tool" answers."""
     name: _builtins.str
     """The function that it answers for."""
+    reasoning_content: _builtins.str
+    """What the assistant has thought before, for templates that show it."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text in parts, in place of `content`.  A template that loops over parts gets them as they
@@ -146,10 +173,11 @@ class ChatMessage(_message.Message):
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
         name: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "name", b"name", "parts", b"parts", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "name", b"name", "parts", b"parts", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
     _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
@@ -963,6 +991,9 @@ class Result(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SOURCE_PIECES_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    reasoning: Global___Reasoning.ValueType
+    """How an answer in a conversation begins."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sequence]:
         """num_outputs of them: best first for beam search and best_of, else by index."""
@@ -988,10 +1019,11 @@ class Result(_message.Message):
         prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
         source_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
         prompt_tokens: _common_pb2.TokenIds | None = ...,
+        reasoning: Global___Reasoning.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "sequences", b"sequences", "source_pieces", b"source_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "reasoning", b"reasoning", "sequences", b"sequences", "source_pieces", b"source_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,8 +1214,11 @@ class GenerateStreamResponse(_message.Message):
 
         INPUT_TOKENS_FIELD_NUMBER: _builtins.int
         TOKENS_FIELD_NUMBER: _builtins.int
+        REASONING_FIELD_NUMBER: _builtins.int
         input_tokens: _builtins.int
         """Their number, as in Usage."""
+        reasoning: Global___Reasoning.ValueType
+        """As in Result."""
         @_builtins.property
         def tokens(self) -> _common_pb2.TokenIds:
             """Ids of the prompt, if asked for."""
@@ -1193,10 +1228,11 @@ class GenerateStreamResponse(_message.Message):
             *,
             input_tokens: _builtins.int = ...,
             tokens: _common_pb2.TokenIds | None = ...,
+            reasoning: Global___Reasoning.ValueType = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "tokens", b"tokens"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "reasoning", b"reasoning", "tokens", b"tokens"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

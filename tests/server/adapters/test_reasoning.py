@@ -1,0 +1,123 @@
+"""What a model says to itself is told apart from its answer, where its chat template marks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from server.adapters.http.reasoning import ReasoningReader
+from tests.conftest import EOS, Script
+from tests.server.adapters.conftest import PLAIN, Serving, client_of
+
+MARKED = """{{ tools | tojson if tools }}{% for m in messages %}
+{{- m.role }}:{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{{- m.content if m.content is not none }};
+{%- endfor %}>"""
+BEGUN = MARKED + "{% if enable_thinking is not false %}<think>\n{% endif %}"
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "How?"}]}
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
+
+
+def whole(deltas: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return reasoning and content of the deltas of an answer."""
+    names = ("reasoning_content", "content")
+    first, second = ("".join(one.get(name) or "" for one in deltas) for name in names)
+    return first, second
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "is_begun", "thought", "said"),
+    [("\n<think>\nWell < </thi a\n</think>\n\nSo <think>", False, "Well < </thi a", "So <think>"),
+     ("Well\n</think>So", True, "Well", "So"),
+     ("<think></think>So", False, "", "So"),
+     ("So </think>", False, "", "So </think>"),
+     ("<thin", False, "", "<thin"),
+     ("<think>Well </thin", False, "Well </thin", ""),
+     ("Well", True, "Well", ""),
+     ("", True, "", "")],
+)  # fmt: skip
+def test_marks_are_found_however_they_come(
+    size: int, text: str, is_begun: bool, thought: str, said: str
+):
+    reader = ReasoningReader(None, is_begun=is_begun)
+    pieces = [text[place : place + size] for place in range(0, len(text), size)]
+    deltas = [delta for piece in pieces for delta in reader.push(piece)]
+
+    assert whole(deltas + reader.finish()) == (thought, said)
+
+
+async def test_reasoning_is_told_apart_whole_and_streamed(
+    serving: Serving, spell: Callable[[str], Script]
+):
+    text = "<think>\nWell\n</think>\n\nSo"
+    for template in (MARKED, BEGUN):  # the script's beginning is in the prompt of the latter
+        async with serving(spell(text), None, template) as caller:
+            _, found = await caller.post("chat/completions", **ASKED)
+            *chunks, _ = await caller.stream("chat/completions", **ASKED)
+            async with client_of(caller) as client:
+                response = await client.responses.create(model="m", input="How?")
+                asked: Any = {"model": "m", "input": "How?", "stream": True}
+                events = [one async for one in await client.responses.create(**asked)]
+
+        message = found["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Well", "So")
+        assert whole([one["choices"][0]["delta"] for one in chunks]) == ("Well", "So")
+        assert response.output[0].content[0].text == "Well"
+        assert response.output_text == events[-1].response.output_text == "So"
+        assert "response.reasoning_text.done" in [one.type for one in events]
+
+
+async def test_calls_of_functions_stand_behind_reasoning(
+    serving: Serving, spell: Callable[[str], Script]
+):
+    async with serving(spell(f"<think>Well</think>\n{CALL}"), "hermes", MARKED) as caller:
+        _, found = await caller.post("chat/completions", **ASKED, tools=TOOLS)
+        _, forced = await caller.post(
+            "chat/completions", **ASKED, tools=TOOLS, tool_choice="required", max_tokens=60
+        )
+
+    (choice,) = found["choices"]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Well", None)
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"
+    assert choice["finish_reason"] == "tool_calls"
+    assert "reasoning_content" not in forced["choices"][0]["message"]
+
+
+async def test_nothing_is_told_apart_where_there_is_no_reasoning(
+    serving: Serving, spell: Callable[[str], Script]
+):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [5]}}}
+    async with serving(spell("<think>\n</think>So"), None, BEGUN) as caller:
+        _, plain = await caller.post("chat/completions", **ASKED, enable_thinking=False)
+        _, kept = await caller.post(
+            "chat/completions", **ASKED, enable_thinking=True, separate_reasoning=False
+        )
+        _, held = await caller.post("chat/completions", **ASKED, response_format=schema)
+    async with serving(spell("<think>a</think>"), None, PLAIN) as caller:
+        _, other = await caller.post("chat/completions", **ASKED)
+
+    said = [one["choices"][0]["message"]["content"] for one in (plain, kept, held, other)]
+    assert said == ["So", "</think>So", "5", "<think>a</think>"]
+
+
+async def test_reasoning_comes_back_to_a_template_that_shows_it(serving: Serving):
+    prompts: list[str] = []
+
+    def script(source: list[int], tokens: list[int]) -> int:
+        prompts.append(bytes(tokens).decode())
+        return EOS
+
+    thought = {"type": "reasoning_text", "text": "Well"}
+    answer = {"role": "assistant", "content": "So", "reasoning_content": "Well"}
+    user = ASKED["messages"][0]
+    items = [user, {"type": "reasoning", "id": "r", "summary": [], "content": [thought]},
+             {"role": "assistant", "content": "So"}, user]  # fmt: skip
+    async with serving(script, None, MARKED) as caller:
+        await caller.post("chat/completions", model="m", messages=[user, answer, user])
+        await caller.post("responses", model="m", input=items)
+
+    assert prompts == ["user:How?;assistant:<think>Well</think>So;user:How?;>"] * 2
