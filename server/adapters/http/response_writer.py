@@ -37,9 +37,9 @@ class ResponseWriter:
             **echoed,
         }
         self._output: list[Json] = self._response["output"]
-        self._pieces: list[str] = []  # of the last item
+        self._pieces: list[str] = []  # the text of the last item so far
         self._logprobs: list[Json] = []
-        self._is_open = False  # the last item
+        self._is_open = False  # the last item is
         self._num_events = 0
         self._reason = ""
 

@@ -162,7 +162,7 @@ class Chunks:
     def __init__(self, form: Form, request_id: str, asked: GenerationRequest, place: int) -> None:
         """`place` is that of its prompt among those of the request."""
         self._form, self._id, self._asked = form, request_id, asked
-        self._first_index = place * (asked.n or 1)  # of its outputs, among those of the request
+        self._first_index = place * (asked.n or 1)  # outputs of prompts before it
         self._num_messages = 0
         self._prompt: Message.Prompt | None = None
         self._num_tokens = 0

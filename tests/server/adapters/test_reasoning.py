@@ -1,4 +1,4 @@
-"""What a model says to itself is told apart from its answer, where its chat template marks it."""
+"""Reasoning is told apart from the answer, where the chat template of the model marks it."""
 
 from __future__ import annotations
 
