@@ -27,7 +27,7 @@ from tokenweir import (
 
 from server.adapters.caller import HEALTH_SECONDS, STREAM_ATTEMPTS, client_as
 from server.adapters.config import HttpConfig
-from server.adapters.http.answers import Form, Json, envelope, usage_json
+from server.adapters.http.answers import Form, envelope, usage_json
 from server.adapters.http.body import parsed
 from server.adapters.http.bound import Bound
 from server.adapters.http.chat import ChatForm, ChatRequest, ConversationRequest
@@ -40,7 +40,7 @@ from server.adapters.http.inference import InferenceEndpoints
 from server.adapters.http.load_history import LoadHistory
 from server.adapters.http.page import Page
 from server.adapters.http.predictions import PredictionRequest, predict
-from server.adapters.http.requests import GenerationRequest, OpenAiRequest
+from server.adapters.http.requests import GenerationRequest, OpenAiRequest, RequestOfOneModel
 from server.adapters.http.response_writer import ResponseWriter
 from server.adapters.http.responses import ResponsesRequest
 from server.adapters.http.streams import (
@@ -53,13 +53,9 @@ from server.adapters.http.streams import (
     Writer,
     events,
 )
-from server.adapters.http.tokens import (
-    DetokenizeRequest,
-    TokenizeRequest,
-    TokensRequest,
-    detokenize,
-    tokenize,
-)
+from server.adapters.http.tei import EmbedRequest, PredictRequest, embed, info_json
+from server.adapters.http.tei import predict as classify
+from server.adapters.http.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from server.adapters.http.tools import is_constrained
 from server.adapters.kserve.errors import Refused
 from server.http_server import CERTIFIED
@@ -67,7 +63,7 @@ from server.http_server import CERTIFIED
 logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=OpenAiRequest)
-TokensRequestT = TypeVar("TokensRequestT", bound=TokensRequest)
+OneModelT = TypeVar("OneModelT", bound=RequestOfOneModel)
 Prompt = str | list[int] | list[dict[str, Any]]
 _REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
@@ -94,6 +90,10 @@ def application(
         Route("/v1/embeddings", endpoints.embeddings, methods=post),
         Route("/tokenize", endpoints.tokenize, methods=post),
         Route("/detokenize", endpoints.detokenize, methods=post),
+        Route("/embed", endpoints.embed, methods=post),
+        Route("/", endpoints.embed, methods=post),  # as Hugging Face's clients call it
+        Route("/predict", endpoints.classify, methods=post),
+        Route("/info", endpoints.info, methods=get),
         Route("/page/predict", endpoints.predict, methods=post),
         *InferenceEndpoints(client, endpoints.caller, config).routes,
         *page.routes,
@@ -222,22 +222,41 @@ class Endpoints:
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of a text or conversation."""
         asked = await self._asked(request, TokenizeRequest, "tokn-")
-        return await self._of_tokens(request, asked, tokenize)
+        return await self._by_one_model(request, asked, tokenize)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens."""
         asked = await self._asked(request, DetokenizeRequest, "tokn-")
-        return await self._of_tokens(request, asked, detokenize)
+        return await self._by_one_model(request, asked, detokenize)
 
-    async def _of_tokens(
+    async def embed(self, request: Request) -> Response:
+        """Return the vectors of texts, as TEI does."""
+        asked = await self._asked(request, EmbedRequest, "embd-")
+        return await self._by_one_model(request, asked, embed)
+
+    async def classify(self, request: Request) -> Response:
+        """Return the classes of texts, as TEI does."""
+        asked = await self._asked(request, PredictRequest, "pred-")
+        return await self._by_one_model(request, asked, classify)
+
+    async def info(self, request: Request) -> Response:
+        """Describe the model that TEI's requests are for."""
+        models = await self.caller(request).models()
+        for capability in ("embed", "classify"):
+            for model in models:
+                if model.capabilities[0] == capability:
+                    return JSONResponse(info_json(model, self._config.max_requests))
+        raise _unknown_model("", "embed or classify")
+
+    async def _by_one_model(
         self,
         request: Request,
-        asked: TokensRequestT,
-        answer: Callable[[AsyncClient, ModelInfo, TokensRequestT, str], Coroutine[Any, Any, Json]],
+        asked: OneModelT,
+        answer: Callable[[AsyncClient, ModelInfo, OneModelT, str], Coroutine[Any, Any, object]],
     ) -> Response:
         client, request_id = self.caller(request), request.state.request_id
         if (model := asked.found_in(await client.models())) is None:
-            raise _unknown_model(asked.model)
+            raise _unknown_model(asked.model, asked.capability)
         with refused_arguments(asked.as_sent):
             found = await unless_gone(request, answer(client, model, asked, request_id))
         return JSONResponse(found, headers={_REQUEST_ID: request_id})
@@ -355,8 +374,9 @@ def _is_id(given: str) -> bool:
     return 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
 
 
-def _unknown_model(name: str) -> HttpError:
-    message = f"no model {name!r} is served here; /v1/models lists them"
+def _unknown_model(name: str, capability: str = "do that") -> HttpError:
+    which = f"no model {name!r} is served here" if name else f"no model here can {capability}"
+    message = f"{which}; /v1/models lists them"
     return HttpError(404, message, kind="not_found_error", code="model_not_found")
 
 

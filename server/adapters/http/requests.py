@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
-from tokenweir import StreamOptions
+from tokenweir import ModelInfo, StreamOptions
 
 from engine.requests.options import OPTIONS
 from engine.wording import shortened
@@ -212,6 +212,20 @@ class OpenAiRequest(Body):
             ours: name for name, ours in _RENAMED.items() if name in given or ours not in names
         }
         return names | others
+
+
+class RequestOfOneModel(OpenAiRequest):
+    """A request that need not name a model where one that can do it is served."""
+
+    capability: ClassVar[str]
+
+    model: str = ""
+
+    def found_in(self, models: Iterable[ModelInfo]) -> ModelInfo | None:
+        """Return the model that is asked; of several, one that does nothing else comes first."""
+        name = self.capability
+        able = [one for one in models if name in one.capabilities and self.model in ("", one.model)]
+        return min(able, key=lambda one: one.capabilities.index(name), default=None)
 
 
 class StreamDetails(Body):

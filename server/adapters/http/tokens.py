@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
 from tokenweir import AsyncClient, ModelInfo
 
 from server.adapters.http.answers import Json, token_text
-from server.adapters.http.requests import OpenAiRequest
+from server.adapters.http.requests import RequestOfOneModel
 from server.adapters.http.tools import Tool
 
 _OF_PROMPTS = ("add_special_tokens",)
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
-class TokensRequest(OpenAiRequest):
-    """The part that both have; without a model, it is the first that generates."""
-
-    model: str = ""
-
-    def found_in(self, models: Iterable[ModelInfo]) -> ModelInfo | None:
-        """Return the model that is asked."""
-        able = (one for one in models if "generate" in one.capabilities)
-        return next((one for one in able if self.model in ("", one.model)), None)
-
-
-class TokenizeRequest(TokensRequest):
+class TokenizeRequest(RequestOfOneModel):
     """The body of `/tokenize`: a text, or a conversation."""
 
+    capability = "generate"
     input_field = "prompt"
 
     prompt: str | None = None
@@ -53,9 +43,10 @@ class TokenizeRequest(TokensRequest):
         return said if self.messages is None else said.replace("prompt", "messages", 1)
 
 
-class DetokenizeRequest(TokensRequest):
+class DetokenizeRequest(RequestOfOneModel):
     """The body of `/detokenize`."""
 
+    capability = "generate"
     input_field = "tokens"
 
     tokens: Annotated[list[int], Field(min_length=1)]

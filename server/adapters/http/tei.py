@@ -1,0 +1,118 @@
+"""Vectors and classes of texts, as text-embeddings-inference (TEI) answers them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from importlib import metadata
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainValidator
+from tokenweir import AsyncClient, ModelInfo, PredictOptions, Truncate
+
+from server.adapters.http.answers import Json
+from server.adapters.http.requests import Prompts, RequestOfOneModel
+
+_Pair = tuple[str, str | None]  # the second text, if there is one
+
+
+def _texts_or_pairs(value: object) -> Json:
+    """Return what is to be classified as TEI has it: a list of two texts is a pair, not a batch."""
+    match value:
+        case str() | [str()] | [str(), str()]:
+            return {"is_single": True, "items": [_pair(value)]}
+        case list() if value:
+            return {"is_single": False, "items": [_pair(one) for one in value]}
+    raise ValueError(_FORMS)
+
+
+def _pair(value: object) -> _Pair:
+    match value:
+        case str(text) | [str(text)]:
+            return text, None
+        case [str(text), str(second)]:
+            return text, second
+    raise ValueError(_FORMS)
+
+
+_FORMS = "give a text, a pair of texts [a, b], or a list of [a] and [a, b]"
+
+
+class TeiRequest(RequestOfOneModel):
+    """The options that both requests have."""
+
+    input_field = "inputs"
+
+    truncate: bool | None = None
+    truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
+
+    def options(self, request_id: str) -> PredictOptions:
+        """Return the options of our client."""
+        side: Truncate = "left" if self.truncation_direction in ("Left", "left") else "right"
+        return {"truncate": side if self.truncate else None, "request_id": request_id}
+
+
+class EmbedRequest(TeiRequest):
+    """The body of `/embed`."""
+
+    capability = "embed"
+
+    inputs: Prompts
+    normalize: bool | None = None  # absent: to length 1
+
+    @property
+    def num_inputs(self) -> int:
+        """As the base's."""
+        return len(self.inputs)
+
+
+class PredictRequest(TeiRequest):
+    """The body of `/predict`."""
+
+    capability = "classify"
+
+    inputs: Annotated[dict[str, Any], PlainValidator(_texts_or_pairs)]
+
+
+async def embed(
+    client: AsyncClient, model: ModelInfo, asked: EmbedRequest, request_id: str
+) -> list[tuple[float, ...]]:
+    """Return the vectors of texts."""
+    normalize, options = asked.normalize is not False, asked.options(request_id)
+    found = await client.embed_many(model.model, asked.inputs, normalize=normalize, **options)
+    return list(found.results)
+
+
+async def predict(
+    client: AsyncClient, model: ModelInfo, asked: PredictRequest, request_id: str
+) -> list[Any]:
+    """Return the classes of a text or a pair, best first, or those of each in a list."""
+    items: list[_Pair] = asked.inputs["items"]
+    by_second: defaultdict[str | None, list[int]] = defaultdict(list)
+    for place, (_, second) in enumerate(items):
+        by_second[second].append(place)
+    found: dict[int, list[Json]] = {}
+    for second, places in by_second.items():  # a call has one second text for all
+        options = asked.options(request_id) | PredictOptions(text_pair=second)
+        texts = [items[place][0] for place in places]
+        answers = await client.classify_many(model.model, texts, top=0, **options)
+        for place, labels in zip(places, answers.results, strict=True):
+            found[place] = [{"score": one.probability, "label": one.label} for one in labels]
+    return found[0] if asked.inputs["is_single"] else [found[place] for place in sorted(found)]
+
+
+def info_json(model: ModelInfo, max_requests: int) -> Json:
+    """Describe the model that answers where none is named."""
+    ids = {label: place for place, label in enumerate(model.labels)}
+    classes = {"id2label": {str(place): label for label, place in ids.items()}, "label2id": ids}
+    is_classifier = model.capabilities[0] == "classify"
+    return {
+        "model_id": model.model,
+        "model_sha": model.manifest_sha256,
+        "model_dtype": {"fp32": "float32", "fp16": "float16"}.get(model.precision, model.precision),
+        "model_type": {"classifier": classes} if is_classifier else {"embedding": {}},
+        "max_concurrent_requests": max_requests,
+        "max_input_length": model.limits.max_input_tokens,
+        "max_client_batch_size": model.limits.max_inputs,
+        "auto_truncate": False,
+        "version": metadata.version("tokenweir"),
+    }
