@@ -38,7 +38,8 @@ class ResponseWriter:
         }
         self._output: list[Json] = self._response["output"]
         self._pieces: list[str] = []  # the text of the last item so far
-        self._logprobs: list[Json] = []
+        self._logprobs: list[Json] = []  # its own
+        self._new_logprobs: list[Json] = []  # are in no event yet
         self._is_open = False  # the last item is
         self._num_events = 0
         self._reason = ""
@@ -61,18 +62,20 @@ class ResponseWriter:
         found: list[bytes] = []
         for choice in chunk["choices"]:
             self._reason = choice["finish_reason"] or self._reason
-            delta, logprobs = choice["delta"], (choice["logprobs"] or {}).get("content", [])
+            delta = choice["delta"]
             if said := delta.get("reasoning_content"):
-                found += self._text("reasoning", said, [])
-            if (said := delta.get("content")) or logprobs:
-                found += self._text("message", said or "", logprobs)
+                found += self._text("reasoning", said)
+            if (said := delta.get("content")) is not None:
+                self._new_logprobs += (choice["logprobs"] or {}).get("content", [])
+                if said or self._is_in("message"):
+                    found += self._text("message", said)
             for call in delta.get("tool_calls") or ():
                 found += self._call(call)
         return b"".join(found)
 
     def end(self) -> bytes:
         """Return the events after the last chunk."""
-        found = [*([] if self._output else self._text("message", "", []))]
+        found = [*([] if self._output else self._text("message", ""))]
         is_well = self._reason in _WELL
         status = "completed" if is_well else "incomplete"
         found += self._close(status)
@@ -92,15 +95,20 @@ class ResponseWriter:
         self._response["error"] = {"code": code, "message": error.message}
         return found + self._event("response.failed", response=self._response)
 
-    def _text(self, kind: str, text: str, logprobs: list[Json]) -> Iterator[bytes]:
+    def _is_in(self, kind: str) -> bool:
+        return self._is_open and self._output[-1]["type"] == kind
+
+    def _text(self, kind: str, text: str) -> Iterator[bytes]:
         begin, part = _TEXTS[kind]
-        if not self._is_open or self._output[-1]["type"] != kind:
+        if not self._is_in(kind):
             more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
             yield from self._open({"type": kind, "id": _id(begin), **more, "content": []})
             yield self._event_of_item("response.content_part.added", content_index=0, part=part)
         self._pieces.append(text)
-        self._logprobs += logprobs
-        told = {"logprobs": logprobs} if kind == "message" else {}
+        told: Json = {}
+        if kind == "message":
+            told, self._new_logprobs = {"logprobs": self._new_logprobs}, []
+            self._logprobs += told["logprobs"]
         name = f"response.{part['type']}.delta"
         yield self._event_of_item(name, content_index=0, delta=text, **told)
 

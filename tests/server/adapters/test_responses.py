@@ -94,8 +94,11 @@ async def test_a_choice_among_functions_holds(serving: Serving, spell: Callable[
         named = {"type": "function", "name": "now"}
         forced = await client.responses.create(**asked, tool_choice=named, max_output_tokens=40)
         none = await client.responses.create(**asked, tool_choice="none")
+        logprobs: Any = {"include": ["message.output_text.logprobs"]}
+        _, alone = await streamed(client, **asked, **logprobs, tool_choice="required")
 
     assert (forced.output[0].name, forced.tool_choice.to_dict()) == ("now", named)
+    assert {one.type for one in alone.output} == {"function_call"}
     assert (none.output_text, none.tool_choice) == ("No", "none")
 
 
