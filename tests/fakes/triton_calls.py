@@ -74,7 +74,7 @@ def calls(kind: str, address: str) -> dict[str, Any]:
     response = whole.get_response()
     config = triton.told("get_model_config", "dates")
     index = triton.told("get_model_repository_index")
-    return {
+    found: dict[str, Any] = {
         "live": client.is_server_live(),
         "ready": [client.is_server_ready(), client.is_model_ready("dates")],
         "unknown": client.is_model_ready("x"),
@@ -97,6 +97,13 @@ def calls(kind: str, address: str) -> dict[str, Any]:
             triton.failure("dates", words, headers={"authorization": "Bearer tw_nobody"}),
             triton.failure("dates", sent("text", [b"a" * 5000], "BYTES")),
         ],
+    }
+    (dates,) = triton.told("get_inference_statistics", "dates")["model_stats"]
+    outcomes = dates["inference_stats"]
+    return found | {
+        "models with statistics": len(triton.told("get_inference_statistics")["model_stats"]),
+        "has been asked": int(dates["last_inference"]) > 0 and int(outcomes["success"]["ns"]) > 0,
+        "outcomes": [int(outcomes[name]["count"]) for name in ("success", "fail")],
     }
 
 

@@ -52,9 +52,11 @@ class InferenceEndpoints:
             Route("/v2/health/live", self.live, methods=get),
             Route("/v2/health/ready", self.ready, methods=get),
             Route("/v2/repository/index", self.index, methods=post),
+            Route("/v2/models/stats", self.statistics, methods=get),  # before a model of this name
             *(Route(model, self.model, methods=get) for model in models),
             *(Route(f"{model}/ready", self.model_ready, methods=get) for model in models),
             *(Route(f"{model}/config", self.model_config, methods=get) for model in models),
+            *(Route(f"{model}/stats", self.statistics, methods=get) for model in models),
             *(Route(f"{model}/infer", self.infer, methods=post) for model in models),
         ]
 
@@ -93,6 +95,11 @@ class InferenceEndpoints:
         model, _ = await self._inference.model(self._caller(request), *_named(request))
         return JSONResponse(config_of(model))
 
+    async def statistics(self, request: Request) -> Response:
+        """Tell what models have done."""
+        found = await self._inference.statistics(self._caller(request), *_named(request))
+        return JSONResponse(found)
+
     async def infer(self, request: Request) -> Response:
         """Run a model."""
         if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
@@ -116,8 +123,8 @@ class InferenceEndpoints:
 
 
 def _named(request: Request) -> tuple[str, str]:
-    """Return the model of a path, and its version, "" if there is none."""
-    return request.path_params["model"], request.path_params.get("version", "")
+    """Return the model of a path, and its version, "" for what is not in it."""
+    return request.path_params.get("model", ""), request.path_params.get("version", "")
 
 
 def _json_size(request: Request, most: int) -> int:

@@ -80,7 +80,7 @@ def _content(said: str | list[Any]) -> object:
 
 
 def _is_empty(message: Json) -> bool:
-    """Whether a message says nothing beside its reasoning, which belongs to the next one."""
+    """Say whether a message has its reasoning alone, which belongs to the next one."""
     return message.get("content") is None and not message.get("tool_calls")
 
 
@@ -128,7 +128,7 @@ class ResponsesRequest(ConversationRequest):
     """The body of `/v1/responses`."""
 
     input_field = "input"
-    # The calls of tools that run here, and there are none.
+    # It counts tools that run here, and there are none.
     own_names = ConversationRequest.own_names | {"max_tool_calls"}
     neutral = {**ConversationRequest.neutral, "truncation": ("disabled",)}  # noqa: RUF012
 
@@ -199,9 +199,9 @@ class ResponsesRequest(ConversationRequest):
 
     def as_sent(self, message: str) -> str:
         """As the base's; a message is the item that it came from."""
-        places = [place for place, _ in self._messages()]
+        places = {f"input[{n}]": place for n, (place, _) in enumerate(self._messages())}
         said = super().as_sent(message)
-        return re.sub(r"\binput\[(\d+)\]", lambda found: places[int(found[1])], said)
+        return re.sub(r"\binput\[\d+\]", lambda found: places.get(found[0], found[0]), said)
 
     def _messages(self) -> Iterator[tuple[str, Json]]:
         """Yield every message with the place of the item that begins it."""

@@ -20,7 +20,12 @@ def server_metadata() -> dict[str, Any]:
     return {
         "name": "tokenweir",
         "version": metadata.version("tokenweir"),
-        "extensions": ["binary_tensor_data", "model_configuration", "model_repository"],
+        "extensions": [
+            "binary_tensor_data",
+            "model_configuration",
+            "model_repository",
+            "statistics",
+        ],
     }
 
 

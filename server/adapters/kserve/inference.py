@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from server.adapters.caller import HEALTH_SECONDS
 from server.adapters.kserve.errors import Refused, refused_arguments
 from server.adapters.kserve.pieces import generate_in_pieces
 from server.adapters.kserve.requests import InferRequest
+from server.adapters.kserve.statistics import Statistics
 from server.adapters.kserve.tasks import TASKS, Answered, Asked, Task, task_for
 
 Versions = list[ModelInfo]  # one model's, at least one
@@ -30,6 +31,7 @@ class Inference:
         """`timeout` is the most that a request has, in seconds."""
         self._client, self._timeout = client, timeout
         self._models: dict[str, tuple[float, Versions]] = {}
+        self._statistics = Statistics()
 
     async def is_serving(self, name: str = "") -> bool:
         """Return whether a model serves, "" for the server behind; NotFound for an unknown one."""
@@ -84,7 +86,7 @@ class Inference:
     ) -> Answered:
         """Run a model; `seconds` is the time that the caller gives it."""
         task, asked = await self._asked(caller, request, seconds)
-        with refused_arguments():
+        with self._counting(asked), refused_arguments():
             return _chosen(await task.run(caller, asked), request)
 
     async def stream(
@@ -92,13 +94,23 @@ class Inference:
     ) -> AsyncGenerator[Answered]:
         """Run a model, and yield the pieces of its answer; of other tasks than texts it is one."""
         task, asked = await self._asked(caller, request, seconds)
-        with refused_arguments():
+        with self._counting(asked), refused_arguments():
             if task is not TASKS["generate"]:
                 yield _chosen(await task.run(caller, asked), request)
                 return
             async with aclosing(generate_in_pieces(caller, asked)) as pieces:
                 async for piece in pieces:
                     yield _chosen(piece, request)
+
+    async def statistics(self, caller: AsyncClient, name: str, version: str) -> dict[str, Any]:
+        """Return what ModelStatistics tells of a model and version, "" for all."""
+        models = await self.versions(caller, name) if name else await caller.models()
+        found = [one for one in models if version in ("", one.model_version)]
+        return {"model_stats": list(map(self._statistics.of, found))}
+
+    def _counting(self, asked: Asked) -> AbstractContextManager[None]:
+        version = asked.options["model_version"] or asked.model.model_version
+        return self._statistics.counting(asked.model.model, version)
 
     async def _asked(
         self, caller: AsyncClient, request: InferRequest, seconds: float | None

@@ -92,6 +92,13 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             models=[protocol.RepositoryIndexResponse.ModelIndex(**one) for one in found]
         )
 
+    async def ModelStatistics(
+        self, request: protocol.ModelStatisticsRequest, context: Context
+    ) -> protocol.ModelStatisticsResponse:
+        """Tell what models have done."""
+        asked = self._inference.statistics(self._caller(context), request.name, request.version)
+        return protocol.ModelStatisticsResponse(**await _answered(context, asked))
+
     async def ModelInfer(
         self, request: protocol.ModelInferRequest, context: Context
     ) -> protocol.ModelInferResponse:

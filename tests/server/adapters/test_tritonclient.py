@@ -88,6 +88,9 @@ async def test_models_of_every_kind_are_called(kind: str, tmp_path: Path):
         "labels": ["DET"] * 3,
         "vectors": [[3.0, 4.0], [3.0, 4.0]],
         "class": ["DET"],
+        "models with statistics": 3,
+        "has been asked": True,
+        "outcomes": [3, 3],
     }
     names = ["NOT_FOUND", "INVALID_ARGUMENT", "INVALID_ARGUMENT", "UNAUTHENTICATED"]
     statuses = {

@@ -80,6 +80,11 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
                 response_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
                 _registered_method=True)
+        self.ModelStatistics = channel.unary_unary(
+                '/inference.GRPCInferenceService/ModelStatistics',
+                request_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStatisticsRequest.SerializeToString,
+                response_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStatisticsResponse.FromString,
+                _registered_method=True)
 
 
 class GRPCInferenceServiceServicer(object):
@@ -149,6 +154,13 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelStatistics(self, request, context):
+        """What models have done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -196,6 +208,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.RepositoryIndex,
                     request_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexRequest.FromString,
                     response_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexResponse.SerializeToString,
+            ),
+            'ModelStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelStatistics,
+                    request_deserializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStatisticsRequest.FromString,
+                    response_serializer=tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStatisticsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -442,6 +459,33 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/RepositoryIndex',
             tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
             tokenweir_dot_open__inference_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/ModelStatistics',
+            tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStatisticsRequest.SerializeToString,
+            tokenweir_dot_open__inference_dot_open__inference__pb2.ModelStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,

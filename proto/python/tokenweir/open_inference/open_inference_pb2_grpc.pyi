@@ -58,6 +58,8 @@ class GRPCInferenceServiceStub:
     """How a model is called."""
     RepositoryIndex: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]
     """Which models there are."""
+    ModelStatistics: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelStatisticsRequest, _open_inference_pb2.ModelStatisticsResponse]
+    """What models have done."""
 
 @_typing.type_check_only
 class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
@@ -82,6 +84,8 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     """How a model is called."""
     RepositoryIndex: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]  # type: ignore[assignment]
     """Which models there are."""
+    ModelStatistics: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelStatisticsRequest, _open_inference_pb2.ModelStatisticsResponse]  # type: ignore[assignment]
+    """What models have done."""
 
 class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Servers and models, and inference."""
@@ -157,5 +161,13 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.RepositoryIndexResponse, _abc.Awaitable[_open_inference_pb2.RepositoryIndexResponse]]:
         """Which models there are."""
+
+    @_abc_1.abstractmethod
+    def ModelStatistics(
+        self,
+        request: _open_inference_pb2.ModelStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.ModelStatisticsResponse, _abc.Awaitable[_open_inference_pb2.ModelStatisticsResponse]]:
+        """What models have done."""
 
 def add_GRPCInferenceServiceServicer_to_server(servicer: GRPCInferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
