@@ -1,10 +1,11 @@
-"""LlamaIndex: complete, chat, stream, a function, structured output, embeddings."""
+"""LlamaIndex: complete, chat, stream, a function, structured output, embeddings in two ways."""
 
 import os
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
@@ -47,8 +48,16 @@ embedding = OpenAILikeEmbedding(model_name="embedder", api_base=url, api_key="fa
 vector = embedding.get_text_embedding("Open new doors")
 vectors = embedding.get_text_embedding_batch(["a fox", "a dog"])
 
+tei = TextEmbeddingsInference(
+    model_name="BAAI/bge-large-en-v1.5",  # for the instructions before texts
+    base_url=url.removesuffix("/v1"),
+    timeout=60,
+    embed_batch_size=10,
+)
+by_tei = tei.get_text_embedding("Hello World!")
+
 assert completed.text == answer.message.content == "A weir is a low dam across a river."
 assert "".join(pieces) == answer.message.content
 assert called.sources[0].raw_input["kwargs"] == {"name": "Tokyo", "artist": "Tokyo"}
 assert isinstance(song.raw, Song)
-assert (len(vector), len(vectors)) == (2, 2)
+assert (len(vector), len(vectors), len(by_tei)) == (2, 2, 2)
