@@ -26,14 +26,17 @@ from server.adapters.http.tools import Calling, Choice, Tool
 
 # Variables of chat templates that clients send by themselves.
 _VARIABLES = ("enable_thinking", "reasoning_effort")
-_SEPARATE = "separate_reasoning"  # as SGLang has it
 
 
 class ConversationRequest(GenerationRequest):
     """The fields that all requests for an answer in a conversation share."""
 
-    own_names = GenerationRequest.own_names | {*_VARIABLES, _SEPARATE}
-    neutral = {**NEUTRAL, "add_special_tokens": (False,)}  # noqa: RUF012  # not changed
+    own_names = GenerationRequest.own_names | {*_VARIABLES}
+    neutral = {  # noqa: RUF012  # not changed
+        **NEUTRAL,
+        "add_special_tokens": (False,),
+        "include_reasoning": (True,),
+    }
 
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -139,7 +142,9 @@ class ChatForm:
 
         `is_constrained`: the text must have a form, which leaves no place for reasoning.
         """
-        self._is_separate = not is_constrained and asked.extra.get(_SEPARATE) is not False
+        self._is_separate = (
+            not is_constrained and asked.extra.get("separate_reasoning") is not False
+        )
         self._asked, self._reader, self._is_named = asked, reader, is_named
         self._readers: dict[int, Reader | None] = {}
         self._positions: defaultdict[int, list[Any]] = defaultdict(list)  # for held-back text

@@ -33,7 +33,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "stream": (False,),
     "top_logprobs": (0,),
     "repeat_penalty": (1,),
-    "include_reasoning": (True,),
+    "include_reasoning": (True, False),
+    "separate_reasoning": (True, False),
     "verbosity": ("medium",),
 }
 _ABSENT: tuple[object, ...] = (None, False, "", [], {})

@@ -154,6 +154,7 @@ class _Pinged:
 
 _PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
 _TYPE = "text/event-stream"
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Chunks:
@@ -164,7 +165,8 @@ class Chunks:
         self._form, self._id, self._asked = form, request_id, asked
         self._first_index = place * (asked.n or 1)  # outputs of prompts before it
         self._num_messages = 0
-        self._prompt: Message.Prompt | None = None
+        self._has_more = bool(asked.return_token_ids) or asked.has_running_usage
+        self._prompt = Message.Prompt()  # comes with the first message
         self._num_tokens = 0
         self._ids: defaultdict[int, list[int]] = defaultdict(list)  # that are in no chunk yet
         self._sent: Counter[int] = Counter()  # characters, by output
@@ -178,7 +180,7 @@ class Chunks:
             raise BrokenStream(
                 f"message {message.sequence_number} came where {self._num_messages} was due"
             )
-        if message.HasField("prompt"):
+        if self._num_messages == 1:
             self._prompt = message.prompt
         match message.WhichOneof("event"):
             case "delta":
@@ -209,17 +211,17 @@ class Chunks:
         place = self._first_index + index
         if index not in self._begun:
             self._begun.add(index)
-            told = 0 if self._prompt is None else self._prompt.reasoning
-            reasoning = _name(generation_service_pb2.Reasoning.DESCRIPTOR, told)
+            reasoning = _name(generation_service_pb2.Reasoning.DESCRIPTOR, self._prompt.reasoning)
             if (first := self._form.first(place, reasoning)) is not None:
                 yield self._chunk(first)
-        self._num_tokens += len(new.tokens.ids)
-        if self._asked.return_token_ids:
+        if self._has_more:
+            self._num_tokens += len(new.tokens.ids)
             self._ids[place] += new.tokens.ids
-        if new.text or new.logprobs:
-            pieces = self._form.piece(place, new.text, new.logprobs, self._sent[index])
+        text, logprobs = new.text, new.logprobs
+        if text or logprobs:
+            pieces = self._form.piece(place, text, logprobs, self._sent[index])
             yield from map(self._chunk, pieces)
-        self._sent[index] += len(new.text)
+        self._sent[index] += len(text)
 
     def _end(self, finished: Message.Finished) -> Iterator[Json]:
         sequence = finished.sequence  # all of it, where nothing was streamed
@@ -231,15 +233,19 @@ class Chunks:
 
     def _chunk(self, choice: Json) -> Json:
         chunk = envelope(self._id, self._form.chunk_object, self._asked.model, [choice])
+        return self._with_more(chunk, choice) if self._has_more else chunk
+
+    def _with_more(self, chunk: Json, choice: Json) -> Json:
+        """Return a chunk with the ids of tokens and the usage so far, if they are asked for."""
+        ids = self._ids.pop(choice["index"], [])
         if self._asked.return_token_ids:
-            choice["token_ids"] = self._ids.pop(choice["index"], [])
-        if self._prompt is not None and self._prompt.HasField("tokens"):
+            choice["token_ids"] = ids
+        if self._prompt.HasField("tokens"):
             first = choice if self._form.has_prompts_in_choices else chunk
             first["prompt_token_ids"] = list(self._prompt.tokens.ids)
             self._prompt.ClearField("tokens")
-        if self._asked.has_running_usage and self._prompt is not None:
-            so_far = Usage(self._prompt.input_tokens, self._num_tokens)
-            chunk["usage"] = usage_json(so_far)
+        if self._asked.has_running_usage:
+            chunk["usage"] = usage_json(Usage(self._prompt.input_tokens, self._num_tokens))
         return chunk
 
 
@@ -323,5 +329,5 @@ def _headers(request_id: str) -> dict[str, str]:
 
 def event(data: Json) -> bytes:
     """Return an event, which has the name of its type if there is one."""
-    name = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{name}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    name = b"event: " + data["type"].encode() + b"\n" if "type" in data else b""
+    return name + b"data: " + _encoded(data).encode() + b"\n\n"
