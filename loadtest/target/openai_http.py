@@ -53,6 +53,7 @@ class _Usage(BaseModel):
 
 class _Delta(BaseModel):
     content: str | None = None
+    reasoning_content: str | None = None  # tokens like others, and no part of the answer
 
 
 class _Choice(BaseModel):
@@ -64,6 +65,10 @@ class _Choice(BaseModel):
     def piece(self) -> str:
         said = self.delta.content if self.delta else None
         return self.text or said or ""
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.piece or (self.delta and self.delta.reasoning_content))
 
 
 class _Event(BaseModel):
@@ -211,7 +216,7 @@ class _Stream:
             raise CallFailed("INTERNAL", "", str(event.error)[:500])
         self.usage = event.usage or self.usage
         for choice in event.choices or ():
-            if choice.piece:
+            if choice.has_tokens:
                 self.times.append(now)
                 self.pieces.append(choice.piece)
             self.finish_reason = choice.finish_reason or self.finish_reason

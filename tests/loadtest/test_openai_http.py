@@ -38,10 +38,8 @@ def event(**content: object) -> bytes:
 
 def stream(*pieces: str, name: str = "text") -> bytes:
     pieces = pieces or ("a", "b")
-    events = [
-        event(choices=[{"text": piece} if name == "text" else {"delta": {"content": piece}}])
-        for piece in pieces
-    ]
+    choices = [{"text": one} if name == "text" else {"delta": {name: one}} for one in pieces]
+    events = [event(choices=[choice]) for choice in choices]
     end = event(choices=[{"text": "", "finish_reason": "length"}])
     usage = {"prompt_tokens": 4, "completion_tokens": 5}
     usage_event = event(choices=[], usage={**usage, "prompt_tokens_details": {"cached_tokens": 2}})
@@ -123,7 +121,7 @@ def test_a_server_may_close_connections_without_a_word(server: HttpServer):
 
 
 def test_conversations_go_to_chat_and_grow_with_their_turns(server: HttpServer):
-    server.answer = lambda path, body: (200, stream("a", "b", name="delta"))
+    server.answer = lambda path, body: (200, stream("a", "b", name="content"))
     ask = Ask(({"role": "user", "content": "hi"},), turns=("why {answer}?",))
 
     report = load(server, InTurn("talk", (ask,)), num_requests=1)
@@ -132,6 +130,17 @@ def test_conversations_go_to_chat_and_grow_with_their_turns(server: HttpServer):
     path, body = server.asked[-1]
     assert path == "/v1/chat/completions"
     assert [one["content"] for one in body["messages"]] == ["hi", "ab", "why ab?"]
+
+
+def test_reasoning_has_tokens_and_is_no_part_of_the_answer(server: HttpServer):
+    thought = stream("a", "b", name="reasoning_content").partition(b"data: [DONE]")[0]
+    server.answer = lambda path, body: (200, thought + stream("c", name="content"))
+    ask = Ask(({"role": "user", "content": "hi"},), turns=("why {answer}?",))
+
+    report = load(server, InTurn("talk", (ask,)), num_requests=1)
+
+    assert [len(record.token_times) for record in report.records] == [3, 3]
+    assert server.asked[-1][1]["messages"][1]["content"] == "c"
 
 
 def test_token_ids_and_vectors_are_asked_for(server: HttpServer):
