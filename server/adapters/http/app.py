@@ -45,7 +45,6 @@ from server.adapters.http.response_writer import ResponseWriter
 from server.adapters.http.responses import ResponsesRequest
 from server.adapters.http.streams import (
     Chunks,
-    ChunkWriter,
     EventStream,
     Message,
     Streams,
@@ -154,13 +153,13 @@ class Endpoints:
         asked = await self._asked(request, CompletionRequest, TextForm.prefix)
         with refused_arguments():
             options = asked.options
-        form, writer = TextForm(asked), ChunkWriter()
+        form, writer = TextForm(asked), Writer()
         return await self._generate(request, asked, asked.prompt, form, writer, options)
 
     async def chat(self, request: Request) -> Response:
         """Answer in a conversation, with a model that has a chat template."""
         asked = await self._asked(request, ChatRequest, ChatForm.prefix)
-        return await self._converse(request, asked, asked.messages, ChunkWriter())
+        return await self._converse(request, asked, asked.messages, Writer())
 
     async def responses(self, request: Request) -> Response:
         """Answer in a conversation, in the form of OpenAI's responses, of which none is stored."""

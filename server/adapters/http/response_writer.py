@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from server.adapters.http.answers import Json
 from server.adapters.http.errors import HttpError
-from server.adapters.http.streams import event
+from server.adapters.http.streams import Writer, event
 
 # The items that are texts: how their ids begin, and their part.
 _TEXTS: Mapping[str, tuple[str, Json]] = {
@@ -19,7 +19,7 @@ _WELL = ("stop", "tool_calls")
 _INCOMPLETE = {"length": "max_output_tokens"}  # other ends keep their names
 
 
-class ResponseWriter:
+class ResponseWriter(Writer):
     """Writes one answer. Its items come one after the other: texts, and calls of functions."""
 
     def __init__(self, echoed: Json, response_id: str, model: str) -> None:
@@ -45,19 +45,16 @@ class ResponseWriter:
         self._reason = ""
 
     def whole(self, body: Json) -> Json:
-        """Return the answer."""
         (choice,) = body["choices"]
         self.more(body | {"choices": [choice | {"delta": choice["message"]}]})
         self.end()
         return self._response
 
     def begin(self) -> bytes:
-        """Return the events before the first chunk."""
         named = ("response.created", "response.in_progress")
         return b"".join(self._event(name, response=self._response) for name in named)
 
     def more(self, chunk: Json) -> bytes:
-        """Return the events of a chunk."""
         self._response["usage"] = _usage(chunk["usage"]) if "usage" in chunk else None
         found: list[bytes] = []
         for choice in chunk["choices"]:
@@ -74,7 +71,6 @@ class ResponseWriter:
         return b"".join(found)
 
     def end(self) -> bytes:
-        """Return the events after the last chunk."""
         found = [*([] if self._output else self._text("message", ""))]
         is_well = self._reason in _WELL
         status = "completed" if is_well else "incomplete"
@@ -87,7 +83,6 @@ class ResponseWriter:
         return b"".join(found)
 
     def failed(self, error: HttpError) -> bytes:
-        """Return the events of an error, which ends the stream."""
         others = "invalid_prompt" if error.status < 500 else "server_error"
         code = "rate_limit_exceeded" if error.status == 429 else others
         found = b"".join(self._close("incomplete"))

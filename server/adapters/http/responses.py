@@ -170,24 +170,17 @@ class ResponsesRequest(ConversationRequest):
         """The part of the request that stands in its answer."""
         form = self.text and self.text.format
         said = form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
-        reasoning = self.reasoning or Reasoning()
         return {
-            "background": False,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.extra.get("metadata") or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "reasoning": {"effort": reasoning.effort, "summary": None},
             "store": False,
             "temperature": self.temperature,
             "text": {"format": said},
             "tool_choice": flat_choice(self.tool_choice),
             "tools": [{"type": "function", **one["function"]} for one in self.tools or ()],
-            "top_logprobs": self.top_logprobs,
             "top_p": self.top_p,
-            "truncation": "disabled",
-            "user": self.extra.get("user"),
         }
 
     def faults(self) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from google.protobuf.descriptor import EnumDescriptor
 from starlette.responses import Response, StreamingResponse
@@ -249,46 +248,27 @@ class Chunks:
         return chunk
 
 
-class Writer(Protocol):
-    """The form of a whole answer, and of its events in a stream."""
-
-    def whole(self, body: Json) -> Json:
-        """Return an answer."""
-        ...
-
-    def begin(self) -> bytes:
-        """Return the events before the first chunk."""
-        ...
-
-    def more(self, chunk: Json) -> bytes:
-        """Return the events of a chunk."""
-        ...
-
-    def end(self) -> bytes:
-        """Return the events after the last one."""
-        ...
-
-    def failed(self, error: HttpError) -> bytes:
-        """Return the events of an error, which ends the stream."""
-        ...
-
-
-class ChunkWriter:
+class Writer:
     """Writes answers as they are, and their chunks as events, up to `[DONE]` or an error."""
 
     def whole(self, body: Json) -> Json:
+        """Return an answer."""
         return body
 
     def begin(self) -> bytes:
+        """Return the events before the first chunk."""
         return b""
 
     def more(self, chunk: Json) -> bytes:
+        """Return the events of a chunk."""
         return event(chunk)
 
     def end(self) -> bytes:
+        """Return the events after the last one."""
         return _DONE
 
     def failed(self, error: HttpError) -> bytes:
+        """Return the events of an error, which ends the stream."""
         return event(dict(error.body))
 
 
