@@ -22,8 +22,8 @@ class Message(TypedDict):
     One of "assistant" may have `tool_calls`, without content; one of "tool", what came of a call,
     has `tool_call_id` and may have `name`, both as OpenAI has them.
 
-    Fields that other clients of chat APIs add may be null, false or empty; `name`, `parsed` and
-    `reasoning_content` may have any value. None of them is sent.
+    Fields that other clients of chat APIs add may be null, false or empty; `name` and `parsed` may
+    have any value. None of them is sent.
     """
 
     role: str  # "system", "user", "assistant", "tool" or what the model's chat template knows
