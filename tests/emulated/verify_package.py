@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import CertificateError
 from engine.package.package import read_manifest
 from engine.sampling.logits import StepLogits
-from exporter import device_certificate as device_stage
+from exporter import verify_device
 from exporter.prover import draws, pair
 from exporter.prover.judge import ExactJudge
 from exporter.verify_device import verify_on_device
@@ -57,7 +57,7 @@ def verify(path: str, checkpoint: str) -> dict[str, Any]:
     except CertificateError as error:
         refusal = str(error)
     before = device_of(path)
-    device_stage.ExactJudge = AllIsTaken  # type: ignore[attr-defined]
+    verify_device.ExactJudge = AllIsTaken  # type: ignore[attr-defined]
     pair.generate = some_tokens  # type: ignore[attr-defined]
     draws.check_draws = lambda *_: None
     again = [verify_on_device(path, checkpoint, CONFIG).summary() for _ in range(2)]
@@ -68,6 +68,6 @@ found = {}
 for path, checkpoint in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
     check_draws = draws.check_draws
     found[path] = verify(path, checkpoint)
-    device_stage.ExactJudge = ExactJudge  # type: ignore[attr-defined]
+    verify_device.ExactJudge = ExactJudge  # type: ignore[attr-defined]
     pair.generate, draws.check_draws = generate, check_draws  # type: ignore[attr-defined]
 print(json.dumps(found))

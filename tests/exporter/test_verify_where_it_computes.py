@@ -18,7 +18,6 @@ from engine.package.package import Package, load_package
 from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.runner import SlotModelRunner
-from exporter import device_certificate as device_stage
 from exporter import verify_device
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.digest import find
@@ -66,7 +65,7 @@ async def test_a_package_is_verified_and_served_on_a_device_and_refused_on_anoth
     monkeypatch.setattr(verify_device, "find_elsewhere", find)
     went_ahead: list[SlotModelRunner] = []
     monkeypatch.setattr(
-        device_stage,
+        verify_device,
         "certify_ahead",
         lambda runner, contract: went_ahead.append(runner) or certify_ahead(runner, contract),
     )
