@@ -1,50 +1,41 @@
-"""How far two models are from each other, on lines that a person gives."""
+"""How far two models are from each other, on lines, texts or pictures that a person gives."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import eq
-from pathlib import Path
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from engine.errors import ConfigError
-from engine.package.manifest import GenerationContract
-from exporter.checkpoint import TARGET_TOKENIZER_NAME, TOKENIZER_NAME
-from exporter.compare.lines import (
-    Line,
-    contracts_agree,
-    of_both,
-    random_lines,
-    read_lines,
-    with_reference,
-)
-from exporter.compare.quality import mean_exp, nats, until_end
-from exporter.compare.sides import (
-    BATCH_SIZE,
-    Progress,
-    Side,
-    open_side,
-    other_files,
-    quantiles,
-    size_of,
-)
-from exporter.likeness import likeness
-from exporter.prover.eager import Floats
-from exporter.samples import Tokens
+from engine.package.manifest import Answers
+from exporter.compare.sides import Side, batches, size_of
+
+_QUANTILES = (0.5, 0.9, 0.99, 1.0)
+
+Progress = Callable[[int, int], None]  # items that are done, of how many
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 class First(NamedTuple):
-    """The first line on which the models write otherwise."""
+    """The first place at which the models answer otherwise."""
 
-    line: int
-    token: int  # the place of the first other token, from 1
+    where: str
     texts: tuple[str, str]
+
+
+class Compared(NamedTuple):
+    """Two models on one item."""
+
+    equal: NDArray[np.bool_]  # [A], by answer: a token, a label of a token, else the only one
+    differences: Mapping[str, NDArray[np.floating]]  # the largest of an answer, of each kind: [A]
+    first: First | None  # None: both answer the same
+    distance: float | None = None  # between numbers or vectors; None: answers are tokens or labels
 
 
 @dataclass(frozen=True)
@@ -53,30 +44,32 @@ class OfSide:
 
     path: str
     num_bytes: int  # bytes of its files
-    tokens_per_second: float  # written, eight lines beside each other
-    perplexity: float | None  # None: the text has too few tokens, inf: one of them is never written
-    chrf: float | None  # to references; None: there are none
-    bleu: float | None
+    per_second: float  # tokens that it writes for eight lines at once; else items, up to eight
+    perplexity: float | None = None  # None: the text has too few tokens, inf: one is never written
+    chrf: float | None = None  # to references; None: there are none
+    bleu: float | None = None
+    accuracy: float | None = None  # share of references that it tells; None: there are none
 
 
 @dataclass(frozen=True)
 class Difference:
     """Measurements of the second model, compared with the first."""
 
-    lines: int
-    lines_equal: int  # both write the same
-    tokens: int  # that the first writes, up to its end
-    tokens_equal: int  # that the second would write in their place
-    logit_quantiles: dict[str, float]  # largest difference of a position, by quantile
-    chrf_between: float | None  # the second's answers, to those of the first
+    items: int  # lines, texts or pictures
+    items_equal: int  # both answer the same
+    # Tokens that the first writes, up to its end; labels of tokens; of other models the items.
+    answers: int
+    answers_equal: int  # that the second gives, of tokens in the place of the first's
+    # The share of tokens or labels that differ. Numbers and vectors: their largest difference,
+    # 1 - cosine for vectors, where as much as rounding makes counts as none.
+    answer_loss: float
+    quantiles: dict[str, dict[str, float]]  # largest difference of an answer: logits, scores, ...
     one: OfSide
     other: OfSide
     first: First | None
-
-    @property
-    def token_loss(self) -> float:
-        """The share of tokens that the second model would not write."""
-        return (self.tokens - self.tokens_equal) / self.tokens
+    chrf_between: float | None = None  # the second's texts, to those of the first
+    compared: Answers | None = None  # None: they generate
+    references: int = 0  # labels that are given
 
     @property
     def chrf_loss(self) -> float:
@@ -85,143 +78,95 @@ class Difference:
             return self.one.chrf - self.other.chrf
         return 0.0 if self.chrf_between is None else 100.0 - self.chrf_between
 
+    @property
+    def accuracy_loss(self) -> float | None:
+        """The share of references that the second model tells less often; None: there are none."""
+        if self.one.accuracy is None or self.other.accuracy is None:
+            return None
+        return self.one.accuracy - self.other.accuracy
 
-def compare(
-    one: Path,
-    other: Path,
-    text: Path | None = None,
-    new: int = 32,
-    progress: Progress | None = None,
-) -> Difference:
-    """Compare two packages, or a package and a checkpoint, by what they write, `new` tokens a line.
 
-    `text` has a prompt or a source in every line, and behind a tab a reference; without it random
-    tokens do. Raises ConfigError for models that differ in vocabulary or tokenizer, and for lines
-    that they have no room for.
-    """
-    sides = open_side(one), open_side(other)
-    contracts = sides[0].contract, sides[1].contract
-    tokenizer = target = Tokenizer.from_file(str(one / TOKENIZER_NAME))
-    if (path := one / TARGET_TOKENIZER_NAME).is_file():
-        target = Tokenizer.from_file(str(path))
-    problems = [*contracts_agree(*contracts), *other_files(one, other)]
-    if problems:
-        raise ConfigError(
-            f"{one} and {other} differ in {', '.join(problems)}; their tokens are not the same, "
-            "give two forms of one model"
+class Comparison(ABC, Generic[Item, Answer]):
+    """Two models of one kind, and the items that both are asked for."""
+
+    sides: tuple[Side, Side]
+    items: Sequence[Item]
+    amount: int  # tokens that are written, or items
+
+    @abstractmethod
+    def warm_up(self, side: int) -> None:
+        """Let a model make its first call, which is slower, whoever makes it."""
+
+    @abstractmethod
+    def size(self, item: Item) -> int:
+        """Return by what items are asked together."""
+
+    @abstractmethod
+    def ask(self, side: int, items: Sequence[Item]) -> list[Answer]:
+        """Return what a model gives for items of one size."""
+
+    @abstractmethod
+    def compare(
+        self, items: Sequence[Item], one: Sequence[Answer], other: Sequence[Answer]
+    ) -> Iterator[Compared]:
+        """Yield how far both are from each other on each item."""
+
+    @abstractmethod
+    def of_side(self, side: int) -> dict[str, Any]:
+        """Return what else was found of a model, by the names of OfSide."""
+
+    @abstractmethod
+    def of_both(self) -> dict[str, Any]:
+        """Return what else was found, by the names of Difference."""
+
+    def difference(self, progress: Progress | None = None) -> Difference:
+        """Ask both models, and return what was found."""
+        seconds, compared = [0.0, 0.0], dict[int, Compared]()
+        for side in range(2):
+            self.warm_up(side)
+
+        def size(i: int) -> int:
+            return self.size(self.items[i])
+
+        for _, members in groupby(sorted(range(len(self.items)), key=size), size):
+            for numbers in batches(list(members)):
+                batch, answers = [self.items[i] for i in numbers], []
+                for side in range(2):
+                    started = time.perf_counter()
+                    answers.append(self.ask(side, batch))
+                    seconds[side] += time.perf_counter() - started
+                compared |= zip(numbers, self.compare(batch, *answers), strict=True)
+                if progress is not None:
+                    progress(len(compared), len(self.items))
+        found = [compared[i] for i in range(len(self.items))]
+        equal = np.concatenate([one.equal for one in found])
+        distances = [one.distance for one in found if one.distance is not None]
+        one, other = (
+            OfSide(
+                path=str(side.path),
+                num_bytes=size_of(side.path),
+                per_second=self.amount / seconds[i],
+                **self.of_side(i),
+            )
+            for i, side in enumerate(self.sides)
         )
-    contract = of_both(*contracts)
-    lines = (
-        random_lines(contract, new, sides[0].defaults)
-        if text is None
-        else read_lines(text, contract, tokenizer, target, new, sides[0].defaults)
-    )
-    for side in sides:  # the first call of all is slower, whoever makes it
-        side.writer.write([replace(lines[0].case, num_tokens=1)])
-    counts = _Counts(sides, contract, lines, target)
-    for done in counts.run():
-        if progress is not None:
-            progress(done, len(lines))
-    return counts.difference()
-
-
-class _Counts:
-    """Runs both models over the lines, and counts."""
-
-    def __init__(
-        self,
-        sides: tuple[Side, Side],
-        contract: GenerationContract,
-        lines: Sequence[Line],
-        target: Tokenizer,
-    ) -> None:
-        self._sides = sides
-        self._contract = contract
-        self._lines = lines
-        self._target = target
-        self._written: tuple[list[Tokens], list[Tokens]] = [], []
-        self._seconds = [0.0, 0.0]
-        self._equal = 0
-        self._largest: list[NDArray[np.float64]] = []  # differences of logits, of each position
-        self._nats = [0.0, 0.0]
-        self._scored = 0
-
-    def run(self) -> Iterator[int]:
-        """Run both models; yield how many lines are done."""
-        for first in range(0, len(self._lines), BATCH_SIZE):
-            batch = self._lines[first : first + BATCH_SIZE]
-            self._compare_written(batch)
-            scored = [found for line in batch if (found := with_reference(line, self._contract))]
-            if scored:
-                cases, tokens = zip(*scored, strict=True)
-                self._scored += sum(map(len, tokens))
-                for i, side in enumerate(self._sides):
-                    for rows, ids in zip(side.writer.follow(cases, tokens), tokens, strict=True):
-                        self._nats[i] += float(nats(rows, ids).sum())
-            yield first + len(batch)
-
-    def _compare_written(self, batch: Sequence[Line]) -> None:
-        cases = [line.case for line in batch]
-        logits: list[list[Floats]] = []
-        for i, side in enumerate(self._sides):
-            started = time.perf_counter()
-            logits.append(side.writer.write(cases))
-            self._seconds[i] += time.perf_counter() - started
-        chosen = [
-            [case.likeliest(rows) for case, rows in zip(cases, found, strict=True)]
-            for found in logits
-        ]
-        forced = self._sides[1].writer.follow(cases, chosen[0])
-        ends = self._contract.eos_token_ids
-        for i, line in enumerate(batch):
-            tokens = until_end(chosen[0][i], ends)
-            self._written[0].append(tokens)
-            self._written[1].append(until_end(chosen[1][i], ends))
-            begin = line.case.num_prompt_logits - 1
-            one, other = (found[i][begin:][: len(tokens)] for found in (logits[0], forced))
-            self._equal += sum(map(eq, line.case.likeliest(one), line.case.likeliest(other)))
-            self._largest.append(np.abs(one.astype(np.float64) - other).max(axis=-1))
-
-    def difference(self) -> Difference:
-        """Return what was found."""
-        texts = [self._target.decode_batch(list(map(list, ids))) for ids in self._written]
-        pairs = list(zip(*self._written, strict=True))
-        largest = np.concatenate(self._largest)
         return Difference(
-            lines=len(self._lines),
-            lines_equal=sum(one == other for one, other in pairs),
-            tokens=len(largest),
-            tokens_equal=self._equal,
-            logit_quantiles=quantiles(largest),
-            chrf_between=likeness(texts[1], texts[0]).chrf if any(texts[0]) else None,
-            one=self._side(0, texts[0]),
-            other=self._side(1, texts[1]),
-            first=self._first(texts),
+            items=len(found),
+            items_equal=sum(one.first is None for one in found),
+            answers=len(equal),
+            answers_equal=int(equal.sum()),
+            answer_loss=max(distances) if distances else float((~equal).mean()),
+            quantiles={
+                name: _quantiles(np.concatenate([one.differences[name] for one in found]))
+                for name in found[0].differences
+            },
+            one=one,
+            other=other,
+            first=next((one.first for one in found if one.first), None),
+            **self.of_both(),
         )
 
-    def _side(self, i: int, texts: Sequence[str]) -> OfSide:
-        pairs = [
-            (text, line.reference)
-            for text, line in zip(texts, self._lines, strict=True)
-            if line.reference is not None
-        ]
-        alike = likeness([t for t, _ in pairs], [r for _, r in pairs]) if pairs else None
-        written = sum(line.case.num_tokens for line in self._lines)
-        return OfSide(
-            path=str(self._sides[i].path),
-            num_bytes=size_of(self._sides[i].path),
-            tokens_per_second=written / self._seconds[i],
-            perplexity=mean_exp(self._nats[i], self._scored) if self._scored else None,
-            chrf=None if alike is None else alike.chrf,
-            bleu=None if alike is None else alike.bleu,
-        )
 
-    def _first(self, texts: Sequence[Sequence[str]]) -> First | None:
-        for i, (one, other) in enumerate(zip(*self._written, strict=True)):
-            if one != other:
-                same = next(
-                    (k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-                    min(len(one), len(other)),
-                )
-                return First(self._lines[i].number, same + 1, (texts[0][i], texts[1][i]))
-        return None
+def _quantiles(values: NDArray[np.floating]) -> dict[str, float]:
+    """Return the median, and what is above it, by name."""
+    return {f"{q:.0%}": float(np.quantile(values, q)) for q in _QUANTILES}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,22 +110,3 @@ def with_reference(line: Line, contract: GenerationContract) -> tuple[Case, Toke
         return (case, tokens) if line.following else None
     ids = (*line.case.prompt, *line.following)[: contract.cache.max_len]
     return (Case((), ids[:1], len(ids) - 1), ids[1:]) if len(ids) > 1 else None
-
-
-def contracts_agree(one: GenerationContract, other: GenerationContract) -> Sequence[str]:
-    """Return what keeps two models from being compared token by token."""
-    return [
-        f"{name} ({getattr(one, name)} and {getattr(other, name)})"
-        for name in ("vocab_size", "prompt_vocab_size", "decoder_start_token_id", "eos_token_ids")
-        if getattr(one, name) != getattr(other, name)
-    ]
-
-
-def of_both(one: GenerationContract, other: GenerationContract) -> GenerationContract:
-    """Return the contract of models that agree, with room for the texts that both have room for."""
-    shorter = {
-        name: min(getattr(one, name), getattr(other, name), key=lambda cache: cache.max_len)
-        for name in ("cache", "cross_cache")
-        if getattr(one, name) is not None
-    }
-    return one.model_copy(update=shorter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,24 +10,16 @@ from numpy.typing import NDArray
 from engine.one_pass.prediction import ItemPrediction
 from engine.one_pass.scores import SCORES
 from exporter.compare.answers import vector_losses
+from exporter.compare.difference import Compared, First
 from exporter.compare.items import Item
 from exporter.graphs.contracts import Contract
 
-ROUNDING = 1e-6  # 1 - cosine of vectors that are equal but for float32
-_NUMBERS_ROUNDING = 1e-4  # numbers, likewise
+# Largest differences of what is equal but for float32: of numbers, and 1 - cosine of vectors.
+_ROUNDING = {"scores": 1e-4, "vectors": 1e-6}
 _MOST_NUMBERS = 4  # shown of an answer in numbers
 
 Values = NDArray[np.float64]
 Label = tuple[str, ...]  # the names of one, or of all that hold by themselves
-
-
-class Compared(NamedTuple):
-    """Two models on one item."""
-
-    equal: NDArray[np.bool_]  # [A], by answer
-    scores: Values | None  # [A], the largest difference of an answer's scores
-    cosine: float | None
-    distance: float  # between numbers, or vectors; 0: no more than rounding makes
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,23 +31,30 @@ class Prediction:
     vector: Values | None  # [D]
     spans: tuple[tuple[int, int], ...] = ()  # a labeller's tokens, in bytes
 
-    def compared(self, other: Prediction) -> Compared:
-        """Compare with another model's prediction for the item."""
-        cosine, scores = None, None
-        if self.vector is not None and other.vector is not None:
-            cosine = 1 - float(vector_losses(self.vector, other.vector))
+    def compared(self, other: Prediction, item: Item) -> Compared:
+        """Compare with the other model's prediction for the item."""
+        differences = {}
         if self.scores is not None and other.scores is not None:
-            scores = np.abs(self.scores - other.scores).max(axis=-1, initial=0)
+            differences["scores"] = np.abs(self.scores - other.scores).max(axis=-1, initial=0)
+        if self.vector is not None and other.vector is not None:
+            differences["vectors"] = vector_losses(self.vector, other.vector).reshape(1)
         if self.labels:
+            distance = None
             pairs = zip(self.labels, other.labels, strict=True)
-            return Compared(np.array([a == b for a, b in pairs]), scores, cosine, 0.0)
-        if scores is not None:
-            distance, rounding = float(scores.max()), _NUMBERS_ROUNDING
+            equal = np.array([one == two for one, two in pairs], np.bool_)
         else:
-            assert cosine is not None, "a model gives scores or a vector"
-            distance, rounding = 1 - cosine, ROUNDING
-        is_equal = distance <= rounding
-        return Compared(np.array([is_equal]), scores, cosine, 0.0 if is_equal else distance)
+            rounding = _ROUNDING["scores" if "scores" in differences else "vectors"]
+            largest = float(next(iter(differences.values())).max())
+            equal = np.array([largest <= rounding])
+            distance = 0.0 if largest <= rounding else largest
+        first = None
+        if not equal.all():
+            place = int(equal.argmin())
+            texts = self._text(place), other._text(place)
+            if "vectors" in differences and not any(texts):
+                texts = "", f"cosine {1 - float(differences['vectors'][0]):.6f} to A's"
+            first = First(item.where + self._place(place, item), texts)
+        return Compared(equal, differences, first, distance)
 
     def hits(self, item: Item) -> list[bool]:
         """Return, for each label that the item should have, whether it is predicted."""
@@ -71,7 +69,7 @@ class Prediction:
             return [(tag,) == label for tag, label in zip(item.reference, found, strict=True)]
         return [set(item.reference) == set(self.labels[0])]
 
-    def text(self, answer: int) -> str:
+    def _text(self, answer: int) -> str:
         """Return an answer as a person reads it; nothing for a vector."""
         if self.scores is None:
             return ""
@@ -82,7 +80,7 @@ class Prediction:
         pairs = zip(self.labels[answer], ranked, strict=False)
         return ", ".join(f"{label} {score:.4f}" for label, score in pairs) or "no label"
 
-    def place(self, answer: int, item: Item) -> str:
+    def _place(self, answer: int, item: Item) -> str:
         """Say which of the answers of an item it is, where it has several."""
         if not self.spans:
             return f", token {answer + 1}" if len(self.labels) > 1 else ""

@@ -18,7 +18,7 @@ from torch import nn
 from engine.errors import ConfigError
 from engine.package.manifest import GenerationContract
 from exporter.compare.scored_text import MAX_LINES, Pieces, ScoredText
-from exporter.compare.sides import BATCH_SIZE, EagerWriter, GraphWriter, Writer
+from exporter.compare.sides import EagerWriter, GraphWriter, Writer, batches
 from exporter.prover.eager import NEVER, Floats, num_parameters
 from exporter.prover.generation_cases import Case
 from exporter.prover.loss import TextQuality
@@ -54,7 +54,7 @@ def measure_text(
         lines = text.lines[: num_lines(num_parameters(model))]
         cases, ends = [line.case for line in lines], contract.eos_token_ids
         answers = [
-            until_end(ids, ends) for batch in _batches(cases) for ids in _write(package, batch)
+            until_end(ids, ends) for batch in batches(cases) for ids in _write(package, batch)
         ]
         one = _texts(text.tokenizer, answers)
         other = _texts(text.tokenizer, eager_answers(eager, cases, ends, package))
@@ -105,7 +105,7 @@ def eager_answers(
     there on `guess` is asked again.
     """
     answers: list[Tokens] = []
-    for batch in _batches(cases):
+    for batch in batches(cases):
         written: dict[int, Tokens] = {i: () for i in range(len(batch))}
         members = list(written)
         while members:
@@ -135,8 +135,8 @@ def eager_answers(
 
 def _nats_of(writer: Writer, pieces: Pieces) -> NDArray[np.float64]:
     found = []
-    for first in range(0, len(pieces), BATCH_SIZE):
-        cases, tokens = zip(*pieces[first : first + BATCH_SIZE], strict=True)
+    for batch in batches(pieces):
+        cases, tokens = zip(*batch, strict=True)
         rows = writer.follow(cases, tokens)
         found += [nats(logits, ids) for logits, ids in zip(rows, tokens, strict=True)]
     return np.concatenate(found)
@@ -145,10 +145,6 @@ def _nats_of(writer: Writer, pieces: Pieces) -> NDArray[np.float64]:
 def _write(writer: Writer, cases: Sequence[Case]) -> list[Tokens]:
     found = zip(cases, writer.write(cases), strict=True)
     return [case.likeliest(logits[-case.num_tokens :]) for case, logits in found]
-
-
-def _batches(cases: Sequence[Case]) -> list[Sequence[Case]]:
-    return [cases[first : first + BATCH_SIZE] for first in range(0, len(cases), BATCH_SIZE)]
 
 
 def _texts(tokenizer: Tokenizer, answers: Sequence[Tokens]) -> list[str]:

@@ -1,34 +1,40 @@
-"""The two forms of a model that are compared, those that generate: a package, or PyTorch."""
+"""The two forms of a model that are compared: a package, or PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from engine.errors import ConfigError
+from engine.config import EngineConfig
+from engine.factory import device_of
+from engine.one_pass.batch import stack
+from engine.one_pass.item_encoder import EncodedItem
+from engine.package.graph_io import INPUT_IDS, PIXEL_VALUES, TOKEN_TYPE_IDS
 from engine.package.manifest import GenerationContract
-from engine.package.package import MANIFEST_NAME, load_package
+from engine.package.package import MANIFEST_NAME, load_package, read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.checkpoint import TARGET_TOKENIZER_NAME, TOKENIZER_NAME, load_checkpoint
-from exporter.graphs.contracts import generation_contract
-from exporter.prover.driver import Asked, exported_graphs, generate
+from engine.session import create_session
+from exporter.checkpoint import load_checkpoint, read_config
+from exporter.graphs.contracts import Contract, contract_of
+from exporter.prover.driver import Asked, exported_graphs, generate, predict
 from exporter.prover.eager import Floats, alike, logits_of, num_parameters
 from exporter.prover.execution import load_for_cpu
 from exporter.prover.generation_cases import Case
+from exporter.prover.item_cases import run_eager
 from exporter.samples import Tokens
 from exporter.training.state import STATE_NAME
 
 BATCH_SIZE = 8  # cases beside each other
-_QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
-Progress = Callable[[int, int], None]  # lines that are done, of how many
+Item = TypeVar("Item")
+Outputs = Mapping[str, Floats]
+Predict = Callable[[Sequence[EncodedItem]], Outputs]
 
 
 class Writer(Protocol):
@@ -89,29 +95,50 @@ class Side:
     """A model in a directory."""
 
     path: Path
-    contract: GenerationContract
+    contract: Contract
     defaults: GenerationDefaults
-    writer: Writer
+    # The model's task says which of the two there is.
+    writer: Writer | None
+    predict: Predict | None  # items of one length, none of them padded
+
+
+def generates(path: Path) -> bool:
+    """Say whether the model in a directory, a package or a checkpoint, generates.
+
+    Raises PackageError or CheckpointError for a directory that is neither.
+    """
+    if (path / MANIFEST_NAME).is_file():
+        return read_manifest(path).generation is not None
+    return contract_of(read_config(path).model).generation is not None
 
 
 def open_side(path: Path) -> Side:
     """Return the model in a directory, a package or a checkpoint.
 
-    Raises ConfigError for one that does not generate, PackageError and CheckpointError.
+    Raises PackageError and CheckpointError.
     """
     if (path / MANIFEST_NAME).is_file():
-        manifest = load_package(path).manifest
-        contract = _generating(manifest.generation, path)
-        return Side(path, contract, manifest.defaults, GraphWriter(contract, path))
+        package = load_package(path)  # run on the CPU as the engine runs it
+        manifest = package.manifest
+        contract = Contract(
+            **{part.name: getattr(manifest, part.name) for part in fields(Contract)}
+        )
+        if contract.generation:
+            writer = GraphWriter(contract.generation, path)
+            return Side(path, contract, manifest.defaults, writer, None)
+        device_of(manifest, path, EngineConfig(device="cpu"))  # PackageError: it has no kernels
+        session = create_session(package.file("model.onnx"))
+        return Side(path, contract, manifest.defaults, None, partial(predict, session))
     checkpoint = load_checkpoint(path)
-    contract = _generating(generation_contract(checkpoint.config.model), path)
-    return Side(path, contract, checkpoint.config.generation, EagerWriter(checkpoint.model))
+    contract, model = contract_of(checkpoint.config.model), checkpoint.model
+    if contract.generation:
+        return Side(path, contract, checkpoint.config.generation, EagerWriter(model), None)
+    return Side(path, contract, checkpoint.config.generation, None, partial(_predict_eager, model))
 
 
-def _generating(contract: GenerationContract | None, path: Path) -> GenerationContract:
-    if contract is None:
-        raise ConfigError(f"{path} holds a model that does not generate; give two that do")
-    return contract
+def batches(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """Return the items, so many together as run beside each other."""
+    return [items[first : first + BATCH_SIZE] for first in range(0, len(items), BATCH_SIZE)]
 
 
 def size_of(path: Path) -> int:
@@ -120,18 +147,12 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def quantiles(values: NDArray[np.float64]) -> dict[str, float]:
-    """Return the median, and what is above it, by name."""
-    return {f"{q:.0%}": float(np.quantile(values, q)) for q in _QUANTILES}
-
-
-def other_files(one: Path, other: Path) -> list[str]:
-    """Return what of the files that make tokens of texts is not the same."""
-    contents = [
-        [
-            file.read_bytes() if (file := path / name).is_file() else b""
-            for name in (TOKENIZER_NAME, TARGET_TOKENIZER_NAME)
-        ]
-        for path in (one, other)
-    ]
-    return ["their tokenizers"] if contents[0] != contents[1] else []
+def _predict_eager(model: nn.Module, items: Sequence[EncodedItem]) -> Outputs:
+    given = {name: torch.from_numpy(values) for name, values in stack(items).items()}
+    if PIXEL_VALUES in given:
+        output = run_eager(model, (given[PIXEL_VALUES],))
+    else:
+        types = [None, given[TOKEN_TYPE_IDS]] if TOKEN_TYPE_IDS in given else []
+        output = run_eager(model, (given[INPUT_IDS], *types))
+    found = output._asdict().items()
+    return {name: part.numpy() for name, part in found if part is not None}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from server.cli.difference_report import Bound, First, Report
+from server.cli.difference_report import Bound, Report
 from server.cli.exit_codes import FAILED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
@@ -26,10 +26,14 @@ from server.cli.tables import answers_of
 
 if TYPE_CHECKING:
     from exporter.compare.difference import Difference
-    from exporter.compare.item_difference import AnswerDifference
 
 _Row = tuple[str, str, str]
 _NEW_TOKENS = 32
+_DIFFERENCES = {
+    "logits": "largest logit difference",
+    "scores": "largest score difference",
+    "vectors": "1 - cosine of vectors",
+}
 # The options of models that generate, and of those that answer in one pass.
 _OF_WRITING = ("new_tokens", "max_token_loss", "max_chrf_loss")
 _OF_ANSWERS = ("images", "max_answer_loss", "max_accuracy_loss")
@@ -105,7 +109,8 @@ def diff(
     with a tab between them, another tab and its label; for a labeller a label for every word. The
     command fails if B loses more than the bounds allow.
     """
-    from exporter.compare.predictors import generates
+    from exporter.compare.sides import generates
+    from exporter.compare.two_models import compare
     from server.packages.build import build_checkpoint, is_package
 
     with cleaned_up():
@@ -114,7 +119,19 @@ def diff(
         )
     is_writing = generates(one)
     _refuse(one, given, _OF_ANSWERS if is_writing else _OF_WRITING)
-    report = (_compare_writing if is_writing else _compare_answers)(one, other, given)
+    new = given["new_tokens"] or _NEW_TOKENS
+    with cleaned_up(), show_progress("Comparing") as progress:
+        found = compare(one, other, given["text"], given["images"], new, progress)
+    kind = "token" if is_writing else "answer"
+    bounds = [Bound(f"{kind} loss", found.answer_loss, given[f"max_{kind}_loss"] or 0.0)]
+    if (allowed := given["max_chrf_loss"]) is not None:
+        bounds.append(Bound("chrF loss", found.chrf_loss, allowed))
+    if (allowed := given["max_accuracy_loss"]) is not None:
+        if found.accuracy_loss is None:
+            raise click.UsageError("--max-accuracy-loss needs labels; --text has none")
+        bounds.append(Bound("accuracy loss", found.accuracy_loss, allowed))
+    losses = {"chrf_loss": found.chrf_loss, "accuracy_loss": found.accuracy_loss}
+    report = Report(list(_rows(found)), found.first, bounds, {**asdict(found), **losses})
     report.show()
     report.write(json_path=json_path, markdown=markdown, junit=junit)
     if report.missed:
@@ -129,79 +146,29 @@ def _refuse(path: Path, given: Mapping[str, Any], names: tuple[str, ...]) -> Non
         raise click.UsageError(f"{path} {what}; leave out {' and '.join(wrong)}")
 
 
-def _compare_writing(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
-    from exporter.compare.difference import compare
-
-    new = given["new_tokens"] or _NEW_TOKENS
-    with cleaned_up(), show_progress("Comparing") as progress:
-        found = compare(one, other, given["text"], new, progress)
-    bounds = [Bound("token loss", found.token_loss, given["max_token_loss"] or 0.0)]
-    if given["max_chrf_loss"] is not None:
-        bounds.append(Bound("chrF loss", found.chrf_loss, given["max_chrf_loss"]))
-    first = found.first and First(
-        f"line {found.first.line}, token {found.first.token}", found.first.texts
-    )
-    losses = {"token_loss": found.token_loss, "chrf_loss": found.chrf_loss}
-    return Report(list(_rows_of_writing(found)), first, bounds, {**asdict(found), **losses})
-
-
-def _compare_answers(one: Path, other: Path, given: Mapping[str, Any]) -> Report:
-    from exporter.compare.item_difference import compare_items
-
-    with cleaned_up(), show_progress("Comparing") as progress:
-        found = compare_items(one, other, given["text"], given["images"], progress)
-    bounds = [Bound("answer loss", found.answer_loss, given["max_answer_loss"] or 0.0)]
-    if (allowed := given["max_accuracy_loss"]) is not None:
-        if found.accuracy_loss is None:
-            raise click.UsageError("--max-accuracy-loss needs labels; --text has none")
-        bounds.append(Bound("accuracy loss", found.accuracy_loss, allowed))
-    content = {**asdict(found), "accuracy_loss": found.accuracy_loss}
-    first = found.first and First(*found.first)
-    return Report(list(_rows_of_answers(found)), first, bounds, content)
-
-
-def _rows_of_writing(found: Difference) -> Iterator[_Row]:
+def _rows(found: Difference) -> Iterator[_Row]:
     """Yield a name, and what was found of A and of B; of both together in the last column."""
-    yield "tokens equal", "", _of(found.tokens_equal, found.tokens)
-    yield "lines equal", "", f"{found.lines_equal:,} of {found.lines:,}"
-    yield "largest logit difference", "", _quantiles(found.logit_quantiles)
+    answers, items = ("answers", "texts") if found.compared else ("tokens", "lines")
+    yield f"{answers} equal", "", _of(found.answers_equal, found.answers)
+    if not found.compared or found.items != found.answers:
+        yield f"{items} equal", "", f"{found.items_equal:,} of {found.items:,}"
+    for name, quantiles in found.quantiles.items():
+        shown = (f"{quantile} {value:.2g}" for quantile, value in quantiles.items())
+        yield _DIFFERENCES[name], "", ", ".join(shown)
     if found.chrf_between is not None:
         yield "chrF of B to A", "", f"{found.chrf_between:.1f}"
-    yield from _sides(
-        found.one,
-        found.other,
+    if found.compared:
+        for name, value in answers_of(found.compared):
+            yield name, "", value
+    for title, fact, form in (
         ("perplexity", "perplexity", ".4f"),
         ("chrF to references", "chrf", ".1f"),
         ("BLEU to references", "bleu", ".1f"),
-        ("tokens/s", "tokens_per_second", ",.0f"),
-        ("bytes", "num_bytes", ",d"),
-    )
-
-
-def _rows_of_answers(found: AnswerDifference) -> Iterator[_Row]:
-    """Do as `_rows_of_writing` for models that answer in one pass."""
-    yield "answers equal", "", _of(found.answers_equal, found.answers)
-    if found.items != found.answers:
-        yield "texts equal", "", f"{found.items_equal:,} of {found.items:,}"
-    if found.score_quantiles is not None:
-        yield "largest score difference", "", _quantiles(found.score_quantiles)
-    if found.cosine_quantiles is not None:
-        yield "1 - cosine of vectors", "", _quantiles(found.cosine_quantiles)
-    for name, value in answers_of(found.compared):
-        yield name, "", value
-    yield from _sides(
-        found.one,
-        found.other,
         (f"accuracy on {found.references:,} references", "accuracy", ".2%"),
-        ("items/s", "items_per_second", ",.0f"),
+        ("items/s" if found.compared else "tokens/s", "per_second", ",.0f"),
         ("bytes", "num_bytes", ",d"),
-    )
-
-
-def _sides(one: object, other: object, *facts: tuple[str, str, str]) -> Iterator[_Row]:
-    """Yield what is known of both: facts by title, name and form."""
-    for title, name, form in facts:
-        values = [getattr(side, name) for side in (one, other)]
+    ):
+        values = [getattr(side, fact) for side in (found.one, found.other)]
         if any(value is not None for value in values):
             told = ["" if value is None else format(value, form) for value in values]
             yield title, told[0], told[1]
@@ -209,7 +176,3 @@ def _sides(one: object, other: object, *facts: tuple[str, str, str]) -> Iterator
 
 def _of(equal: int, total: int) -> str:
     return f"{equal:,} of {total:,} ({equal / total:.2%})"
-
-
-def _quantiles(quantiles: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2g}" for name, value in quantiles.items())

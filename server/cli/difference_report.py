@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 import click
@@ -14,6 +14,9 @@ from rich.table import Table
 
 from exporter.files import replace_file
 from server.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from exporter.compare.difference import First
 
 _SUITE = "tokenweir diff"
 
@@ -35,19 +38,12 @@ class Bound(NamedTuple):
         return f"{self.name} {self.found:.4g}, {word} {self.allowed:g}"
 
 
-class First(NamedTuple):
-    """The place of the first difference, and what A and B give there."""
-
-    where: str
-    texts: tuple[str, str]  # an empty one is not shown
-
-
 @dataclass(frozen=True)
 class Report:
     """All that was found, as people and programs read it."""
 
     rows: Sequence[tuple[str, str, str]]  # a name, what was found of A and of B
-    first: First | None
+    first: First | None  # an empty text of it is not shown
     bounds: Sequence[Bound]
     content: Mapping[str, Any]  # for JSON
 

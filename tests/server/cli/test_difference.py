@@ -11,31 +11,27 @@ from xml.etree import ElementTree
 import pytest
 
 from engine.package.manifest import Answers
-from exporter.compare import difference, item_difference, predictors
+from exporter.compare import sides, two_models
 from exporter.compare.difference import Difference, First, OfSide
-from exporter.compare.item_difference import AnswerDifference, FirstAnswer, OfPredictor
 from server.cli.app import run
 
 ONE = OfSide("a", 1000, 50.0, 3.5, 40.0, 20.0)
 OTHER = OfSide("b", 500, 100.0, 3.6, 38.5, 19.0)
-FOUND = Difference(
-    4, 3, 200, 199, {"50%": 0.01, "100%": 0.2}, 97.0, ONE, OTHER, First(3, 2, ("red", "rot"))
-)
-
-
-SAID = AnswerDifference(
+LOGITS = {"logits": {"50%": 0.01, "100%": 0.2}}
+FIRST = First("line 3, token 2", ("red", "rot"))
+FOUND = Difference(4, 3, 200, 199, 0.005, LOGITS, ONE, OTHER, FIRST, chrf_between=97.0)
+SAID = Difference(
     items=4,
     items_equal=3,
     answers=20,
     answers_equal=19,
     answer_loss=0.05,
-    score_quantiles={"50%": 0.01, "100%": 0.2},
-    cosine_quantiles={"50%": 1e-5, "100%": 0.002},
+    quantiles={"scores": {"50%": 0.01, "100%": 0.2}, "vectors": {"50%": 1e-5, "100%": 0.002}},
     compared=Answers(items=4, labels=20, labels_turned=1, max_probability_diff=0.2),
     references=20,
-    one=OfPredictor("a", 1000, 50.0, 0.9),
-    other=OfPredictor("b", 500, 100.0, 0.85),
-    first=FirstAnswer("line 3, token 2 'saw'", ("[VERB] 0.9100", "NOUN 0.5200")),
+    one=OfSide("a", 1000, 50.0, accuracy=0.9),
+    other=OfSide("b", 500, 100.0, accuracy=0.85),
+    first=First("line 3, token 2 'saw'", ("[VERB] 0.9100", "NOUN 0.5200")),
 )
 
 
@@ -51,16 +47,16 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def given(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A comparison of models that generate."""
-    monkeypatch.setattr(predictors, "generates", lambda _: True)
-    monkeypatch.setattr(difference, "compare", lambda *_: FOUND)
+    monkeypatch.setattr(sides, "generates", lambda _: True)
+    monkeypatch.setattr(two_models, "compare", lambda *_: FOUND)
     return paths
 
 
 @pytest.fixture
 def asked(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A comparison of models that answer in one pass."""
-    monkeypatch.setattr(predictors, "generates", lambda _: False)
-    monkeypatch.setattr(item_difference, "compare_items", lambda *_: SAID)
+    monkeypatch.setattr(sides, "generates", lambda _: False)
+    monkeypatch.setattr(two_models, "compare", lambda *_: SAID)
     return paths
 
 
@@ -86,7 +82,8 @@ def test_files_hold_what_was_found(given: list[str], tmp_path: Path) -> None:
     assert run([*given, *options, "--max-token-loss", "0.01", "--max-chrf-loss", "1"]) == 1
 
     content = json.loads(files["json"].read_text())
-    assert content["tokens_equal"] == 199 and content["first"] == [3, 2, ["red", "rot"]]
+    assert content["answers_equal"] == 199
+    assert content["first"] == ["line 3, token 2", ["red", "rot"]]
     assert [bound["is_kept"] for bound in content["bounds"]] == [True, False]
     markdown = files["markdown"].read_text()
     assert "| chrF to references | 40.0 | 38.5 |" in markdown
@@ -121,7 +118,7 @@ def test_a_perplexity_above_all_numbers_is_null_in_json(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = replace(FOUND, other=replace(OTHER, perplexity=math.inf))
-    monkeypatch.setattr(difference, "compare", lambda *_: found)
+    monkeypatch.setattr(two_models, "compare", lambda *_: found)
 
     assert run([*given, "--max-token-loss", "1", "--json", str(tmp_path / "diff.json")]) == 0
 
@@ -166,7 +163,7 @@ def test_options_of_another_kind_of_model_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run([*given, "--images", str(tmp_path), "--max-answer-loss", "0"]) == 2
-    monkeypatch.setattr(predictors, "generates", lambda _: False)
+    monkeypatch.setattr(sides, "generates", lambda _: False)
     assert run([*given, "--new-tokens", "3"]) == 2
 
     error = capsys.readouterr().err
@@ -177,9 +174,9 @@ def test_options_of_another_kind_of_model_are_refused(
 def test_an_accuracy_needs_labels_to_tell(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sides = [replace(side, accuracy=None) for side in (SAID.one, SAID.other)]
-    without = replace(SAID, references=0, one=sides[0], other=sides[1])
-    monkeypatch.setattr(item_difference, "compare_items", lambda *_: without)
+    one, other = (replace(side, accuracy=None) for side in (SAID.one, SAID.other))
+    without = replace(SAID, references=0, one=one, other=other)
+    monkeypatch.setattr(two_models, "compare", lambda *_: without)
 
     assert run([*asked, "--max-accuracy-loss", "0.04"]) == 2
 

@@ -14,11 +14,11 @@ from PIL import Image
 
 from engine.errors import ConfigError
 from exporter.checkpoint import load_checkpoint
-from exporter.compare.item_difference import AnswerDifference, compare_items
 from exporter.compare.items import read_images
-from exporter.compare.predictors import generates, open_predictor
+from exporter.compare.sides import generates, open_side
+from exporter.compare.two_models import compare
 from server.cli.app import run
-from tests.exporter.compare.test_difference import changed
+from tests.exporter.compare.test_writing import changed
 from tests.exporter.conftest import MakeCheckpoint
 from tests.parity.conftest import Exported, export_unproven
 
@@ -60,16 +60,16 @@ def test_a_package_answers_as_its_checkpoint_does(
     text.write_text(TEXTS.get(family, ""))
     given = {"images": pictures} if family == "vit" else {"text": text}
 
-    found = compare_items(checkpoint.path, package, **given)
+    found = compare(checkpoint.path, package, **given)
 
     assert found.items == found.items_equal == 3 and found.first is None
     assert found.answers == found.answers_equal == NUM_ANSWERS[family] and found.answer_loss == 0
-    assert list(found.score_quantiles or {}) == ["50%", "90%", "99%", "100%"]
-    assert found.score_quantiles is not None and 0 < found.score_quantiles["100%"] < 1e-4
+    assert list(found.quantiles["scores"]) == ["50%", "90%", "99%", "100%"]
+    assert 0 < found.quantiles["scores"]["100%"] < 1e-4
     assert found.one.accuracy == found.other.accuracy and found.accuracy_loss == 0
     assert found.references == {"bert": 3, "labeller": 5, "vit": 2}[family]
     assert found.other.num_bytes == sum(file.stat().st_size for file in package.iterdir())
-    assert np.isfinite(found.one.items_per_second)
+    assert np.isfinite(found.one.per_second)
 
 
 def test_accuracy_is_the_share_of_references_that_are_told(
@@ -83,7 +83,7 @@ def test_accuracy_is_the_share_of_references_that_are_told(
     tags = [right[0], right[1], "NOUN" if right[2] == "VERB" else "VERB"]
     (tmp_path / "text").write_text(f"w9  w3 w7\t{' '.join(tags)}\n")
 
-    found = compare_items(path, path, tmp_path / "text")
+    found = compare(path, path, tmp_path / "text")
 
     assert found.one.accuracy == found.other.accuracy == pytest.approx(2 / 3)
 
@@ -95,12 +95,12 @@ def test_a_changed_model_is_seen_where_it_answers_otherwise(
     other = changed(checkpoint, tmp_path / "other", "classifier.weight", -1)
     (tmp_path / "text").write_text(TEXTS["labeller"])
 
-    found = compare_items(checkpoint, other, tmp_path / "text")
+    found = compare(checkpoint, other, tmp_path / "text")
 
     assert found.answers_equal < found.answers == 9 and found.items_equal < 3
     assert found.answer_loss == pytest.approx(1 - found.answers_equal / 9)
     assert found.first is not None and found.first.where.startswith("line ")
-    one, two = found.first.answers
+    one, two = found.first.texts
     assert one.partition(" ")[0] != two.partition(" ")[0] and "w" in found.first.where
     assert found.one.accuracy is not None and found.other.accuracy is not None
     assert found.accuracy_loss == found.one.accuracy - found.other.accuracy
@@ -114,15 +114,14 @@ def test_vectors_are_compared_by_the_angle_between_them(
     other = changed(checkpoint, tmp_path / "other", "pooler.weight", 0.5)
     (tmp_path / "text").write_text("w3 w4\nw9\tw8\nw5 w6 w7\n")
 
-    same = compare_items(checkpoint, scaled, tmp_path / "text")
-    found = compare_items(checkpoint, other, tmp_path / "text")
+    same = compare(checkpoint, scaled, tmp_path / "text")
+    found = compare(checkpoint, other, tmp_path / "text")
 
-    assert same.answer_loss == 0 and same.items_equal == 3 and same.score_quantiles is None
+    assert same.answer_loss == 0 and same.items_equal == 3 and list(same.quantiles) == ["vectors"]
     assert found.items_equal == 0 and 1e-3 < found.answer_loss < 1
-    assert found.cosine_quantiles is not None
-    assert found.cosine_quantiles["100%"] == pytest.approx(found.answer_loss)
+    assert found.quantiles["vectors"]["100%"] == found.answer_loss
     assert found.first is not None and found.first.where == "line 1"
-    assert found.first.answers[1].startswith("cosine 0.") and found.one.accuracy is None
+    assert found.first.texts[1].startswith("cosine 0.") and found.one.accuracy is None
 
 
 @pytest.mark.parametrize(("scores", "labels"), [("sigmoid", ("a", "b", "c")), ("none", ("x",))])
@@ -134,8 +133,8 @@ def test_sets_of_labels_and_numbers_are_answers_too(
     reference = "\ta, c\n" if scores == "sigmoid" else "\n"
     (tmp_path / "text").write_text(f"w3 w4{reference}w9{reference}w7{reference}")
 
-    same = compare_items(checkpoint, checkpoint, tmp_path / "text")
-    found = compare_items(checkpoint, other, tmp_path / "text")
+    same = compare(checkpoint, checkpoint, tmp_path / "text")
+    found = compare(checkpoint, other, tmp_path / "text")
 
     assert same.answer_loss == 0 and same.answers_equal == 3
     assert found.answers_equal < 3 and found.answer_loss > 0
@@ -148,7 +147,7 @@ def test_without_texts_or_pictures_random_ones_are_tried(
 ) -> None:
     checkpoint = make_checkpoint(family)
 
-    found = compare_items(checkpoint, checkpoint)
+    found = compare(checkpoint, checkpoint)
 
     assert found.items >= 16 and found.items_equal == found.items
     assert found.one.accuracy is None and found.references == 0
@@ -172,7 +171,7 @@ def test_lines_that_cannot_be_used_are_named(
     (tmp_path / "text").write_text(text)
 
     with pytest.raises(ConfigError, match=message):
-        compare_items(checkpoint, checkpoint, tmp_path / "text")
+        compare(checkpoint, checkpoint, tmp_path / "text")
 
 
 def test_long_line_is_refused_unless_the_model_cuts_it(
@@ -182,8 +181,8 @@ def test_long_line_is_refused_unless_the_model_cuts_it(
     (tmp_path / "text").write_text(f"w3 {'w4 ' * 20}\tgood\n")
 
     with pytest.raises(ConfigError, match="21 tokens are more than"):
-        compare_items(plain, plain, tmp_path / "text")
-    assert compare_items(cutting, cutting, tmp_path / "text").answers_equal == 1
+        compare(plain, plain, tmp_path / "text")
+    assert compare(cutting, cutting, tmp_path / "text").answers_equal == 1
 
 
 def test_texts_and_pictures_go_to_models_that_take_them(
@@ -194,19 +193,19 @@ def test_texts_and_pictures_go_to_models_that_take_them(
     (pictures / "1" / "broken.png").write_bytes(b"broken")
 
     with pytest.raises(ConfigError, match="takes texts, not pictures; give --text"):
-        compare_items(texts, texts, images=pictures)
+        compare(texts, texts, images=pictures)
     with pytest.raises(ConfigError, match="takes pictures, not texts; give --images"):
-        compare_items(images, images, tmp_path / "text")
+        compare(images, images, tmp_path / "text")
     with pytest.raises(ConfigError, match=r"1/broken\.png: 6 bytes that start with"):
-        compare_items(images, images, images=pictures)
+        compare(images, images, images=pictures)
     with pytest.raises(ConfigError, match=r"has no \.png, \.jpg, \.jpeg files"):
-        compare_items(images, images, images=texts)
+        compare(images, images, images=texts)
 
 
 def test_a_picture_has_its_class_as_in_training_and_hidden_ones_are_left_out(
     make_checkpoint: MakeCheckpoint, pictures: Path
 ) -> None:
-    contract = open_predictor(make_checkpoint("vit")).contract
+    contract = open_side(make_checkpoint("vit")).contract
     for place in (".thumbnails/1.png", "1/._1.png", "1/2/c.png", "elsewhere/1/d.png", "e.png"):
         (pictures / place).parent.mkdir(exist_ok=True)
         shutil.copy(pictures / "1" / "a.png", pictures / place)
@@ -235,9 +234,11 @@ def test_other_models_are_refused(make_checkpoint: MakeCheckpoint) -> None:
     )
 
     with pytest.raises(ConfigError, match="differ in their labels"):
-        compare_items(one, other)
-    with pytest.raises(ConfigError, match="holds a model that generates"):
-        compare_items(one, third)
+        compare(one, other)
+    with pytest.raises(ConfigError, match="holds a model that generates; give two that do, or"):
+        compare(one, third)
+    with pytest.raises(ConfigError, match="holds a model that does not generate; give two that do"):
+        compare(third, one)
     assert generates(third) and not generates(one)
 
 
@@ -255,6 +256,6 @@ def test_the_command_compares_answers(
 def test_both_may_be_packages(exported: Callable[..., Exported]) -> None:
     package = exported("vit").package
 
-    found: AnswerDifference = compare_items(package, package)
+    found = compare(package, package)
 
     assert found.answer_loss == 0 and not generates(package)
