@@ -26,13 +26,14 @@ from exporter.files import scratch_directory, writing_scratch
 from exporter.graphs.contracts import Contract, contract_of
 from exporter.graphs.package_graphs import write_package_graphs
 from exporter.graphs.target import target_of
+from exporter.progress import Progress, no_progress
 from exporter.prover.eager import num_parameters
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.players import Outcome, ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
-from exporter.prover.progress import Meter, Progress, no_progress, seconds_for
+from exporter.prover.progress import Meter, seconds_for
 from exporter.samples import Tokens
 
 # The words in front of what a stage refuses.

@@ -40,8 +40,8 @@ from exporter.graphs.contracts import contract_of
 from exporter.graphs.input_scales import Passage
 from exporter.graphs.package_graphs import check_format, write_package_graphs
 from exporter.graphs.target import DEFAULT, target_of
+from exporter.progress import Progress, no_progress
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
-from exporter.prover.progress import Progress, no_progress
 from exporter.toolchain import read_toolchain
 
 MIN_TOKENS = 256  # that scales are fixed on

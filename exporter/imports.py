@@ -17,7 +17,7 @@ from exporter.checkpoint import (
 from exporter.compare.original import NOT_COMPARED, Compared, compare_with_original
 from exporter.files import replace_file, stage
 from exporter.huggingface import Imported, Languages, import_checkpoint
-from exporter.prover.progress import Progress, no_progress
+from exporter.progress import Progress, no_progress
 from exporter.toolkits import import_toolkit_checkpoint, is_toolkit_checkpoint
 
 

@@ -22,8 +22,8 @@ from exporter.compare.scored_text import read_text
 from exporter.export import copied_files, opened
 from exporter.graphs.contracts import contract_of
 from exporter.graphs.target import target_of
+from exporter.progress import Progress, no_progress
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
-from exporter.prover.progress import Progress, no_progress
 from exporter.toolchain import read_toolchain
 
 # Measurements differ a little from processor to processor: the cost of rounding by up to twice in

@@ -21,6 +21,7 @@ from engine.package.package import MANIFEST_NAME, Package, write_manifest
 from engine.wording import listed
 from exporter.certificate import answers_of
 from exporter.checkpoint import Checkpoint
+from exporter.progress import Progress, no_progress
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.digest import find, find_elsewhere
 from exporter.prover.execution import Execution, OnDevice
@@ -29,7 +30,7 @@ from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
-from exporter.prover.progress import Meter, Progress, no_progress, seconds_for
+from exporter.prover.progress import Meter, seconds_for
 from exporter.verification import differences, load_both
 
 # Kernels elsewhere round the same weights, so that the mean difference of logits is about that of

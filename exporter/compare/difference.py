@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from engine.package.manifest import Answers
 from exporter.compare.sides import Side, batches, size_of
+from exporter.progress import Progress, no_progress
 
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
-Progress = Callable[[int, int], None]  # items that are done, of how many
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -119,7 +119,7 @@ class Comparison(ABC, Generic[Item, Answer]):
     def of_both(self) -> dict[str, Any]:
         """Return what else was found, by the names of Difference."""
 
-    def difference(self, progress: Progress | None = None) -> Difference:
+    def difference(self, progress: Progress = no_progress) -> Difference:
         """Ask both models, and return what was found."""
         seconds, compared = [0.0, 0.0], dict[int, Compared]()
         for side in range(2):
@@ -136,8 +136,7 @@ class Comparison(ABC, Generic[Item, Answer]):
                     answers.append(self.ask(side, batch))
                     seconds[side] += time.perf_counter() - started
                 compared |= zip(numbers, self.compare(batch, *answers), strict=True)
-                if progress is not None:
-                    progress(len(compared), len(self.items))
+                progress(len(compared), len(self.items))
         found = [compared[i] for i in range(len(self.items))]
         equal = np.concatenate([one.equal for one in found])
         distances = [one.distance for one in found if one.distance is not None]

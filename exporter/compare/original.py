@@ -39,6 +39,7 @@ from exporter.graphs.contracts import contract_of
 from exporter.huggingface.reading import silent_transformers
 from exporter.huggingface.tokenizers import Languages
 from exporter.models.config import TransformerConfig
+from exporter.progress import Progress, no_progress
 from exporter.prover.cases import first_lengths
 from exporter.prover.eager import (
     Eager,
@@ -53,7 +54,6 @@ from exporter.prover.eager import (
 from exporter.prover.generation_cases import Case
 from exporter.prover.item_cases import Text, draw_images, random_groups
 from exporter.prover.judge import At, ExactJudge, kinds_of_tokens
-from exporter.prover.progress import Progress, no_progress
 from exporter.samples import SEED, Tokens, TokenSampler
 
 NOT_COMPARED = "not compared with its original"

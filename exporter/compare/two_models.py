@@ -7,8 +7,9 @@ from pathlib import Path
 from engine.errors import ConfigError
 from exporter.checkpoint import TARGET_TOKENIZER_NAME, TOKENIZER_NAME
 from exporter.compare import answering, writing
-from exporter.compare.difference import Difference, Progress
+from exporter.compare.difference import Difference
 from exporter.compare.sides import generates, open_side
+from exporter.progress import Progress, no_progress
 
 
 def compare(
@@ -17,7 +18,7 @@ def compare(
     text: Path | None = None,
     images: Path | None = None,
     new: int = 32,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Difference:
     """Compare two packages, or a package and a checkpoint, by what they write or answer.
 

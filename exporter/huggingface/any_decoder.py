@@ -18,13 +18,14 @@ from exporter.checkpoint import CONFIG_NAME, model_weights
 from exporter.huggingface.family import SpecialTokens
 from exporter.huggingface.reading import read_config, reading_by_transformers
 from exporter.huggingface.weights.stored import FLOATS, StoredWeights
-from exporter.huggingface.writing import Progress, finite, naming
+from exporter.huggingface.writing import finite, naming
 from exporter.models.config import OriginalCode, TransformerConfig
 from exporter.models.transformers_model import (
     TransformersModel,
     attention_options,
     build_original,
 )
+from exporter.progress import Progress
 
 TITLE = "any other decoder of transformers, by its own code"
 _OTHERS = "give the weights that were saved with this configuration"

@@ -23,7 +23,6 @@ from exporter.huggingface.weights.fitting import without_wrappers
 from exporter.huggingface.weights.stored import open_weights
 from exporter.huggingface.writing import (
     Imported,
-    Progress,
     ReadModel,
     length_notes,
     naming,
@@ -31,6 +30,7 @@ from exporter.huggingface.writing import (
     write_model,
 )
 from exporter.models import TransformerConfig
+from exporter.progress import Progress, no_progress
 
 GENERATION_NAME = "generation_config.json"
 
@@ -38,7 +38,7 @@ GENERATION_NAME = "generation_config.json"
 def import_checkpoint(
     directory: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
     *,
     languages: Languages = Languages(),
     max_len: int | None = None,

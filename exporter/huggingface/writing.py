@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -30,10 +30,9 @@ from exporter.huggingface.weights.fitting import (
 )
 from exporter.huggingface.weights.stored import StoredWeights
 from exporter.models import TransformerConfig
+from exporter.progress import Progress
 
 _MOST_CHARS = 100  # shown of a wrong value: what is wrong with it has room behind
-
-Progress = Callable[[int, int], None]  # weights that are written, and all of them
 
 
 @dataclass(frozen=True)

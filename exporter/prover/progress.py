@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import time
 from functools import cache
-from typing import Protocol
 
 import numpy as np
+
+from exporter.progress import Progress
 
 _PASSES = 2.0  # operations for each parameter and token
 _CALLS = 1e-5  # seconds of a token that are no arithmetic: calls of graphs and of torch
 _KNOWN = 0.05  # share of the work, behind which its own speed tells more than the machine's
 _SIZE = 1024  # width of the matrices whose product tells the machine's speed
-
-
-class Progress(Protocol):
-    """Is told how far a proof has come."""
-
-    def __call__(
-        self, done: int, total: int, what: str = "", seconds_left: float | None = None
-    ) -> None:
-        """Take what is being done, how many cases of how many are, and how long the rest takes."""
-
-
-def no_progress(done: int, total: int, what: str = "", seconds_left: float | None = None) -> None:
-    """Discard progress."""
 
 
 def seconds_for(work: float, num_parameters: int) -> float:

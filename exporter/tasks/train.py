@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from exporter.progress import Progress, no_progress
 from exporter.training.state import read_state
 from exporter.training.task import Task
-from exporter.training.trainer import TrainingReport, check_numbers, seed_to_resume, train_task
+from exporter.training.trainer import (
+    Say,
+    TrainingReport,
+    check_numbers,
+    no_words,
+    seed_to_resume,
+    train_task,
+)
 
 
 def train(
@@ -17,7 +25,8 @@ def train(
     resume: bool = False,
     seed: int | None = None,
     steps: int | None = None,
-    progress: bool = True,
+    progress: Progress = no_progress,
+    say: Say = no_words,
 ) -> TrainingReport:
     """Train the task that `build` returns for a seed into the directory `out`.
 
@@ -32,5 +41,5 @@ def train(
         seed = seed_to_resume(read_state(directory), seed)
     task = build(seed or 0)
     return train_task(
-        task, directory, resume=resume, seed=seed or 0, steps=steps, progress=progress
+        task, directory, resume=resume, seed=seed or 0, steps=steps, progress=progress, say=say
     )

@@ -16,7 +16,6 @@ from exporter.huggingface.understood import understood
 from exporter.huggingface.weights.stored import refuse_nested, stored_weights
 from exporter.huggingface.writing import (
     Imported,
-    Progress,
     ReadModel,
     length_notes,
     naming,
@@ -24,6 +23,7 @@ from exporter.huggingface.writing import (
     write_model,
 )
 from exporter.models import TransformerConfig
+from exporter.progress import Progress, no_progress
 from exporter.toolkits.fairseq import is_fairseq, read_fairseq
 from exporter.toolkits.opennmt import is_opennmt, read_opennmt
 from exporter.toolkits.original import ToolkitModel
@@ -47,7 +47,7 @@ def is_toolkit_checkpoint(path: Path) -> bool:
 def import_toolkit_checkpoint(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
     *,
     max_len: int | None = None,
     codes: Path | None = None,

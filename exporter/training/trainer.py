@@ -20,7 +20,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,11 +44,12 @@ from exporter.checkpoint import (
 )
 from exporter.files import remove_unfinished, replace_file, writing_to
 from exporter.models import build_model
+from exporter.progress import Progress, no_progress
 from exporter.training.averaging import WeightAverage
 from exporter.training.data import BatchStream, Example, Position
 from exporter.training.evaluation import Evaluation, evaluate
 from exporter.training.losses import batch_logits, cross_entropy
-from exporter.training.progress import TrainingProgress, make_progress
+from exporter.training.pace import Pace
 from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, RunState, read_state, restore_state, save_state
 from exporter.training.task import Recipe, Task
@@ -68,6 +69,12 @@ SAVE_SECONDS = 600.0  # the state is saved at every validation, and as often as 
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
 MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # torch takes no larger seed
 ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
+
+Say = Callable[[str], None]  # shows a line that stays
+
+
+def no_words(line: str) -> None:
+    """Discard a line."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,10 @@ def train_task(
     resume: bool = False,
     seed: int = 0,
     steps: int | None = None,
-    progress: bool = True,
+    progress: Progress = no_progress,
+    say: Say = no_words,
 ) -> TrainingReport:
-    """Train a task into the directory `out`.
+    """Train a task into the directory `out`; `say` gets a line for every validation.
 
     steps: None is the task's own number; a resumed run may be given a larger one to go on. A run
     of fewer steps than the task's has a shorter warm-up, too.
@@ -107,11 +115,8 @@ def train_task(
     state = _resumed(out, task, seed, steps) if resume else _fresh(out, task, seed, steps)
     with _reproducible(seed):
         run = Run(task, out, state, restore=resume)
-        with (
-            make_progress(progress, f"Training {task.name}", state.steps, state.step) as display,
-            _deferred_interrupt() as interrupt,
-        ):
-            run.train(display, interrupt)
+        with _deferred_interrupt() as interrupt:
+            run.train(progress, say, interrupt)
         return run.report()
 
 
@@ -153,10 +158,11 @@ class Run:
             position=Position(state.chunk, state.batch),
         )
 
-    def train(self, display: TrainingProgress, interrupt: threading.Event) -> None:
+    def train(self, progress: Progress, say: Say, interrupt: threading.Event) -> None:
         """Do the steps that are left; the state is saved whatever ends them."""
         (self._out / REPORT_NAME).unlink(missing_ok=True)
         started, before = time.monotonic(), self._state.seconds
+        pace = Pace()
         self._model.train()
         while self._state.step < self._state.steps:
             loss, num_tokens = self._update()
@@ -169,11 +175,13 @@ class Run:
                     "seconds": before + time.monotonic() - started,
                 }
             )
-            display.step(self._state.step, loss, num_tokens)
             step, every = self._state.step, self._task.recipe.validate_every
+            pace.add(loss, num_tokens)
+            left = pace.seconds_for(self._state.steps - step)
+            progress(step, self._state.steps, str(pace), left)
             if step % every == 0 or step == self._state.steps:
                 with self._average.applied():
-                    self._validate(display)
+                    self._validate(say)
                 self._state = self._state.model_copy(
                     update={"seconds": before + time.monotonic() - started}
                 )
@@ -182,7 +190,7 @@ class Run:
                 self._save()
             if interrupt.is_set() and self._state.step < self._state.steps:
                 self._save()
-                display.say(f"Stopped after step {self._state.step}; --resume goes on from there.")
+                say(f"Stopped after step {self._state.step}; --resume goes on from there.")
                 raise KeyboardInterrupt
         self._state = self._state.model_copy(update={"finished": True})
         self._save()
@@ -234,7 +242,7 @@ class Run:
             )
         return value, batch.num_tokens
 
-    def _validate(self, display: TrainingProgress) -> None:
+    def _validate(self, say: Say) -> None:
         """Save the checkpoint as the last, and as the best if it is better than all before."""
         task, step = self._task, self._state.step
         result = self._evaluate(self._model, task.validation)
@@ -247,7 +255,7 @@ class Run:
         if is_best:
             self._save_checkpoint(self._out)
             self._state = self._state.model_copy(update={"best": score, "best_step": step})
-        display.say(
+        say(
             f"Validation after step {step}: loss {result.loss:.4f}, "
             f"labels right {result.label_accuracy:.2%}, examples right {result.exact_match:.2%}"
             + (f", chrF {result.chrf:.1f}" if task.selection == "chrf" else "")

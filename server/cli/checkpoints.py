@@ -93,7 +93,10 @@ def train(
         from exporter.tasks.train import train as train_task
 
         build = _builder(task, given)
-        report = train_task(build, out, resume=resume, seed=seed, steps=steps)
+        with show_progress(f"Training {task}") as progress:
+            report = train_task(
+                build, out, resume=resume, seed=seed, steps=steps, progress=progress, say=click.echo
+            )
     print_report(report)
     if not report.target_reached:
         raise CommandError(

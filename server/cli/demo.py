@@ -18,6 +18,7 @@ from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import any_path, examples
 from server.cli.packages import export_with_progress
+from server.cli.progress import show_progress
 from server.cli.service import announce, serve_until_ended
 from server.cli.typed_dates import TYPED_DATES
 from server.cli.verification import verify_apart
@@ -104,9 +105,10 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
     goes_on = _is_interrupted(checkpoint, out / LAST)
     (out / LAST).unlink(missing_ok=True)
     _headline("Train")
-    with cleaned_up():
+    with cleaned_up(), show_progress(f"Training {MODEL}") as progress:
+        build = partial(build_task, MODEL)
         try:
-            report = train(partial(build_task, MODEL), checkpoint, resume=goes_on)
+            report = train(build, checkpoint, resume=goes_on, progress=progress, say=click.echo)
         except KeyboardInterrupt:
             click.echo("The demo needs no --resume: asked again, it goes on from there.", err=True)
             raise

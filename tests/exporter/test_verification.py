@@ -21,10 +21,10 @@ from exporter.export import export_package
 from exporter.graphs import package_graphs
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
+from exporter.progress import Progress
 from exporter.prover.arithmetic import reordered
 from exporter.prover.eager import Eager, EagerModel, Forward
 from exporter.prover.loss import LossLimits
-from exporter.prover.progress import Progress
 from exporter.toolchain import read_toolchain
 from exporter.verification import verify_package
 from server.cli.app import run

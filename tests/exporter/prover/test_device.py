@@ -28,12 +28,12 @@ from engine.slots.batch import ScheduledBatch
 from engine.slots.runner import SlotModelRunner
 from exporter.checkpoint import Checkpoint, load_checkpoint
 from exporter.export import export_package
+from exporter.progress import no_progress
 from exporter.prover import execution
 from exporter.prover.digest import find, find_elsewhere
 from exporter.prover.driver import exported_graphs
 from exporter.prover.execution import OnCpu, OnDevice
 from exporter.prover.loss import LossLimits
-from exporter.prover.progress import no_progress
 from exporter.verify_device import prove_on_device
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA

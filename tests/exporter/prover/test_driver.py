@@ -14,12 +14,13 @@ from engine.slots.runner import SlotModelRunner
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
 from exporter.graphs.torch_export import Graphs
+from exporter.progress import no_progress
 from exporter.prover import driver
 from exporter.prover.execution import OnCpu
 from exporter.prover.judge import ExactJudge
 from exporter.prover.players import ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
-from exporter.prover.progress import Meter, no_progress
+from exporter.prover.progress import Meter
 
 OTHERS = {"subprocess.run", "play.run", "pair.run", "self.run"}  # the last two ask the driver
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]

@@ -47,7 +47,6 @@ def test_a_model_of_opus_mt_is_trained_with_its_two_tokenizers(tmp_path: Path) -
         lambda seed: build_own_task("translation", data, seed=seed),
         tmp_path / "tuned",
         steps=2,
-        progress=False,
     )
 
     tuned, start = load_checkpoint(tmp_path / "tuned"), data.start

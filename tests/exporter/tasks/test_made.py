@@ -141,7 +141,7 @@ SAWS = {
 
 @pytest.mark.long
 def test_training_reaches_its_target_and_tells_a_saw_from_seeing(tmp_path: Path) -> None:
-    report = train(partial(build_task, "tagging"), tmp_path / "run", progress=False)
+    report = train(partial(build_task, "tagging"), tmp_path / "run")
 
     assert report.target_reached, report.summary
     assert report.metrics["label_accuracy"] >= 0.99

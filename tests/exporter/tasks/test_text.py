@@ -82,9 +82,7 @@ def test_the_tokenizer_gives_any_text_back_unchanged(story: Path) -> None:
 
 
 def test_training_prints_both_perplexities_per_byte(tmp_path: Path, story: Path) -> None:
-    report = train(
-        partial(build_task, "text", files=[story]), tmp_path / "run", steps=3, progress=False
-    )
+    report = train(partial(build_task, "text", files=[story]), tmp_path / "run", steps=3)
 
     ours, theirs = (
         report.metrics[name] for name in ("perplexity_per_byte", "trigram_perplexity_per_byte")
@@ -95,7 +93,7 @@ def test_training_prints_both_perplexities_per_byte(tmp_path: Path, story: Path)
 
 
 def test_a_resumed_run_must_have_the_same_files(tmp_path: Path, story: Path) -> None:
-    train(partial(build_task, "text", files=[story]), tmp_path / "run", steps=1, progress=False)
+    train(partial(build_task, "text", files=[story]), tmp_path / "run", steps=1)
     story.write_text(story.read_text("utf-8") + "one line more\n", encoding="utf-8")
 
     with pytest.raises(Exception, match="other data"):
@@ -103,14 +101,13 @@ def test_a_resumed_run_must_have_the_same_files(tmp_path: Path, story: Path) -> 
             partial(build_task, "text", files=[story]),
             tmp_path / "run",
             resume=True,
-            progress=False,
         )
 
 
 def test_an_imported_model_goes_on_to_learn_with_its_own_tokenizer(
     tmp_path: Path, story: Path
 ) -> None:
-    train(partial(build_task, "text", files=[story]), tmp_path / "byte", steps=1, progress=False)
+    train(partial(build_task, "text", files=[story]), tmp_path / "byte", steps=1)
     words = load_checkpoint(tmp_path / "byte").tokenizer
     assert words is not None
     source = tmp_path / "source"
@@ -120,7 +117,7 @@ def test_an_imported_model_goes_on_to_learn_with_its_own_tokenizer(
     start = load_checkpoint(tmp_path / "first")
 
     task = text_task(0, [story], start)
-    report = train_task(task, tmp_path / "second", steps=2, progress=False)
+    report = train_task(task, tmp_path / "second", steps=2)
 
     assert max(len(example.source) for example in task.held_out) == 20  # all of its positions
     assert task.recipe.peak_learning_rate == pytest.approx(2e-4)

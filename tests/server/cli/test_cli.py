@@ -701,7 +701,9 @@ def test_options_of_a_run_on_own_data_reach_it(
     judged.write_text("".join(f"two {i}\tzwei {i}\n" for i in range(100)))
     made, given = list[Task](), list[Any]()
 
-    def train(build: Callable[[int], Task], out: Path, **options: Any) -> TrainingReport:
+    def train(
+        build: Callable[[int], Task], out: Path, *, progress: Any, say: Any, **options: Any
+    ) -> TrainingReport:
         made.append(build(7))
         given.append((out, options))
         return TrainingReport("mine", out, 9, 9, 7, 1.0, 1, {}, "it learned", True, ())
@@ -822,7 +824,7 @@ def test_demo_goes_on_until_it_has_come_to_its_end(
 ) -> None:
     resumed: list[bool] = []
 
-    def train(build: object, out: Path, *, resume: bool) -> None:
+    def train(build: object, out: Path, *, resume: bool, **_: object) -> None:
         resumed.append(resume)
         raise KeyboardInterrupt
 

@@ -14,6 +14,7 @@ from engine.sampling.logits import StepLogits
 from engine.slots.runner import SlotModelRunner
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
+from exporter.progress import no_progress
 from exporter.prover.execution import OnCpu
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
@@ -22,7 +23,7 @@ from exporter.prover.plays import rows
 from exporter.prover.plays.program import Program, Scope
 from exporter.prover.plays.rows import play_row_counts
 from exporter.prover.plays.sources import group_sizes, play_sources
-from exporter.prover.progress import Meter, no_progress
+from exporter.prover.progress import Meter
 from tests.exporter.conftest import MakeCheckpoint
 from tests.fakes.traces import Trace
 

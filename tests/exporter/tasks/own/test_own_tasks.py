@@ -51,9 +51,7 @@ def test_a_model_learns_more_than_counts_say_and_a_second_one_starts_from_it(
     data = OwnData(request.getfixturevalue(FIXTURES[name]))
 
     def run(data: OwnData, out: Path, steps: int) -> float:
-        report = train(
-            lambda seed: build_own_task(name, data, seed=seed), out, steps=steps, progress=False
-        )
+        report = train(lambda seed: build_own_task(name, data, seed=seed), out, steps=steps)
         assert report.target_reached, report.summary
         return report.metrics["loss"]
 
@@ -75,7 +73,7 @@ def test_a_translation_keeps_what_its_start_says_of_generation(pairs: Path, tmp_
 
     start = load_checkpoint(tmp_path / "first")
     task = build_own_task("translation", OwnData(pairs, start=start))
-    train(lambda seed: task, tmp_path / "second", steps=1, progress=False)
+    train(lambda seed: task, tmp_path / "second", steps=1)
 
     assert load_checkpoint(tmp_path / "second").config.generation == defaults
 
@@ -87,7 +85,6 @@ def test_translations_are_compared_with_references_as_texts(pairs: Path, tmp_pat
         lambda seed: build_own_task("translation", data, seed=seed),
         tmp_path / "run",
         steps=20,
-        progress=False,
     )
 
     assert 0 < report.metrics["chrf"] < 100
@@ -103,7 +100,6 @@ def test_a_head_for_other_labels_is_drawn_afresh(texts: Path, tmp_path: Path) ->
             lambda seed: build_own_task("classification", data, seed=seed),
             out,
             steps=1,
-            progress=False,
         )
 
     build(OwnData(texts), tmp_path / "first")
@@ -169,7 +165,7 @@ def test_a_model_of_texts_starts_from_any_other_under_a_new_head(
     start = load_checkpoint(tmp_path / "first")
 
     started = build_own_task(task, replace(data, start=start))
-    train(lambda seed: started, tmp_path / "second", steps=1, progress=False)
+    train(lambda seed: started, tmp_path / "second", steps=1)
 
     second = load_checkpoint(tmp_path / "second").model
     assert second.config.labels == build_own_task(task, data).config.labels
@@ -196,7 +192,7 @@ def test_a_start_with_two_tokenizers_keeps_both_and_writes_with_the_second(
     start = load_checkpoint(tmp_path / "first")
 
     task = build_own_task("translation", OwnData(pairs, start=start))
-    train(lambda seed: task, tmp_path / "second", steps=1, progress=False)
+    train(lambda seed: task, tmp_path / "second", steps=1)
 
     example, (source, target) = task.held_out[0], task.samples[0]
     assert example.source.tolist() == fresh.tokenizer.encode(source).ids
