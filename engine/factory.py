@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from engine.generation.core import EngineCore
     from engine.generation.parts import EngineParts, Tell
     from engine.one_pass.engine import EncoderEngine
-    from engine.requests.text import GenerationTokenizer
     from engine.slots.runner import ModelRunner, SlotModelRunner
     from engine.text.chat_template import ChatTemplate
-    from engine.text.tokenizer import Tokenizer
+    from engine.text.tokenizer import SourceAndTarget, Tokenizer
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -107,7 +106,7 @@ def _load_in_thread(
     return AsyncEngine(
         package,
         parts.core,
-        parts.tokenizer,
+        parts.tokenizers,
         parts.config,
         constraints=parts.constraints,
         chat=_load_chat(package),
@@ -120,9 +119,8 @@ def _load_in_process(
 ) -> AsyncEngine:
     from engine.generation.async_engine import AsyncEngine
     from engine.own_process.engine_process import EngineProcess
-    from engine.text.source_and_target import SourceAndTarget
 
-    chat, texts = _load_chat(package), SourceAndTarget(*_load_tokenizers(package))
+    chat, tokenizers = _load_chat(package), _load_tokenizers(package)
     process = EngineProcess(
         package.manifest.name,
         partial(load_parts, package, config),
@@ -130,7 +128,7 @@ def _load_in_process(
         niceness=NICENESS if where == "cpu" else 0,
         tell=tell,
     )
-    return AsyncEngine(package, process, texts, process.config, constraints=process, chat=chat)
+    return AsyncEngine(package, process, tokenizers, process.config, constraints=process, chat=chat)
 
 
 def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EngineParts:
@@ -140,13 +138,11 @@ def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EnginePart
     from engine.slots.largest_step import largest_step_seconds
     from engine.slots.warm_up import warm_up
     from engine.text.constraint import ConstraintCompiler
-    from engine.text.source_and_target import SourceAndTarget
 
     contract = package.manifest.generation
     assert contract is not None, "it generates"
     device, config = _opened(package, config, device_of(package.manifest, package.path, config))
-    source, target = _load_tokenizers(package)
-    texts = SourceAndTarget(source, target)
+    tokenizers = _load_tokenizers(package)
     runner = load_runner(package, contract, config, device)
     config = config.with_num_seqs(runner.num_slots)
 
@@ -161,9 +157,9 @@ def load_parts(package: Package, config: EngineConfig, tell: Tell) -> EnginePart
         return WarmUpResult(is_equal, seconds)
 
     return EngineParts(
-        core_on_slots(config, contract, runner, tokenizer=texts),
-        texts,
-        ConstraintCompiler(target, contract.vocab_size, contract.eos_token_ids),
+        core_on_slots(config, contract, runner, tokenizer=tokenizers.target),
+        tokenizers,
+        ConstraintCompiler(tokenizers.target, contract.vocab_size, contract.eos_token_ids),
         config,
         warm,
     )
@@ -231,7 +227,7 @@ def core_on_slots(
     contract: GenerationContract,
     model: ModelRunner,
     *,
-    tokenizer: GenerationTokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     """Return the inner loop on a model whose cache has a row for each of `max_num_seqs`.
@@ -305,16 +301,16 @@ def _shown(
     return False
 
 
-def _load_tokenizers(package: Package) -> tuple[Tokenizer, Tokenizer]:
-    """Return the tokenizer of what is read, and that of what is written, mostly the same."""
-    from engine.text.tokenizer import Tokenizer
+def _load_tokenizers(package: Package) -> SourceAndTarget:
+    from engine.text.tokenizer import SourceAndTarget, Tokenizer
 
     contract = package.manifest.generation
     assert contract is not None, "it generates"
     source = _load_tokenizer(package, contract.prompt_vocab_size)
     if TARGET_TOKENIZER_NAME not in package.manifest.files:
-        return source, source
-    return source, Tokenizer(package.file(TARGET_TOKENIZER_NAME), contract.vocab_size)
+        return SourceAndTarget(source, source)
+    target = Tokenizer(package.file(TARGET_TOKENIZER_NAME), contract.vocab_size)
+    return SourceAndTarget(source, target)
 
 
 def _load_chat(package: Package) -> ChatTemplate | None:

@@ -34,7 +34,7 @@ from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
 from engine.text.chat_format import ChatFormat
 from engine.text.chat_template import ChatTemplate
 from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import SourceAndTarget, Tokenizer
 from server import process
 from tests.fakes.clock import FakeClock
 from tests.fakes.stand_in_certificate import certificate
@@ -331,7 +331,7 @@ def scripted_engine(
         engine = AsyncEngine(
             package,
             core,
-            byte_tokenizer,
+            SourceAndTarget(byte_tokenizer, byte_tokenizer),
             config,
             constraints=constraints,
             chat=None if chat is None else ChatTemplate(chat),

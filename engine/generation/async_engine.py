@@ -22,10 +22,11 @@ from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork
 from engine.requests.request import GenerationRequest, ScoreRequest
-from engine.requests.text import ChatTemplate, GenerationTokenizer
 from engine.scheduling.output import EngineOutput, FailedOutput
 from engine.scheduling.sequence import TokenRequest
 from engine.step_measures import StepMeasures
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import SourceAndTarget
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class AsyncEngine(Engine):
         self,
         package: Package,
         core: EngineCore | Steps,
-        tokenizer: GenerationTokenizer,
+        tokenizers: SourceAndTarget,
         config: EngineConfig,
         *,
         constraints: Constraints,
@@ -86,9 +87,9 @@ class AsyncEngine(Engine):
         else:
             self._steps = core
         super().__init__(package, config, self._steps.lifecycle)
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
         self._chat = chat
-        self._reader = RequestReader(generation, tokenizer, constraints, config, chat)
+        self._reader = RequestReader(generation, tokenizers, constraints, config, chat)
         self._clock = clock
         self._streams: dict[int, RequestStream] = {}
         self._no_streams = asyncio.Event()
@@ -110,11 +111,11 @@ class AsyncEngine(Engine):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text; see Tokenizer."""
-        return self._tokenizer.token_bytes(token_id)
+        return self._tokenizers.target.token_bytes(token_id)
 
     def source_token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a source, which may have other tokens."""
-        return self._tokenizer.source_token_bytes(token_id)
+        return self._tokenizers.source.token_bytes(token_id)
 
     @property
     def step_times(self) -> StepTimes:
@@ -194,7 +195,7 @@ class AsyncEngine(Engine):
         if asked.deadline is not None and self._clock() >= asked.deadline:
             raise ExpiredInQueue(f"{asked.request_id}: its deadline passed before it was queued")
         key = asked.key
-        stream = RequestStream(asked, self._tokenizer)
+        stream = RequestStream(asked, self._tokenizers.target)
         self._streams[key] = stream
         self._no_streams.clear()
         self._steps.add(asked)

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.generation.core import EngineCore
 from engine.generation.request_reader import Constraints
 from engine.lifecycle.warm_up_result import WarmUpResult
-from engine.requests.text import GenerationTokenizer
+from engine.text.tokenizer import SourceAndTarget
 
 Tell = Callable[[str], None]  # takes progress, a line at a time
 
@@ -19,7 +19,7 @@ class EngineParts:
     """All of an engine but its streams."""
 
     core: EngineCore
-    tokenizer: GenerationTokenizer
+    tokenizers: SourceAndTarget
     constraints: Constraints
     config: EngineConfig  # with what the device has room for
     warm_up: Callable[[], WarmUpResult]  # runs the model before the first request

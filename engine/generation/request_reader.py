@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import FieldViolation
@@ -21,10 +21,14 @@ from engine.requests.request import (
     SamplingParams,
     ScoreRequest,
 )
-from engine.requests.text import MAX_INLINE_CHARS, ChatTemplate, GenerationTokenizer
+from engine.requests.text import MAX_INLINE_CHARS
 from engine.requests.token_ids import check_token_ids
-from engine.sampling.draws import TokenMatcher
 from engine.scheduling.sequence import TokenRequest
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import SourceAndTarget
+
+if TYPE_CHECKING:
+    from engine.text.constraint import ConstraintMatcher  # loads llguidance
 
 _PROMPT = ("text", "tokens")  # fields of the protocol's input
 _MARK_TOKENS = 16  # a mark and white space behind it have fewer
@@ -55,7 +59,9 @@ class _Limit(NamedTuple):
 class Constraints(Protocol):
     """Compiles what an output must match; `engine.text.constraint` in production."""
 
-    def compile(self, constraint: Constraint, given_ids: Sequence[int] = ()) -> TokenMatcher | None:
+    def compile(
+        self, constraint: Constraint, given_ids: Sequence[int] = ()
+    ) -> ConstraintMatcher | None:
         """Return what follows a sequence behind the given beginning of its text; any thread asks.
 
         None: it is made in the process that makes the steps, from the request.
@@ -70,14 +76,14 @@ class RequestReader:
     def __init__(
         self,
         contract: GenerationContract,
-        tokenizer: GenerationTokenizer,
+        tokenizers: SourceAndTarget,
         constraints: Constraints,
         config: EngineConfig,
         chat: ChatTemplate | None = None,
     ) -> None:
         self._contract = contract
         self._chat = chat
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
         self._constraints = constraints
         self._config = config
         self._keys = count()
@@ -173,10 +179,12 @@ class RequestReader:
     def _reasoning(self, prompt: Prompt, ids: Ids) -> Reasoning | None:
         if self._chat is None or not isinstance(prompt, Chat):
             return None
-        end = b"".join(map(self._tokenizer.token_bytes, ids[-_MARK_TOKENS:]))
+        end = b"".join(map(self._tokenizers.target.token_bytes, ids[-_MARK_TOKENS:]))
         return self._chat.reasoning_behind(end.decode(errors="replace"))
 
-    async def _compile(self, constraint: Constraint | None, given_ids: Ids) -> TokenMatcher | None:
+    async def _compile(
+        self, constraint: Constraint | None, given_ids: Ids
+    ) -> ConstraintMatcher | None:
         if constraint is None:
             return None
         return await asyncio.to_thread(self._constraints.compile, constraint, given_ids)
@@ -217,7 +225,7 @@ class RequestReader:
         ids, violations = await self._read_ids(given, path, _TARGET, limit, is_part=True)
         if violations or not isinstance(given, str) or ids[: len(forced)] == forced:
             return ids, violations
-        if self._tokenizer.is_special(ids[0]):  # another language, say
+        if self._tokenizers.target.is_special(ids[0]):  # another language, say
             return ids, violations
         ids = (*forced, *ids)
         return ids, self._check_ids(ids, f"{path}.{_TARGET[0]}", None, limit)
@@ -234,7 +242,7 @@ class RequestReader:
         except UnicodeEncodeError as error:
             what = f"is not Unicode text: half a surrogate pair at character {error.start + 1}"
             return (), [FieldViolation(path, what)]
-        first = next((i for i, x in enumerate(ids) if not self._tokenizer.is_special(x)), 0)
+        first = next((i for i, x in enumerate(ids) if not self._tokenizers.target.is_special(x)), 0)
         ids = _last(ids, limit, first)
         return ids, self._check_ids(ids, path, None, limit)
 
@@ -242,7 +250,8 @@ class RequestReader:
         text.encode()  # the tokenizer's own error for a lone surrogate says nothing of it
         if not text:
             return ()
-        encode = self._tokenizer.encode_part if is_part else self._tokenizer.encode
+        source, target = self._tokenizers
+        encode = target.encode_part if is_part else source.encode
         if len(text) <= MAX_INLINE_CHARS:
             return tuple(encode(text))
         return tuple(await asyncio.to_thread(encode, text))

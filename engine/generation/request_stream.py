@@ -14,7 +14,6 @@ from engine.requests.events import (
     Timing,
     Usage,
 )
-from engine.requests.text import GenerationTokenizer
 from engine.scheduling.output import (
     AdmittedOutput,
     CutOutput,
@@ -26,6 +25,7 @@ from engine.scheduling.output import (
     TokensOutput,
 )
 from engine.scheduling.sequence import TokenRequest
+from engine.text.tokenizer import Tokenizer
 
 
 class RequestStream:
@@ -39,7 +39,7 @@ class RequestStream:
     One task reads. The engine's outputs wake it.
     """
 
-    def __init__(self, asked: TokenRequest, tokenizer: GenerationTokenizer) -> None:
+    def __init__(self, asked: TokenRequest, tokenizer: Tokenizer) -> None:
         params = asked.params
         self._asked = asked
         is_beam = params.strategy == "beam"

@@ -10,9 +10,9 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import SamplingParams
-from engine.requests.text import GenerationTokenizer
 from engine.sampling.stop_rule import End, new_text
 from engine.scheduling.output import HypothesisOutput, TokensOutput
+from engine.text.tokenizer import Tokenizer
 
 
 class SequenceText:
@@ -25,7 +25,7 @@ class SequenceText:
         self,
         index: int,
         params: SamplingParams,
-        tokenizer: GenerationTokenizer,
+        tokenizer: Tokenizer,
         prefix_ids: tuple[int, ...],
     ) -> None:
         self._index = index

@@ -26,8 +26,9 @@ from engine.one_pass.prediction import ItemPrediction, Prediction, PredictionIte
 from engine.one_pass.queue import ItemQueue, WaitingItem
 from engine.package.package import Package
 from engine.requests.load import LoadSnapshot
-from engine.requests.text import MAX_INLINE_CHARS, ItemTokenizer
+from engine.requests.text import MAX_INLINE_CHARS
 from engine.step_measures import StepMeasures
+from engine.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class EncoderEngine(Engine):
         self,
         package: Package,
         graph: Graph,
-        tokenizer: ItemTokenizer | None,
+        tokenizer: Tokenizer | None,
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,

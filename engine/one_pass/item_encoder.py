@@ -15,8 +15,8 @@ from engine.one_pass.image import load_image
 from engine.one_pass.prediction import PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Task
 from engine.requests.checks import raise_if_any
-from engine.requests.text import Encoding, ItemTokenizer
 from engine.requests.token_ids import check_token_ids
+from engine.text.tokenizer import Encoding, Tokenizer
 
 _PIXELS_PER_TOKEN = 16 * 16
 
@@ -50,7 +50,7 @@ class ItemEncoder:
     """Checks and encodes items for one model; `encode` raises InvalidRequest for all at once."""
 
     def __init__(
-        self, model: OnePassModel, tokenizer: ItemTokenizer | None, config: EngineConfig
+        self, model: OnePassModel, tokenizer: Tokenizer | None, config: EngineConfig
     ) -> None:
         self._task = model.task
         self._text = model.encoding

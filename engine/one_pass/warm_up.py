@@ -17,7 +17,7 @@ from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem
 from engine.package.manifest import ImageContract, Manifest
-from engine.requests.text import ItemTokenizer
+from engine.text.tokenizer import Tokenizer
 
 _SHORT = 8  # tokens of a short text
 _MAX_ITEMS = 32  # run together at most
@@ -28,7 +28,7 @@ Group = tuple[str, Sequence[EncodedItem]]  # a name for errors; items of one len
 def warm_up_one_pass(
     graph: Graph,
     manifest: Manifest,
-    tokenizer: ItemTokenizer | None,
+    tokenizer: Tokenizer | None,
     config: EngineConfig,
     path: str | os.PathLike[str],
     *,
@@ -62,7 +62,7 @@ def warm_up_one_pass(
 
 
 def _groups(
-    manifest: Manifest, config: EngineConfig, tokenizer: ItemTokenizer | None
+    manifest: Manifest, config: EngineConfig, tokenizer: Tokenizer | None
 ) -> Iterator[Group]:
     encoder = ItemEncoder(manifest, tokenizer, config)
     if manifest.image is not None:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from engine.requests.events import FinishReason, PositionLogprobs
 from engine.requests.request import LengthPenaltyForm, SamplingParams
-from engine.requests.text import Detokenizer
 from engine.sampling.draws import Candidate
 from engine.sampling.stop_rule import End, StopRule
+from engine.text.tokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,10 @@ class BeamSearch:
     """
 
     def __init__(
-        self, params: SamplingParams, stop_rule: StopRule, text: Detokenizer | None = None
+        self,
+        params: SamplingParams,
+        stop_rule: StopRule,
+        text: Detokenizer | None = None,
     ) -> None:
         """`stop_rule` is the request's and allows at least one token.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.requests.events import PositionLogprobs
 from engine.requests.request import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.text.constraint import ConstraintMatcher  # loads llguidance
 
 
 class Draw(NamedTuple):
@@ -23,7 +23,7 @@ class Draw(NamedTuple):
     banned: tuple[int, ...]  # tokens that may not be chosen
     tokens: Sequence[int] = ()  # the sequence so far, the prompt (or start token) included
     num_prompt: int = 0  # how many of them were given
-    matcher: TokenMatcher | None = None  # the request's constraint
+    matcher: ConstraintMatcher | None = None  # the request's constraint
     forced: int | None = None  # the token that must be chosen
 
 
@@ -59,23 +59,6 @@ class Candidate(NamedTuple):
     score: float  # the hypothesis with this token, after controls
     logprob: float  # the token in the model's own distribution
     position: PositionLogprobs | None = None
-
-
-class TokenMatcher(Protocol):
-    """Follows one sequence through a constraint."""
-
-    @property
-    def error(self) -> str | None:
-        """Why it cannot be followed any further; then no token is allowed."""
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may come next, [vocab_size]."""
-
-    def advance(self, token_id: int) -> None:
-        """Take in a token that was chosen."""
-
-    def fork(self) -> TokenMatcher:
-        """Return a copy that goes its own way."""
 
 
 Choice = Sampled | tuple[Candidate, ...] | None  # for a draw; None: nothing can be chosen

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.requests.events import FinishReason
 from engine.requests.request import SamplingParams
-from engine.requests.text import Detokenizer, GenerationTokenizer
+from engine.text.tokenizer import Detokenizer, Tokenizer
 
 
 class End(NamedTuple):
@@ -55,7 +55,7 @@ class StopRule:
 
 
 def searched_text(
-    params: SamplingParams, tokenizer: GenerationTokenizer, prefix_ids: Sequence[int]
+    params: SamplingParams, tokenizer: Tokenizer, prefix_ids: Sequence[int]
 ) -> Detokenizer:
     """Return the text in which stop strings are found, behind the given prefix."""
     # No text is held back if the stop is included, so there is less to copy for every candidate.
@@ -65,10 +65,11 @@ def searched_text(
 
 
 def new_text(
-    params: SamplingParams, tokenizer: GenerationTokenizer, num_prefix: int, *, include_stop: bool
+    params: SamplingParams, tokenizer: Tokenizer, num_prefix: int, *, include_stop: bool
 ) -> Detokenizer:
     """Return the empty text of a sequence whose first `num_prefix` tokens, given, end nothing."""
-    return tokenizer.detokenizer(
+    return Detokenizer(
+        tokenizer,
         params.stop_strings,
         include_stop=include_stop,
         min_new_tokens=num_prefix + max(1, params.min_new_tokens),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.package.manifest import GenerationContract
-from engine.requests.text import GenerationTokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.plain import is_plain
 from engine.sampling.random_stream import SequenceDraws
@@ -12,10 +11,11 @@ from engine.sampling.stop_rule import StopRule, searched_text
 from engine.sampling.token_rules import token_rules
 from engine.scheduling.estimates import max_cost
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
+from engine.text.tokenizer import Tokenizer
 
 
 def make_request(
-    asked: TokenRequest, contract: GenerationContract, tokenizer: GenerationTokenizer | None = None
+    asked: TokenRequest, contract: GenerationContract, tokenizer: Tokenizer | None = None
 ) -> Request:
     """Return a request with its sequences, of which nothing is computed.
 

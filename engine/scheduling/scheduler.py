@@ -12,7 +12,6 @@ from engine.metrics import DecayingRate
 from engine.package.manifest import GenerationContract
 from engine.requests.events import FinishReason
 from engine.requests.load import LoadSnapshot, WastedWork
-from engine.requests.text import GenerationTokenizer
 from engine.sampling.beam_search import BeamSearch
 from engine.sampling.draws import Candidate, Sampled
 from engine.sampling.plain import PlainChoices
@@ -40,6 +39,7 @@ from engine.scheduling.sequence import Request, Sequence, TokenRequest
 from engine.scheduling.step import Parts, Step, plan_draws
 from engine.scheduling.step_result import StepResult
 from engine.scheduling.waiting_queue import WaitingQueue
+from engine.text.tokenizer import Tokenizer
 
 
 class Scheduler:
@@ -61,7 +61,7 @@ class Scheduler:
         contract: GenerationContract,
         cache: KVCache,
         *,
-        tokenizer: GenerationTokenizer | None = None,
+        tokenizer: Tokenizer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tokenizer` makes the text in which stop strings are found."""
@@ -137,7 +137,7 @@ class Scheduler:
 
     def abort(self, key: int) -> None:
         """Forget a request, without an output; nothing happens if it has ended already."""
-        request = self._find(key)
+        request = self._running.get(key) or self._waiting.get(key)
         if request is not None:
             self._wasted += WastedWork(cancelled_tokens=request.num_computed)
             self._remove(request, sound=False)
@@ -238,9 +238,6 @@ class Scheduler:
 
     def _all(self) -> Iterator[Request]:
         return chain(self._running.values(), self._waiting)
-
-    def _find(self, key: int) -> Request | None:
-        return self._running.get(key) or self._waiting.get(key)
 
     # Admission and preemption
 

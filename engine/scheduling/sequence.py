@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.requests.events import PositionLogprobs, Timing
 from engine.requests.request import Deltas, Reasoning, SamplingParams
-from engine.requests.text import Detokenizer
 from engine.sampling.beam_search import BeamSearch
-from engine.sampling.draws import TokenMatcher
 from engine.sampling.random_stream import SequenceDraws
 from engine.sampling.stop_rule import End, StopRule
 from engine.sampling.token_rules import TokenRules
 from engine.scheduling.output import TokensOutput
+from engine.text.tokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from engine.text.constraint import ConstraintMatcher  # loads llguidance
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class TokenRequest:
     target_ids: tuple[int, ...] = ()  # encoder-decoder: the given beginning of the output
     priority: int = 0  # lower runs earlier
     tenant: str = ""
-    matcher: TokenMatcher | None = None  # the constraint, at the beginning of the text
+    matcher: ConstraintMatcher | None = None  # the constraint, at the beginning of the text
     score_from: int | None = None  # the first given token whose log-probability is wanted
     deltas: Deltas | None = Deltas()  # None: none are wanted
     reasoning: Reasoning | None = None
@@ -47,7 +50,7 @@ class Sequence:
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_generated: int = 0
     is_finished: bool = False
-    matcher: TokenMatcher | None = None  # the request's constraint, behind `tokens`
+    matcher: ConstraintMatcher | None = None  # the request's constraint, behind `tokens`
     plain_index: int = -1  # among the plain draws of the last step that it was in
     num_emitted: int = 0  # generated tokens that were handed over
     emit_at: int = 0  # so many generated tokens make a delta

@@ -72,9 +72,16 @@ class SlotKVCache:
         held = _Held(count, is_sound=request.first_token is not None)
         if self._has_source:
             self._table.take(first)
-            num_cached = self._take_source(request, held)
+            found = self._equal_source(request)
+            held.source_row = self._sources.take(_source(request), found)
+            num_cached = 0 if found is None else len(request.asked.prompt_ids)
         else:
-            num_cached = self._take_with_prefix(request, first)
+            holder, length = self._longest_prefix(request)
+            if holder is None:
+                self._table.take(first)
+            else:
+                self._table.take_prefix(first, holder, length)
+            num_cached = length
         for sequence in others:
             self._table.take(sequence)
         self._held[request] = held
@@ -111,11 +118,18 @@ class SlotKVCache:
         held.num_places -= 1
         self._num_places -= 1
         if self._table.row_of(sequence) is not None:
-            self._release_row(sequence, is_sound=sound and held.is_sound)
+            if sound and held.is_sound:
+                length = self._prefix_cache.num_reusable(sequence)
+                self._table.cache_prefix(sequence, length, sequence.request.asked.tenant)
+            else:
+                self._table.release(sequence)
         if held.num_places == 0:
             del self._held[request]
             if self._has_source:
-                self._release_source(held.source_row, sound=sound)
+                if sound and self._reuses_sources:
+                    self._sources.cache_source(held.source_row)
+                else:
+                    self._sources.release(held.source_row)
 
     def arrange(self, decoding: Collection[Sequence]) -> list[Sequence]:
         """Bring the sequences to the first rows; return them in the order of those."""
@@ -178,14 +192,6 @@ class SlotKVCache:
             return ()
         return tuple([self._held[sequence.request].source_row for sequence in decoding])
 
-    def _take_with_prefix(self, request: Request, first: Sequence) -> int:
-        holder, length = self._longest_prefix(request)
-        if holder is None:
-            self._table.take(first)
-        else:
-            self._table.take_prefix(first, holder, length)
-        return length
-
     def _longest_prefix(self, request: Request) -> tuple[Holder | None, int]:
         return self._prefix_cache.longest(request, self._prefix_holders(request.asked.tenant))
 
@@ -205,26 +211,8 @@ class SlotKVCache:
                     yield sequence, self._prefix_cache.num_reusable(sequence)
                     break
 
-    def _release_row(self, sequence: Sequence, *, is_sound: bool) -> None:
-        if is_sound:
-            length = self._prefix_cache.num_reusable(sequence)
-            self._table.cache_prefix(sequence, length, sequence.request.asked.tenant)
-        else:
-            self._table.release(sequence)
-
-    def _take_source(self, request: Request, held: _Held) -> int:
-        found = self._equal_source(request)
-        held.source_row = self._sources.take(_source(request), found)
-        return 0 if found is None else len(request.asked.prompt_ids)
-
     def _equal_source(self, request: Request) -> int | None:
         return self._sources.find(_source(request)) if self._reuses_sources else None
-
-    def _release_source(self, row: int, *, sound: bool) -> None:
-        if sound and self._reuses_sources:
-            self._sources.cache_source(row)
-        else:
-            self._sources.release(row)
 
 
 def _source(request: Request) -> Source:

@@ -57,14 +57,19 @@ class SlotCache:
                 self._cut(op.target, op.start)
             elif op.kind == "clear":
                 self._clear(op.target, op.start)
-            elif op.kind == "cut_source":
-                self._cut_source(op.target)
-            elif op.kind == "clear_source":
-                self._clear_source(op.target)
+            elif op.kind in ("cut_source", "clear_source"):
+                assert self.sources is not None
+                let_go = self.sources.cut if op.kind == "cut_source" else self.sources.clear
+                let_go(op.target, 0, int(self.source_lengths[op.target]))
+                self.source_lengths[op.target] = 0
             elif op.kind == "copy_source":
-                self._copy_source(op.origin, op.target)
+                assert self.sources is not None
+                length = int(self.source_lengths[op.origin])
+                self.sources.copy(op.origin, op.target, 0, length)
+                self.source_lengths[op.target] = length
             elif op.kind == "swap":
-                self._swap(op.origin, op.target)
+                self.rows.swap(op.origin, op.target, self._end(op.origin), self._end(op.target))
+                self.lengths[[op.origin, op.target]] = self.lengths[[op.target, op.origin]]
             else:
                 self._copy(op.origin, op.target, op.start, op.stop)
                 if op.kind == "move":
@@ -98,22 +103,6 @@ class SlotCache:
         self.rows.clear(row, start, self._end(row))
         self.lengths[row] = min(start, int(self.lengths[row]))
 
-    def _cut_source(self, row: int) -> None:
-        assert self.sources is not None
-        self.sources.cut(row, 0, int(self.source_lengths[row]))
-        self.source_lengths[row] = 0
-
-    def _clear_source(self, row: int) -> None:
-        assert self.sources is not None
-        self.sources.clear(row, 0, int(self.source_lengths[row]))
-        self.source_lengths[row] = 0
-
-    def _copy_source(self, origin: int, target: int) -> None:
-        assert self.sources is not None
-        length = int(self.source_lengths[origin])
-        self.sources.copy(origin, target, 0, length)
-        self.source_lengths[target] = length
-
     def _copy(self, origin: int, target: int, start: int, stop: int | None) -> None:
         length = int(self.lengths[origin])
         if stop is not None:
@@ -121,7 +110,3 @@ class SlotCache:
         self.rows.copy(origin, target, start, length)
         self.rows.clear(target, length, self._end(target))
         self.lengths[target] = length
-
-    def _swap(self, one: int, other: int) -> None:
-        self.rows.swap(one, other, self._end(one), self._end(other))
-        self.lengths[[one, other]] = self.lengths[[other, one]]

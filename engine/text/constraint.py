@@ -39,7 +39,7 @@ _LIMITS = LLParserLimits(
 
 
 class ConstraintMatcher:
-    """Follows one sequence through a constraint; see TokenMatcher.
+    """Follows one sequence through a constraint.
 
     Once the text can only end, or the constraint has become too complex to follow, no token but an
     end-of-sequence or none at all is allowed.

@@ -7,17 +7,36 @@ import os
 import sys
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tokenizers
 
 from engine.errors import PackageError
-from engine.requests.text import Encoding, Piece, Side
+from engine.requests.text import Side
 from engine.text.stop_strings import StopMatcher
 from engine.text.tokenizer_file import read_tokenizer_file
 
 _FIRST_HALF = 0xD800  # the lowest half of a surrogate pair
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A text as token ids; one entry a token in each field."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]  # first byte and one past the last, in the UTF-8 text
+    special: tuple[bool, ...]  # added by the tokenizer, such as [CLS]
+    token_types: tuple[int, ...]  # 0; the second text of a pair may have 1
+    continues: tuple[bool, ...] = ()  # goes on with the word of the token before it
+
+
+class Piece(NamedTuple):
+    """The result of one push."""
+
+    text: str  # may be sent now; never retracted
+    stop: str | None  # the stop string that ended the text, if one did
 
 
 class Tokenizer:
@@ -128,8 +147,6 @@ class Tokenizer:
             found = self._bytes_of[token_id] = self._read_bytes(token_id)
         return found
 
-    source_token_bytes = token_bytes  # it reads as it writes
-
     def _read_bytes(self, token_id: int) -> bytes:
         token: str | None = self._tokenizer.id_to_token(token_id)
         if token is None:
@@ -151,19 +168,6 @@ class Tokenizer:
         """Return a decoder that takes one token after the other."""
         kind = _ByteLevelStream if self.is_byte_level else _WindowStream
         return kind(self, skip_special)
-
-    def detokenizer(
-        self,
-        stop_strings: Sequence[str],
-        *,
-        include_stop: bool,
-        min_new_tokens: int,
-        skip_special: bool,
-    ) -> IncrementalDetokenizer:
-        """Return the empty text of a sequence, see IncrementalDetokenizer."""
-        return IncrementalDetokenizer(
-            self, stop_strings, include_stop, min_new_tokens, skip_special=skip_special
-        )
 
     def visible_token(self, token_id: int, *, skip_special: bool = True) -> str | None:
         """Return the token as the vocabulary has it; None if a decoded text leaves it out."""
@@ -191,7 +195,14 @@ class Tokenizer:
         )
 
 
-class IncrementalDetokenizer:
+class SourceAndTarget(NamedTuple):
+    """The tokenizer of what is read, and that of what is written or given as a beginning."""
+
+    source: Tokenizer
+    target: Tokenizer  # mostly the same
+
+
+class Detokenizer:
     """The text of one sequence while its tokens arrive.
 
     All pieces together are exactly the decoded text of all tokens, cut at the first stop string
@@ -245,7 +256,7 @@ class IncrementalDetokenizer:
         """Take stop strings that become complete from now on as plain text."""
         self._min_new_tokens = sys.maxsize
 
-    def fork(self) -> IncrementalDetokenizer:
+    def fork(self) -> Detokenizer:
         """Return a copy that goes its own way."""
         copied = copy(self)
         copied._stream, copied._matcher = self._stream.fork(), self._matcher.fork()

@@ -239,7 +239,7 @@ async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer
     with_old = AsyncEngine(
         older,
         parts.core,
-        parts.tokenizer,
+        parts.tokenizers,
         ENGINE,
         constraints=parts.constraints,
     )

@@ -28,7 +28,7 @@ from engine.slots.cache import SlotKVCache
 from engine.slots.step_block import Pending
 from engine.slots.step_runner import SlotStepRunner
 from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import SourceAndTarget, Tokenizer
 
 NAME = "stand-in"
 _NUM_WORDS = 1000  # behind the 256 bytes; what it says are words
@@ -154,7 +154,8 @@ def stand_in_engine(num_slots: int, seconds_a_row: float, directory: Path) -> As
     package = Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32))
     core = stand_in_core(config, StandInModel(num_slots, seconds_a_row))
     constraints = ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids)
-    return AsyncEngine(package, core, tokenizer, config, constraints=constraints)
+    tokenizers = SourceAndTarget(tokenizer, tokenizer)
+    return AsyncEngine(package, core, tokenizers, config, constraints=constraints)
 
 
 def _contract() -> GenerationContract:

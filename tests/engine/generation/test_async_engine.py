@@ -42,6 +42,7 @@ from engine.requests.request import Deltas, GenerationRequest, SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
 from engine.text.constraint import ConstraintCompiler
+from engine.text.tokenizer import SourceAndTarget
 from tests.engine.watching import fail_once
 from tests.fakes.clock import FakeClock
 
@@ -747,7 +748,13 @@ async def test_before_start_requests_are_told_to_come_back(
 ) -> None:
     core, _ = make_core(spell("x"))
     config, constraints = EngineConfig(max_num_seqs=4), ConstraintCompiler(byte_tokenizer, 258, ())
-    engine = AsyncEngine(make_package(), core, byte_tokenizer, config, constraints=constraints)
+    engine = AsyncEngine(
+        make_package(),
+        core,
+        SourceAndTarget(byte_tokenizer, byte_tokenizer),
+        config,
+        constraints=constraints,
+    )
 
     with pytest.raises(Starting):
         await collect(engine, request())
@@ -830,7 +837,14 @@ def unstarted(
     package, config = make_package(), EngineConfig(max_num_seqs=1)
     core = core_on_slots(config, package.manifest.generation, runner)
     constraints = ConstraintCompiler(tokenizer, 258, ())
-    return AsyncEngine(package, core, tokenizer, config, constraints=constraints, warm_up=warm_up)
+    return AsyncEngine(
+        package,
+        core,
+        SourceAndTarget(tokenizer, tokenizer),
+        config,
+        constraints=constraints,
+        warm_up=warm_up,
+    )
 
 
 async def test_the_model_is_tried_out_in_the_thread_that_will_run_it(

@@ -16,7 +16,7 @@ from engine.generation.parts import EngineParts, Tell
 from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.package.manifest import GenerationContract
 from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import SourceAndTarget, Tokenizer
 from tests.conftest import EOS, ScriptedRunner
 
 TEXT = b"a text of the engine"
@@ -42,7 +42,7 @@ def make_scripted(
 
     tell(f"loaded by process {os.getpid()}")
     core = core_on_slots(config, contract, runner, tokenizer=texts)
-    return EngineParts(core, texts, constraints, config, warm_up)
+    return EngineParts(core, SourceAndTarget(texts, texts), constraints, config, warm_up)
 
 
 def make_nothing(tell: Tell) -> EngineParts:
@@ -70,7 +70,7 @@ def make_untried(
         return {"dies": make_and_die, "fails": make_nothing}[how](tell)  # type: ignore[return-value]
 
     made = make_scripted(tokenizer, contract, config, tell)
-    return EngineParts(made.core, made.tokenizer, made.constraints, config, warm_up)
+    return EngineParts(made.core, made.tokenizers, made.constraints, config, warm_up)
 
 
 def make_slowly(tell: Tell) -> EngineParts:

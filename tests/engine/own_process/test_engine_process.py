@@ -33,6 +33,7 @@ from engine.generation.parts import MakeParts
 from engine.own_process.engine_process import EngineProcess
 from engine.requests.events import FinishReason, GenerationEvent, SequenceFinished, TextDelta
 from engine.requests.request import Constraint, GenerationRequest, SamplingParams, ScoreRequest
+from engine.text.tokenizer import SourceAndTarget
 from tests.engine.own_process import process_parts
 from tests.engine.own_process.process_parts import TEXT
 
@@ -96,7 +97,8 @@ def load(make_package, byte_tokenizer, byte_tokenizer_file: Path) -> Iterator[Lo
         parts: MakeParts = partial(make_parts, *given)
         process = EngineProcess("scripted", parts, config.max_step_seconds, niceness=0, tell=tell)
         processes.append(process._process)
-        return AsyncEngine(package, process, byte_tokenizer, process.config, constraints=process)
+        tokenizers = SourceAndTarget(byte_tokenizer, byte_tokenizer)
+        return AsyncEngine(package, process, tokenizers, process.config, constraints=process)
 
     yield make
     assert [process.poll() is None for process in processes] == [False] * len(processes)

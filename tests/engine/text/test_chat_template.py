@@ -17,7 +17,7 @@ from engine.requests.request import Chat, ChatMessage, GenerationRequest
 from engine.text.chat_format import ChatFormat, read_chat_format
 from engine.text.chat_template import ChatTemplate
 from engine.text.constraint import ConstraintCompiler
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import SourceAndTarget, Tokenizer
 
 # The published styles, in their documented form.
 STYLES = {
@@ -109,7 +109,8 @@ def reader_of(
 
     def make(chat: ChatTemplate | None) -> RequestReader:
         constraints = ConstraintCompiler(byte_tokenizer, contract.vocab_size, ())
-        return RequestReader(contract, byte_tokenizer, constraints, EngineConfig(), chat)
+        tokenizers = SourceAndTarget(byte_tokenizer, byte_tokenizer)
+        return RequestReader(contract, tokenizers, constraints, EngineConfig(), chat)
 
     return make
 

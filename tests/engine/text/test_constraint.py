@@ -16,10 +16,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from engine.errors import CapabilityNotSupported, InvalidRequest
 from engine.requests.request import Constraint, SamplingParams
-from engine.sampling.draws import Draw, TokenMatcher
+from engine.sampling.draws import Draw
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
-from engine.text.constraint import ConstraintCompiler
+from engine.text.constraint import ConstraintCompiler, ConstraintMatcher
 from engine.text.tokenizer import Tokenizer
 from exporter.tasks.own.subwords import train_subwords
 
@@ -58,7 +58,7 @@ def compiler(byte_tokenizer: Tokenizer) -> ConstraintCompiler:
 
 
 def generate(
-    matcher: TokenMatcher, seed: int, *, vocab: int = VOCAB, eos: int = EOS, limit: int = 500
+    matcher: ConstraintMatcher, seed: int, *, vocab: int = VOCAB, eos: int = EOS, limit: int = 500
 ) -> list[int]:
     """Draw tokens from random logits until the end of the sequence."""
     rng, tokens = np.random.default_rng(seed), []

@@ -1,4 +1,4 @@
-"""Tokenizer and IncrementalDetokenizer: streamed text is the whole text, cut where it should be."""
+"""Tokenizer and Detokenizer: streamed text is the whole text, cut where it should be."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import trainers as tokenizer_trainers
 
 from engine.errors import PackageError
-from engine.text.source_and_target import SourceAndTarget
-from engine.text.tokenizer import IncrementalDetokenizer, Tokenizer
+from engine.text.tokenizer import Detokenizer, Tokenizer
 from exporter.tasks.own.subwords import train_subwords
 
 TEXTS = [
@@ -170,7 +169,7 @@ def _stream(
     *,
     skip_special: bool = True,
 ) -> tuple[str, str | None]:
-    detokenizer = IncrementalDetokenizer(tokenizer, stops, include_stop, skip_special=skip_special)
+    detokenizer = Detokenizer(tokenizer, stops, include_stop, skip_special=skip_special)
     text, start, turn = "", 0, 0
     while start < len(ids):
         size = cuts[turn % len(cuts)] if any(cuts) else 1
@@ -268,14 +267,14 @@ def test_a_fork_goes_on_as_its_original_does_and_apart_from_it(
     ids, other_ids = ([int(x * tokenizer.vocab_size) for x in xs] for xs, _ in (drawn, others))
     num_before = int(place * len(ids))
     stops = ["the o", "\ufffdb", " .", "日"]
-    original = IncrementalDetokenizer(tokenizer, stops)
+    original = Detokenizer(tokenizer, stops)
     original.push(ids[:num_before])
 
     fork = original.fork()
     original.push(other_ids)
     fork_pieces = [fork.push([token_id]) for token_id in ids[num_before:]]
 
-    twin = IncrementalDetokenizer(tokenizer, stops)
+    twin = Detokenizer(tokenizer, stops)
     twin.push(ids[:num_before])
     assert fork_pieces == [twin.push([token_id]) for token_id in ids[num_before:]]
     assert fork.finish() == twin.finish()
@@ -285,7 +284,7 @@ def test_text_is_sent_as_soon_as_it_cannot_become_a_stop_string(
     kinds: dict[str, Tokenizer],
 ) -> None:
     tokenizer = kinds["byte"]
-    detokenizer = IncrementalDetokenizer(tokenizer, ["END", "N"])
+    detokenizer = Detokenizer(tokenizer, ["END", "N"])
 
     pieces = [detokenizer.push(tokenizer.encode(char)).text for char in "xEyEEx"]
 
@@ -297,7 +296,7 @@ def test_bytes_of_an_unfinished_character_wait_and_become_a_replacement_at_the_e
 ) -> None:
     tokenizer = kinds["byte"]
     ids = tokenizer.encode("a😀")
-    detokenizer = IncrementalDetokenizer(tokenizer, [], False)
+    detokenizer = Detokenizer(tokenizer, [], False)
 
     pieces = [detokenizer.push([token_id]).text for token_id in ids[:-1]]
 
@@ -308,7 +307,7 @@ def test_bytes_of_an_unfinished_character_wait_and_become_a_replacement_at_the_e
 def test_invalid_bytes_are_not_held_back(kinds: dict[str, Tokenizer]) -> None:
     tokenizer = kinds["byte"]
     continuation = tokenizer.encode("é")[1]
-    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer)
 
     pieces = [detokenizer.push([continuation]).text for _ in range(3)]
 
@@ -317,7 +316,7 @@ def test_invalid_bytes_are_not_held_back(kinds: dict[str, Tokenizer]) -> None:
 
 def test_text_and_tokens_behind_a_stop_string_are_dropped(kinds: dict[str, Tokenizer]) -> None:
     tokenizer = kinds["word_level"]
-    detokenizer = IncrementalDetokenizer(tokenizer, ["op"], include_stop=True)
+    detokenizer = Detokenizer(tokenizer, ["op"], include_stop=True)
 
     piece = detokenizer.push(tokenizer.encode("a stop now a"))
 
@@ -330,7 +329,7 @@ def test_stop_string_completed_before_min_new_tokens_is_plain_text(
     kinds: dict[str, Tokenizer],
 ) -> None:
     tokenizer = kinds["byte"]
-    detokenizer = IncrementalDetokenizer(tokenizer, ["ab"], min_new_tokens=5)
+    detokenizer = Detokenizer(tokenizer, ["ab"], min_new_tokens=5)
 
     piece = detokenizer.push(tokenizer.encode("ababxab"))
 
@@ -377,7 +376,7 @@ def test_a_stop_string_is_found_in_what_was_written_like_a_special_token(
 
 def test_time_per_token_does_not_grow_with_the_text(kinds: dict[str, Tokenizer]) -> None:
     def seconds(tokenizer: Tokenizer, ids: list[int]) -> float:
-        detokenizer = IncrementalDetokenizer(tokenizer, ["never" * 40])
+        detokenizer = Detokenizer(tokenizer, ["never" * 40])
         started = time.thread_time()  # processor time: other processes do not count
         for token_id in ids:
             detokenizer.push([token_id])
@@ -485,17 +484,3 @@ def test_wrong_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
 
     with pytest.raises(PackageError, match="tokenizer.json.*export the model again"):
         Tokenizer(path)
-
-
-def test_a_text_is_read_with_one_tokenizer_and_written_with_another(tmp_path: Path) -> None:
-    paths = [tmp_path / "source.json", tmp_path / "target.json"]
-    for path, words in zip(paths, (["a", "b"], ["x", "y"]), strict=True):
-        word_level = models.WordLevel({word: i for i, word in enumerate(words)}, words[0])
-        tokenizers.Tokenizer(word_level).save(str(path))
-    both = SourceAndTarget(*map(Tokenizer, paths))
-
-    text = both.detokenizer((), include_stop=False, min_new_tokens=0, skip_special=True)
-
-    assert (both.encode("b"), both.encode_part("y")) == ([1], [1])
-    assert (both.source_token_bytes(1), both.token_bytes(1)) == (b" b", b" y")
-    assert text.push([1]).text + text.finish().text == "y"

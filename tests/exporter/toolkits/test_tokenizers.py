@@ -10,7 +10,7 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from engine.errors import CheckpointError
-from engine.text.tokenizer import IncrementalDetokenizer
+from engine.text.tokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer as ServedTokenizer
 from exporter.checkpoint import load_checkpoint
 from exporter.toolkits import import_toolkit_checkpoint
@@ -100,7 +100,7 @@ def test_pieces_are_joined_by_their_marks_as_they_come(tmp_path: Path) -> None:
 
 def streamed(tokenizer: Tokenizer, ids: list[int], path: Path) -> str:
     tokenizer.save(str(path))
-    text = IncrementalDetokenizer(ServedTokenizer(path))
+    text = Detokenizer(ServedTokenizer(path))
     return "".join(text.push([i]).text for i in ids) + text.finish().text
 
 
