@@ -265,7 +265,7 @@ def _load_one_pass(package: Package, config: EngineConfig, where: Device) -> Enc
         session = _nicely(where, lambda: create_session(path, num_threads=threads))
     else:
         session = device.create_session(path)
-    check_graphs((session, one_pass_shape(package.manifest)))
+    check_graphs((session, one_pass_shape(package.manifest.contract)))
 
     def warm() -> WarmUpResult:
         found = warm_up_one_pass(session, package.manifest, tokenizer, config, package.path)

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from engine.errors import CertificateError
 from engine.package.graph_io import SAMPLING_GRAPHS
-from engine.package.manifest import Answers, Certificate, PackageFormat, Precision, Proof
+from engine.package.manifest import Answers, Certificate, Contract, PackageFormat, Precision, Proof
 from exporter.checkpoint import Checkpoint
 from exporter.compare.answers import compare_answers
 from exporter.compare.quality import measure_text
 from exporter.compare.scored_text import ScoredText
 from exporter.files import scratch_directory, writing_scratch
-from exporter.graphs.contracts import Contract, contract_of
+from exporter.graphs.contracts import contract_of
 from exporter.graphs.package_graphs import write_package_graphs
 from exporter.graphs.target import target_of
 from exporter.progress import Progress, no_progress

@@ -41,8 +41,10 @@ def import_model(
     be imported, or differs from its original.
     """
 
-    def tell(done: int, total: int) -> None:
-        progress(done, total, "weights")
+    def tell(
+        done: int, total: int, what: str = "weights", seconds_left: float | None = None
+    ) -> None:
+        progress(done, total, what, seconds_left)
 
     check_replaceable(out)
     with stage(out, CheckpointError) as staging:

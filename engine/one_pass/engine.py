@@ -58,7 +58,7 @@ class EncoderEngine(Engine):
         self._thread = lifecycle_in_thread(package, config, "encoder-engine", warm_up)
         super().__init__(package, config, self._thread)
         self._graph = graph
-        self._encoder = ItemEncoder(package.manifest, tokenizer, config)
+        self._encoder = ItemEncoder(package.manifest.contract, tokenizer, config)
         self._config = config
         self._clock = clock
         self._changed = threading.Condition()  # guards everything below

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from engine.config import EngineConfig, RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.image import load_image
 from engine.one_pass.prediction import PredictionItem
-from engine.package.manifest import EncodingContract, ImageContract, Task
+from engine.package.manifest import Contract, EncodingContract, ImageContract
 from engine.requests.checks import raise_if_any
 from engine.requests.token_ids import check_token_ids
 from engine.text.tokenizer import Encoding, Tokenizer
@@ -35,23 +35,10 @@ class EncodedItem:
     place: int = 0  # among the items of the request
 
 
-class OnePassModel(Protocol):
-    """The contract of a model, as a manifest has it."""
-
-    @property
-    def task(self) -> Task: ...
-    @property
-    def encoding(self) -> EncodingContract | None: ...
-    @property
-    def image(self) -> ImageContract | None: ...
-
-
 class ItemEncoder:
     """Checks and encodes items for one model; `encode` raises InvalidRequest for all at once."""
 
-    def __init__(
-        self, model: OnePassModel, tokenizer: Tokenizer | None, config: EngineConfig
-    ) -> None:
+    def __init__(self, model: Contract, tokenizer: Tokenizer | None, config: EngineConfig) -> None:
         self._task = model.task
         self._text = model.encoding
         self._image = model.image

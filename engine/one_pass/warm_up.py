@@ -64,7 +64,7 @@ def warm_up_one_pass(
 def _groups(
     manifest: Manifest, config: EngineConfig, tokenizer: Tokenizer | None
 ) -> Iterator[Group]:
-    encoder = ItemEncoder(manifest, tokenizer, config)
+    encoder = ItemEncoder(manifest.contract, tokenizer, config)
     if manifest.image is not None:
         yield "an image", _images(manifest.image, encoder, config)
         return

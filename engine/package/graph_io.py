@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from engine.errors import PackageError
-from engine.package.manifest import (
-    CacheShape,
-    EncodingContract,
-    GenerationContract,
-    ImageContract,
-    Task,
-)
+from engine.package.manifest import CacheShape, Contract, GenerationContract
 from engine.wording import listed
 
 # Whoever exports, checks or binds a graph takes the names and types from here.
@@ -176,27 +170,7 @@ def sampling_shapes(vocab_size: int) -> tuple[GraphShape, ...]:
     return tuple(GraphShape(_values(each), drawn) for each in (inputs, further, further))
 
 
-class OnePassContract(Protocol):
-    """The contract of a one-pass model; `engine.package.manifest.Manifest` in production."""
-
-    @property
-    def task(self) -> Task:
-        """The task, which gives the logits their meaning."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the logits."""
-
-    @property
-    def encoding(self) -> EncodingContract | None:
-        """The text that it reads; None: none."""
-
-    @property
-    def image(self) -> ImageContract | None:
-        """The image that it reads; None: none."""
-
-
-def one_pass_shape(contract: OnePassContract) -> GraphShape:
+def one_pass_shape(contract: Contract) -> GraphShape:
     """Return what `model.onnx` takes and gives."""
     inputs: dict[str, _Shape]
     text, image = contract.encoding, contract.image

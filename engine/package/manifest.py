@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -360,6 +360,26 @@ class Certificate(Comparison):
         return self.batch_invariant if self.device is None else self.device.batch_invariant
 
 
+@dataclass(frozen=True)
+class Contract:
+    """All that the engine must know of a model, as its manifest has it."""
+
+    architecture: Architecture
+    task: Task
+    generation: GenerationContract | None  # one of the three is there
+    encoding: EncodingContract | None
+    image: ImageContract | None
+    labels: tuple[str, ...]
+    label_scores: LabelScores = "softmax"
+
+    @property
+    def most_tokens(self) -> int:
+        """How long a prompt, a source or a text may be; 0: the model sees images."""
+        if self.generation:
+            return (self.generation.cross_cache or self.generation.cache).max_len
+        return self.encoding.max_len if self.encoding else 0
+
+
 class Manifest(_Model):
     """`manifest.json`."""
 
@@ -393,3 +413,8 @@ class Manifest(_Model):
         """The types of its numbers."""
         kv_cache = self.generation.cache.dtype if self.generation else self.precision
         return PackageFormat(self.target, self.precision, self.weights, kv_cache)
+
+    @property
+    def contract(self) -> Contract:
+        """All that the engine must know of the model."""
+        return Contract(**{part.name: getattr(self, part.name) for part in fields(Contract)})

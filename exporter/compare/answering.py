@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.one_pass.batch import split
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.graph_io import EMBEDDING, LOGITS
+from engine.package.manifest import Contract
 from engine.text.tokenizer import Tokenizer
 from exporter.checkpoint import TOKENIZER_NAME
 from exporter.compare.answers import compare_answers
@@ -20,7 +21,6 @@ from exporter.compare.difference import Compared, Comparison
 from exporter.compare.items import Item, random_items, read_images, read_texts
 from exporter.compare.predictions import Prediction, as_served
 from exporter.compare.sides import Side
-from exporter.graphs.contracts import Contract
 
 _ALIKE = {  # parts of contracts without which two models are not compared answer by answer
     "task": "what they tell",

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from engine.one_pass.scores import SCORES
 from engine.package.graph_io import EMBEDDING, LOGITS
-from engine.package.manifest import Answers
-from exporter.graphs.contracts import Contract
+from engine.package.manifest import Answers, Contract
 
 Values = NDArray[np.floating]
 

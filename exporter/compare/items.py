@@ -13,10 +13,10 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, InvalidRequest
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import PredictionItem
+from engine.package.manifest import Contract
 from engine.text.tokenizer import Tokenizer
 from engine.wording import listed
 from exporter.compare.lines import rows_of
-from exporter.graphs.contracts import Contract
 from exporter.pictures import SUFFIXES, find_pictures
 from exporter.prover.item_cases import draw_images
 from exporter.samples import SEED, random_tokens

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from engine.one_pass.prediction import ItemPrediction
 from engine.one_pass.scores import SCORES
+from engine.package.manifest import Contract
 from exporter.compare.answers import vector_losses
 from exporter.compare.difference import Compared, First
 from exporter.compare.items import Item
-from exporter.graphs.contracts import Contract
 
 # Largest differences of what is equal but for float32: of numbers, and 1 - cosine of vectors.
 _ROUNDING = {"scores": 1e-4, "vectors": 1e-6}

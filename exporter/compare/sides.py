@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -16,12 +16,12 @@ from engine.factory import device_of
 from engine.one_pass.batch import stack
 from engine.one_pass.item_encoder import EncodedItem
 from engine.package.graph_io import INPUT_IDS, PIXEL_VALUES, TOKEN_TYPE_IDS
-from engine.package.manifest import GenerationContract
+from engine.package.manifest import Contract, GenerationContract
 from engine.package.package import MANIFEST_NAME, load_package, read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.session import create_session
 from exporter.checkpoint import load_checkpoint, read_config
-from exporter.graphs.contracts import Contract, contract_of
+from exporter.graphs.contracts import contract_of
 from exporter.prover.driver import Asked, exported_graphs, generate, predict
 from exporter.prover.eager import Floats, alike, logits_of, num_parameters
 from exporter.prover.execution import load_for_cpu
@@ -120,9 +120,7 @@ def open_side(path: Path) -> Side:
     if (path / MANIFEST_NAME).is_file():
         package = load_package(path)  # run on the CPU as the engine runs it
         manifest = package.manifest
-        contract = Contract(
-            **{part.name: getattr(manifest, part.name) for part in fields(Contract)}
-        )
+        contract = manifest.contract
         if contract.generation:
             writer = GraphWriter(contract.generation, path)
             return Side(path, contract, manifest.defaults, writer, None)

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from engine.package.manifest import (
-    Architecture,
     CacheDtype,
     CacheShape,
+    Contract,
     EncodingContract,
     GenerationContract,
     ImageContract,
-    LabelScores,
     PackageFormat,
     Task,
 )
 from exporter.models.config import TransformerConfig
 
 _PLAIN = PackageFormat()
-
-
-@dataclass(frozen=True)
-class Contract:
-    """All that the engine must know of a model, as its manifest has it."""
-
-    architecture: Architecture
-    task: Task
-    generation: GenerationContract | None  # one of the three is there
-    encoding: EncodingContract | None
-    image: ImageContract | None
-    labels: tuple[str, ...]
-    label_scores: LabelScores = "softmax"
-
-    @property
-    def most_tokens(self) -> int:
-        """How long a prompt, a source or a text may be; 0: the model sees images."""
-        if self.generation:
-            return (self.generation.cross_cache or self.generation.cache).max_len
-        return self.encoding.max_len if self.encoding else 0
 
 
 def contract_of(config: TransformerConfig, form: PackageFormat = _PLAIN) -> Contract:

@@ -23,10 +23,10 @@ from torch.nn import functional
 
 from engine.errors import ConfigError
 from engine.package.graph_io import GraphShape, decoder_shape, encoder_shape, one_pass_shape
-from engine.package.manifest import Architecture, PackageFormat, Precision
+from engine.package.manifest import Architecture, Contract, PackageFormat, Precision
 from engine.wording import shortened
 from exporter.graphs.arguments import arguments_of
-from exporter.graphs.contracts import Contract, contract_of
+from exporter.graphs.contracts import contract_of
 from exporter.graphs.reductions import replace_reductions
 from exporter.graphs.rewrite import simplify
 from exporter.graphs.shapes import replace_shapes

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from engine.package.manifest import PackageFormat, Precision
+from engine.package.manifest import Contract, PackageFormat, Precision
 from exporter.checkpoint import Checkpoint
-from exporter.graphs.contracts import Contract, contract_of
+from exporter.graphs.contracts import contract_of
 from exporter.graphs.target import DTYPES
 from exporter.graphs.torch_export import copy_in
 from exporter.prover.cases import Covered

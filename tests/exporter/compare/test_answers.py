@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.package.manifest import Answers, LabelScores
+from engine.package.manifest import Answers, Contract, LabelScores
 from exporter.compare.answers import compare_answers, nearest, vector_losses
-from exporter.graphs.contracts import Contract
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(20, 8)).astype(np.float32)
