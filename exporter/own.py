@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import nn
 
-from engine.package.manifest import Manifest
+from engine.package.manifest import Certificate, Manifest
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TOKENIZER_NAME, Checkpoint, CheckpointConfig
 from exporter.export import export_package
@@ -49,7 +49,7 @@ def verify_own(
     tokenizer: Tokenizer | None = None,
     samples: Sequence[str] = (),
     **options: Any,
-) -> Verification:
+) -> Verification[Certificate]:
     """Compare a package with a model again; arguments as of `export_own`, errors as of verify."""
     with _as_checkpoint(model, config, tokenizer, samples) as checkpoint:
         return verify_package(package_dir, checkpoint, **options)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel
@@ -53,24 +54,26 @@ _COUNTS = frozenset(
 )
 
 AnyCertificate = Certificate | DeviceCertificate
+Proven = TypeVar("Proven", Certificate, DeviceCertificate)
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Generic[Proven]):
     """A package that is what its manifest says, and what was found about it besides."""
 
     package: Package
-    checkpoint: Path
-    certificate: Certificate  # the new one; that of the package agrees with it
+    matches: str  # its checkpoint, and the GPU if it was run there
+    certificate: Proven  # the new one; that of the package agrees with it
+    shown: str  # besides the cases
     notes: tuple[str, ...]
 
     def summary(self) -> str:
         """Say in one line what was found."""
         manifest = self.package.manifest
         found = (
-            f"{self.package.path.name}: {manifest.name} {manifest.version} matches "
-            f"{self.checkpoint}: {len(manifest.files)} files intact, "
-            f"{self.certificate.cases:,} cases compared, certificate reproduced"
+            f"{self.package.path.name}: {manifest.name} {manifest.version} matches {self.matches}: "
+            f"{len(manifest.files)} files intact, {self.certificate.cases:,} cases compared"
+            f"{self.shown}"
         )
         return "; ".join([found, *self.notes])
 
@@ -81,7 +84,7 @@ def verify_package(
     *,
     text: Path | None = None,
     progress: Progress = no_progress,
-) -> Verification:
+) -> Verification[Certificate]:
     """Compare a package with a checkpoint again, and its certificate with what is found.
 
     Name, version and the limits of a format that rounds are what a person chose: nothing tells
@@ -103,7 +106,8 @@ def verify_package(
         progress=progress,
     )
     package.check_unchanged()
-    return Verification(package, checkpoint.path, found, tuple(_judge(package, found)))
+    notes = tuple(_judge(package, found))
+    return Verification(package, str(checkpoint.path), found, ", certificate reproduced", notes)
 
 
 def load_both(

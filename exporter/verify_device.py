@@ -9,8 +9,6 @@ play. All plays are judged before any is refused, so that one run shows all.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.cuda.certificate import DeviceUse, use_of
@@ -31,35 +29,12 @@ from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter, seconds_for
-from exporter.verification import differences, load_both
+from exporter.verification import Verification, differences, load_both
 
 # Kernels elsewhere round the same weights, so that the mean difference of logits is about that of
 # the graphs' own stage: half as much again, and a share of the logits' deviation for their type.
 _MORE = 1.5
 _OF_TYPE: dict[Precision, float] = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.2}
-
-
-@dataclass(frozen=True)
-class DeviceVerification:
-    """A package that gives on a GPU what its checkpoint gives."""
-
-    package: Package
-    checkpoint: Path
-    certificate: DeviceCertificate
-    was_there: bool  # the package had it; else it has it now
-
-    def summary(self) -> str:
-        """Say in one line what was found."""
-        manifest, found = self.package.manifest, self.certificate
-        buckets = ", ".join(map(str, found.buckets))
-        calls = f" in decode calls of {buckets} rows" if buckets else ""
-        made = "reproduced" if self.was_there else "written"
-        return (
-            f"{self.package.path.name}: {manifest.name} {manifest.version} matches "
-            f"{self.checkpoint} on {found.gpu}: {len(manifest.files)} files intact, "
-            f"{found.cases:,} cases compared{calls}, outputs reproduced by another process; device "
-            f"certificate {made}"
-        )
 
 
 def verify_on_device(
@@ -68,7 +43,7 @@ def verify_on_device(
     config: EngineConfig,
     *,
     progress: Progress = no_progress,
-) -> DeviceVerification:
+) -> Verification[DeviceCertificate]:
     """Compare a package with a checkpoint on the GPU, as a worker with `config` runs it there.
 
     The findings are written into the manifest, which is replaced whole, or stays as it was. A
@@ -90,7 +65,15 @@ def verify_on_device(
         manifest = package.manifest
         certificate = manifest.certificate.model_copy(update={"device": found})
         write_manifest(manifest.model_copy(update={"certificate": certificate}), package.path)
-    return DeviceVerification(package, checkpoint.path, found, was_there)
+    buckets = ", ".join(map(str, found.buckets))
+    calls = f" in decode calls of {buckets} rows" if buckets else ""
+    return Verification(
+        package,
+        f"{checkpoint.path} on {found.gpu}",
+        found,
+        f"{calls}, outputs reproduced by another process",
+        (f"device certificate {'reproduced' if was_there else 'written'}",),
+    )
 
 
 def _is_found_again(package: Package, found: DeviceCertificate, use: DeviceUse) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +10,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.config import RequestLimits
 from engine.errors import FieldViolation, InvalidRequest
-from engine.package.manifest import ImageContract, Resample
+from engine.package.manifest import ImageContract
 
 _FORMATS = ("PNG", "JPEG")
-_RESAMPLING: Mapping[Resample, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "lanczos": Image.Resampling.LANCZOS,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
 
 
 def load_image(
@@ -89,7 +80,7 @@ def _fit(
     if width * height > limits.max_image_pixels:
         raise _too_many_pixels(path, f"{width} x {height}, as the model resizes it, are", limits)
     if image.size != (width, height):
-        image = image.resize((width, height), _RESAMPLING[contract.resample])
+        image = image.resize((width, height), Image.Resampling[contract.resample.upper()])
     left, top = (width - contract.size) // 2, (height - contract.size) // 2
     return image.crop((left, top, left + contract.size, top + contract.size))
 

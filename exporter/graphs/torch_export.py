@@ -35,7 +35,7 @@ from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
 from exporter.models.layers import OUTPUT_BIAS, EncoderOutput
-from exporter.models.protocol import CachedDecoder, Generator, generator, image_encoder
+from exporter.models.protocol import CachedDecoder, Generator, generator
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.cross_attention import SourceRow
 from exporter.operators.domain import OPSET, Functions
@@ -346,7 +346,7 @@ def _trace_text_encoder(model: nn.Module, contract: Contract, target: Target) ->
 
 def _trace_vision(model: nn.Module, contract: Contract, target: Target) -> Graphs:
     if target.patches_as_product:
-        image_encoder(model).multiply_patches()
+        model.multiply_patches()  # type: ignore[operator]
     return {"model.onnx": _export(_VisionGraph(model), one_pass_shape(contract))}
 
 

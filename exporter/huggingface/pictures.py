@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
-from engine.package.manifest import Resample
 from engine.wording import shortened
 from exporter.huggingface.family import refused
 from exporter.models.config import PositiveInt
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
-_RESAMPLES: Mapping[int, Resample] = {  # by Pillow's numbers
-    0: "nearest",
-    1: "lanczos",
-    2: "bilinear",
-    3: "bicubic",
-    4: "box",
-    5: "hamming",
-}
 _FULL = 255
 
 
@@ -60,8 +52,9 @@ def image_options(processor: Any, size: int, channels: int) -> dict[str, Any]:
             f"{' and their own ratio' if keep_ratio else ''}, the model has an image_size of "
             f"{size}; save the image processor that it was trained with"
         )
-    if settings.resample not in _RESAMPLES:
-        raise ValueError(refused("resample", settings.resample, tuple(_RESAMPLES)))
+    known_filters = sorted(map(int, Image.Resampling))
+    if settings.resample not in known_filters:
+        raise ValueError(refused("resample", settings.resample, tuple(known_filters)))
     # Mean and deviation of pixels between 0 and 1, whatever they were scaled to.
     most = _FULL * settings.rescale_factor if settings.do_rescale else _FULL
     mean, std = (
@@ -75,7 +68,7 @@ def image_options(processor: Any, size: int, channels: int) -> dict[str, Any]:
         "std": tuple(one / most for one in std),
         "resize": None if edge == size and not keep_ratio else edge,
         "keep_ratio": keep_ratio,
-        "resample": _RESAMPLES[settings.resample],
+        "resample": Image.Resampling(settings.resample).name.lower(),
     }
 
 

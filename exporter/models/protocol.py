@@ -64,13 +64,6 @@ class Generator(Protocol):
         """Return all weights."""
 
 
-class ImageEncoder(Protocol):
-    """A model that encodes images."""
-
-    def multiply_patches(self) -> None:
-        """Compute what patches become by a product, for a target that has no convolution."""
-
-
 def generator(model: nn.Module) -> Generator:
     """Return a model as a generator; TypeError if it has no decoder."""
     if not _is_generator(model):
@@ -78,18 +71,5 @@ def generator(model: nn.Module) -> Generator:
     return model
 
 
-def image_encoder(model: nn.Module) -> ImageEncoder:
-    """Return a model as an image encoder; TypeError if it has no such method."""
-    if not _is_image_encoder(model):
-        raise TypeError(
-            f"{type(model).__name__} has no multiply_patches, so that it takes no images"
-        )
-    return model
-
-
 def _is_generator(model: nn.Module) -> TypeGuard[Generator]:
     return getattr(model, "decoder", None) is not None
-
-
-def _is_image_encoder(model: nn.Module) -> TypeGuard[ImageEncoder]:
-    return hasattr(model, "multiply_patches")
