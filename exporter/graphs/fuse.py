@@ -37,9 +37,22 @@ def fuse(model: ir.Model) -> None:
     # they matched, with its weights.
     for rules in (
         [
-            RewriteRule(_bias_gelu, _fused_gelu, _is_bias),
-            RewriteRule(_silu, _quick_gelu),
-            RewriteRule(_row_of_row, _one_row, _are_tables),
+            RewriteRule(
+                lambda op, x, bias: op.Gelu(op.Add(x, bias), _outputs=["gelu"]),
+                _fused_gelu,
+                _is_bias,
+            ),
+            RewriteRule(
+                lambda op, x: op.Mul(x, op.Sigmoid(x)),
+                lambda op, x: op.QuickGelu(x, alpha=1.0, _domain=_CONTRIB),
+            ),
+            RewriteRule(
+                lambda op, table, index, places: op.Gather(
+                    table, op.Gather(index, places, axis=0), axis=0
+                ),
+                _one_row,
+                _are_tables,
+            ),
         ],
         [carried_bias()],
         [
@@ -99,26 +112,10 @@ def _skip_norm(
     return normed, total
 
 
-def _bias_gelu(op: Any, x: Any, bias: Any) -> Any:
-    return op.Gelu(op.Add(x, bias), _outputs=["gelu"])
-
-
 def _fused_gelu(op: Any, x: Any, bias: Any, gelu: ir.Value) -> Any:
     is_tanh = _node_of(gelu).attributes.get_string("approximate", "none") == "tanh"
     kind = op.FastGelu if is_tanh else op.BiasGelu
     return kind(x, bias, _domain=_CONTRIB)
-
-
-def _silu(op: Any, x: Any) -> Any:
-    return op.Mul(x, op.Sigmoid(x))
-
-
-def _quick_gelu(op: Any, x: Any) -> Any:
-    return op.QuickGelu(x, alpha=1.0, _domain=_CONTRIB)
-
-
-def _row_of_row(op: Any, table: Any, index: Any, places: Any) -> Any:
-    return op.Gather(table, op.Gather(index, places, axis=0), axis=0)
 
 
 def _one_row(op: Any, table: ir.Value, index: ir.Value, places: ir.Value) -> Any:

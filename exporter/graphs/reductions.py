@@ -24,15 +24,19 @@ def replace_reductions(model: ir.Model) -> None:
     # Rules are made anew, for they keep the last graph that they matched, with its weights.
     rules = RewriteRuleSet(
         [
-            RewriteRule(_length, _root_of_product, _is_last),
-            RewriteRule(_maximum, _first_of_top, _is_one),
+            RewriteRule(
+                lambda op, x, axes: op.ReduceL2(x, axes, keepdims=1, _outputs=["reduced"]),
+                _root_of_product,
+                _is_last,
+            ),
+            RewriteRule(
+                lambda op, x, axes: op.ReduceMax(x, axes, keepdims=0, _outputs=["reduced"]),
+                _first_of_top,
+                lambda _, axes, **__: len(integers_of(axes)) == 1,
+            ),
         ]
     )
     rules.apply_to_model(model)
-
-
-def _length(op: Any, x: Any, axes: Any) -> Any:
-    return op.ReduceL2(x, axes, keepdims=1, _outputs=["reduced"])
 
 
 def _root_of_product(op: Any, x: ir.Value, reduced: ir.Value, **_: ir.Value) -> Any:
@@ -40,10 +44,6 @@ def _root_of_product(op: Any, x: ir.Value, reduced: ir.Value, **_: ir.Value) -> 
     columns, rows = _axes(op, reduced, "column", -1), _axes(op, reduced, "row", -2)
     product = op.MatMul(op.Unsqueeze(wide, rows), op.Unsqueeze(wide, columns))  # [..., 1, 1]
     return op.Cast(op.Sqrt(op.Squeeze(product, columns)), to=x.dtype)
-
-
-def _maximum(op: Any, x: Any, axes: Any) -> Any:
-    return op.ReduceMax(x, axes, keepdims=0, _outputs=["reduced"])
 
 
 def _first_of_top(op: Any, x: ir.Value, axes: ir.Value, reduced: ir.Value) -> Any:
@@ -60,7 +60,3 @@ def _is_last(_: Any, x: ir.Value, axes: ir.Value, **__: ir.Value) -> bool:
     if x.shape is None or x.dtype is None:
         return False
     return integers_of(axes) in ([-1], [len(x.shape) - 1])
-
-
-def _is_one(_: Any, axes: ir.Value, **__: ir.Value) -> bool:
-    return len(integers_of(axes)) == 1

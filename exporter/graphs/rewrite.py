@@ -26,12 +26,29 @@ def simplify(model: ir.Model) -> None:
     # Rules are made anew, for they keep the last graph that they matched, with its weights.
     rules = RewriteRuleSet(
         [
-            RewriteRule(_gather_nd, _gather),
-            RewriteRule(
-                _flattened_index, lambda op, table, index, **_: _gather(op, table, index), _is_flat
+            RewriteRule(  # `table[index]` comes out as GatherND
+                lambda op, table, index: op.GatherND(
+                    table, op.Unsqueeze(index, [-1]), batch_dims=0
+                ),
+                lambda op, table, index: op.Gather(table, index, axis=0),
+            ),
+            RewriteRule(  # `index_select` flattens an index that is flat already
+                lambda op, table, index: op.Gather(
+                    table, op.Reshape(index, [-1], _outputs=["flat"]), axis=0
+                ),
+                lambda op, table, index, **_: op.Gather(table, index, axis=0),
+                lambda _, index, **__: index.shape is not None and len(index.shape) == 1,
             ),
             RewriteRule(_three_linears, _one_linear, _are_weights),
-            RewriteRule(_three_products, _one_product, _are_weights),
+            RewriteRule(
+                lambda op, x, wq, wk, wv: op.Concat(
+                    op.MatMul(x, wq), op.MatMul(x, wk), op.MatMul(x, wv), axis=-1
+                ),
+                lambda op, x, wq, wk, wv: op.MatMul(
+                    x, _joined(op, f"{x.name}.qkv_weight", wq, wk, wv)
+                ),
+                _are_weights,
+            ),
             RewriteRule(_gate_and_up, _gate_with_up, _are_weights),
         ]
     )
@@ -88,24 +105,6 @@ def _repeat_masks(graph: ir.Graph) -> None:
             node.replace_input_with(3, rows.outputs[0])
 
 
-# `table[index]` comes out as GatherND.
-def _gather_nd(op: Any, table: Any, index: Any) -> Any:
-    return op.GatherND(table, op.Unsqueeze(index, [-1]), batch_dims=0)
-
-
-def _gather(op: Any, table: Any, index: Any) -> Any:
-    return op.Gather(table, index, axis=0)
-
-
-# `index_select` flattens an index that is flat already.
-def _flattened_index(op: Any, table: Any, index: Any) -> Any:
-    return op.Gather(table, op.Reshape(index, [-1], _outputs=["flat"]), axis=0)
-
-
-def _is_flat(context: Any, index: ir.Value, **_: Any) -> bool:
-    return index.shape is not None and len(index.shape) == 1
-
-
 # Query, key and value of one input: three products, packed by CachedAttention's input.
 def _three_linears(op: Any, x: Any, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any, bv: Any) -> Any:
     query = op.Add(op.MatMul(x, wq), bq)
@@ -117,14 +116,6 @@ def _three_linears(op: Any, x: Any, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any,
 def _one_linear(op: Any, x: ir.Value, wq: Any, wk: Any, wv: Any, bq: Any, bk: Any, bv: Any) -> Any:
     product = op.MatMul(x, _joined(op, f"{x.name}.qkv_weight", wq, wk, wv))
     return op.Add(product, _joined(op, f"{x.name}.qkv_bias", bq, bk, bv))
-
-
-def _three_products(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
-    return op.Concat(op.MatMul(x, wq), op.MatMul(x, wk), op.MatMul(x, wv), axis=-1)
-
-
-def _one_product(op: Any, x: Any, wq: Any, wk: Any, wv: Any) -> Any:
-    return op.MatMul(x, _joined(op, f"{x.name}.qkv_weight", wq, wk, wv))
 
 
 # The two products of a gated feed-forward layer, the gate's through SiLU.
