@@ -94,27 +94,42 @@ class TrainingReport:
     samples: tuple[tuple[str, str], ...]  # inputs and outputs to try the model on
 
 
-def train_task(
-    task: Task,
-    out: Path,
+def train(
+    build: Callable[[int], Task],
+    out: str | Path,
     *,
     resume: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     steps: int | None = None,
     progress: Progress = no_progress,
     say: Say = no_words,
 ) -> TrainingReport:
-    """Train a task into the directory `out`; `say` gets a line for every validation.
+    """Train the task that `build` returns for a seed into the directory `out`.
 
-    steps: None is the task's own number; a resumed run may be given a larger one to go on. A run
-    of fewer steps than the task's has a shorter warm-up, too.
+    seed: None is 0, or the seed of the run that is resumed. steps: None is the task's own number;
+    a resumed run may be given a larger one to go on. A run of fewer steps than the task's has a
+    shorter warm-up, too. `say` gets a line for every validation.
     Ctrl-C stops after the step in flight, saves, and raises KeyboardInterrupt; `resume` goes on.
     Raises ConfigError for a wrong setting, CheckpointError for `out`.
     """
-    check_numbers(seed, steps)
-    state = _resumed(out, task, seed, steps) if resume else _fresh(out, task, seed, steps)
+    if steps is not None and not 1 <= steps <= MAX_STEPS:
+        raise ConfigError(f"steps must be at least 1 and at most {MAX_STEPS}, got {steps}")
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise ConfigError(f"seed must be from 0 to {MAX_SEED}, got {seed}")
+    directory = Path(out)
+    before = read_state(directory) if resume else None
+    if before is not None and seed not in (None, before.seed):
+        raise ConfigError(
+            f"the run was started with seed {before.seed}, it cannot go on with {seed}"
+        )
+    seed = before.seed if before else seed or 0
+    task = build(seed)
+    if before is None:
+        state = _fresh(directory, task, seed, steps)
+    else:
+        state = _resumed(before, directory, task, steps)
     with _reproducible(seed):
-        run = Run(task, out, state, restore=resume)
+        run = Run(task, directory, state, restore=resume)
         with _deferred_interrupt() as interrupt:
             run.train(progress, say, interrupt)
         return run.report()
@@ -322,9 +337,7 @@ def _check_overwritable(out: Path) -> None:
         )
 
 
-def _resumed(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
-    state = read_state(out)
-    seed_to_resume(state, seed)
+def _resumed(state: RunState, out: Path, task: Task, steps: int | None) -> RunState:
     if state.task != task.name:
         raise CheckpointError(f"{out} holds a run of {state.task}, not of {task.name}")
     if state.fingerprint != _fingerprint(task):
@@ -336,21 +349,6 @@ def _resumed(out: Path, task: Task, seed: int, steps: int | None) -> RunState:
     if steps < state.step:
         raise ConfigError(f"steps ({steps}) must be at least {state.step}, which are done already")
     return state.model_copy(update={"steps": steps, "finished": state.finished})
-
-
-def check_numbers(seed: int | None, steps: int | None) -> None:
-    if steps is not None and not 1 <= steps <= MAX_STEPS:
-        raise ConfigError(f"steps must be at least 1 and at most {MAX_STEPS}, got {steps}")
-    if seed is not None and not 0 <= seed <= MAX_SEED:
-        raise ConfigError(f"seed must be from 0 to {MAX_SEED}, got {seed}")
-
-
-def seed_to_resume(state: RunState, seed: int | None) -> int:
-    if seed is not None and seed != state.seed:
-        raise ConfigError(
-            f"the run was started with seed {state.seed}, it cannot go on with {seed}"
-        )
-    return state.seed
 
 
 def _fingerprint(task: Task) -> str:

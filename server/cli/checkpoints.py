@@ -90,7 +90,7 @@ def train(
             return
         if out is None:
             raise click.UsageError("Missing option '--out'.")
-        from exporter.tasks.train import train as train_task
+        from exporter.training.trainer import train as train_task
 
         build = _builder(task, given)
         with show_progress(f"Training {task}") as progress:

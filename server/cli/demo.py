@@ -99,7 +99,7 @@ def _make_package(out: Path, package: Path, device: Device, precision: Precision
 
     configure_openmp()  # before torch is loaded
     from exporter.tasks import build_task
-    from exporter.tasks.train import train
+    from exporter.training.trainer import train
 
     checkpoint = out / "checkpoint"
     goes_on = _is_interrupted(checkpoint, out / LAST)

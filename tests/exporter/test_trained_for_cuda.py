@@ -11,7 +11,7 @@ import pytest
 
 from exporter.export import export_package
 from exporter.tasks import TASKS, build_task
-from exporter.training.trainer import train_task
+from exporter.training.trainer import train
 
 PAGES = sorted(Path(__file__).parents[2].glob("*/docs/**/*.md"))  # texts of English
 
@@ -22,7 +22,7 @@ def test_a_trained_model_is_as_near_in_float16_as_the_eager_model(
     name: str, tmp_path: Path
 ) -> None:
     task = build_task(name, files=PAGES if name == "text" else ())
-    train_task(task, tmp_path / name)
+    train(lambda _: task, tmp_path / name)
 
     manifest = export_package(
         tmp_path / name, tmp_path / "package", target="cuda", precision="fp16"

@@ -10,7 +10,7 @@ from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
 from exporter.tasks import build_own_task
 from exporter.tasks.own.data import OwnData
-from exporter.tasks.train import train
+from exporter.training.trainer import train
 from tests.exporter.huggingface.tokenizers.test_original_tokenizers import lay_out_marian
 
 

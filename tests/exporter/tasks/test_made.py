@@ -17,7 +17,7 @@ from exporter.tasks.date_lines import draw_date, write_date
 from exporter.tasks.made import MADE, draw_line, draw_opinion
 from exporter.tasks.opinions import NEGATIVE, POSITIVE
 from exporter.tasks.tagged_sentences import TAGS, write_sentence
-from exporter.tasks.train import train
+from exporter.training.trainer import train
 
 TYPED = [
     line.split("\t")

@@ -10,7 +10,7 @@ import pytest
 from exporter.examples.message_pairs import FOLDER, read_pairs, write_pairs
 from exporter.tasks import build_own_task
 from exporter.tasks.own.data import OwnData
-from exporter.tasks.train import train
+from exporter.training.trainer import train
 
 _LANGUAGE = "vi"
 _LEAST = 15_000  # pairs; fewer are of a machine with few programs

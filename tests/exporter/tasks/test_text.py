@@ -17,8 +17,7 @@ from exporter.huggingface import import_checkpoint
 from exporter.tasks import build_task
 from exporter.tasks.ngram import AddOneTrigram
 from exporter.tasks.text import make_tokenizer, passages, read_files, split, text_task, windows
-from exporter.tasks.train import train
-from exporter.training.trainer import train_task
+from exporter.training.trainer import train
 from tests.exporter.huggingface.sources import save_gpt2, save_marian
 
 
@@ -117,7 +116,7 @@ def test_an_imported_model_goes_on_to_learn_with_its_own_tokenizer(
     start = load_checkpoint(tmp_path / "first")
 
     task = text_task(0, [story], start)
-    report = train_task(task, tmp_path / "second", steps=2)
+    report = train(lambda _: task, tmp_path / "second", steps=2)
 
     assert max(len(example.source) for example in task.held_out) == 20  # all of its positions
     assert task.recipe.peak_learning_rate == pytest.approx(2e-4)

@@ -18,12 +18,11 @@ import torch
 from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import REPORT_NAME, load_checkpoint
 from exporter.tasks import build_task
-from exporter.tasks.train import train
 from exporter.training import trainer
 from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, read_state
 from exporter.training.task import Task
-from exporter.training.trainer import train_task
+from exporter.training.trainer import train
 
 MakeTask = Callable[..., Task]
 
@@ -46,7 +45,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 def test_a_run_leaves_the_best_and_the_last_checkpoint_and_its_state(
     tmp_path: Path, make_task: MakeTask
 ) -> None:
-    report = train_task(make_task(), tmp_path / "run")
+    report = train(lambda _: make_task(), tmp_path / "run")
 
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
         "config.json",
@@ -74,11 +73,11 @@ def test_a_run_leaves_the_best_and_the_last_checkpoint_and_its_state(
 def test_a_run_that_goes_on_has_no_report_until_its_end(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_task(make_task(), tmp_path / "run", steps=4)
+    train(lambda _: make_task(), tmp_path / "run", steps=4)
     _let_step(monkeypatch, 6, _press_ctrl_c)
 
     with pytest.raises(KeyboardInterrupt):
-        train_task(make_task(), tmp_path / "run", steps=12, resume=True)
+        train(lambda _: make_task(), tmp_path / "run", steps=12, resume=True)
 
     assert not (tmp_path / "run" / REPORT_NAME).exists()
 
@@ -86,21 +85,21 @@ def test_a_run_that_goes_on_has_no_report_until_its_end(
 def test_a_run_that_is_killed_between_validations_loses_minutes_at_most(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_task(make_task(), tmp_path / "whole")
+    train(lambda _: make_task(), tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "SAVE_SECONDS", 0.0)
         _let_step(patch, 7, _kill)
         with pytest.raises(SystemExit):
-            train_task(make_task(), tmp_path / "parts")
+            train(lambda _: make_task(), tmp_path / "parts")
 
     assert read_state(tmp_path / "parts").step == 6  # the last validation was after step 4
-    train_task(make_task(), tmp_path / "parts", resume=True)
+    train(lambda _: make_task(), tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_training_lowers_the_loss(tmp_path: Path, make_task: MakeTask) -> None:
-    short = train_task(make_task(), tmp_path / "short", steps=1)
-    longer = train_task(make_task(), tmp_path / "long", steps=60)
+    short = train(lambda _: make_task(), tmp_path / "short", steps=1)
+    longer = train(lambda _: make_task(), tmp_path / "long", steps=60)
 
     assert longer.metrics["loss"] < 0.8 * short.metrics["loss"]
 
@@ -108,8 +107,8 @@ def test_training_lowers_the_loss(tmp_path: Path, make_task: MakeTask) -> None:
 def test_a_seed_makes_a_run_repeatable(tmp_path: Path, make_task: MakeTask) -> None:
     for name in ("one", "two"):
         torch.manual_seed(len(name) + ord(name[0]))  # earlier draws do not matter
-        train_task(make_task(seed=7), tmp_path / name, seed=7)
-    train_task(make_task(seed=8), tmp_path / "other", seed=8)
+        train(lambda _: make_task(seed=7), tmp_path / name, seed=7)
+    train(lambda _: make_task(seed=8), tmp_path / "other", seed=8)
 
     assert_same_run(tmp_path / "one", tmp_path / "two")
     one, other = (tensors(tmp_path / name / "last/model.safetensors") for name in ("one", "other"))
@@ -122,7 +121,7 @@ def test_a_run_leaves_the_callers_random_numbers_and_threads_alone(
     torch.set_num_threads(3)
     before = torch.get_rng_state()
 
-    train_task(make_task(), tmp_path / "run", steps=2)
+    train(lambda _: make_task(), tmp_path / "run", steps=2)
 
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == 3
@@ -132,14 +131,14 @@ def test_a_run_leaves_the_callers_random_numbers_and_threads_alone(
 def test_an_interrupted_run_goes_on_bit_equal(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    train_task(make_task(), tmp_path / "whole")
+    train(lambda _: make_task(), tmp_path / "whole")
     with monkeypatch.context() as patch:
         _let_step(patch, stop, _press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
-            train_task(make_task(), tmp_path / "parts")
+            train(lambda _: make_task(), tmp_path / "parts")
     assert read_state(tmp_path / "parts").step == stop
 
-    report = train_task(make_task(), tmp_path / "parts", resume=True)
+    report = train(lambda _: make_task(), tmp_path / "parts", resume=True)
 
     assert report.steps == 12
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
@@ -148,23 +147,23 @@ def test_an_interrupted_run_goes_on_bit_equal(
 def test_a_run_that_was_killed_goes_on_bit_equal_from_its_last_validation(
     tmp_path: Path, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_task(make_task(), tmp_path / "whole")
+    train(lambda _: make_task(), tmp_path / "whole")
     with monkeypatch.context() as patch:
         _let_step(patch, 7, _kill)
         with pytest.raises(SystemExit):
-            train_task(make_task(), tmp_path / "parts")
+            train(lambda _: make_task(), tmp_path / "parts")
     assert read_state(tmp_path / "parts").step == 4
 
-    train_task(make_task(), tmp_path / "parts", resume=True)
+    train(lambda _: make_task(), tmp_path / "parts", resume=True)
 
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, make_task: MakeTask) -> None:
-    train_task(make_task(), tmp_path / "whole", steps=16)
-    train_task(make_task(), tmp_path / "parts", steps=12)
+    train(lambda _: make_task(), tmp_path / "whole", steps=16)
+    train(lambda _: make_task(), tmp_path / "parts", steps=12)
 
-    train_task(make_task(), tmp_path / "parts", resume=True, steps=16)
+    train(lambda _: make_task(), tmp_path / "parts", resume=True, steps=16)
 
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
@@ -195,7 +194,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_short_run_learns_at_the_peak(
     tmp_path: Path, make_task: MakeTask, rates: list[float]
 ) -> None:
-    train_task(make_task(warmup_steps=4), tmp_path / "run", steps=3)
+    train(lambda _: make_task(warmup_steps=4), tmp_path / "run", steps=3)
 
     assert rates[0] == max(rates) == 0.01
 
@@ -205,14 +204,14 @@ def test_a_run_learns_no_slower_than_its_floor(
 ) -> None:
     task = make_task(warmup_steps=2, learning_rate_floor=0.6)
 
-    train_task(task, tmp_path / "run", steps=12)
+    train(lambda _: task, tmp_path / "run", steps=12)
 
     assert max(rates) == 0.01
     assert rates[-1] == min(rates) == pytest.approx(0.006)
 
 
 def test_nothing_of_a_run_is_pickled(tmp_path: Path, make_task: MakeTask) -> None:
-    train_task(make_task(), tmp_path / "run", steps=2)
+    train(lambda _: make_task(), tmp_path / "run", steps=2)
 
     files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
 
@@ -220,9 +219,9 @@ def test_nothing_of_a_run_is_pickled(tmp_path: Path, make_task: MakeTask) -> Non
 
 
 def test_a_finished_run_is_overwritten_by_a_new_one(tmp_path: Path, make_task: MakeTask) -> None:
-    train_task(make_task(seed=1), tmp_path / "run", seed=1)
-    train_task(make_task(seed=2), tmp_path / "run", seed=2)
-    train_task(make_task(seed=2), tmp_path / "fresh", seed=2)
+    train(lambda _: make_task(seed=1), tmp_path / "run", seed=1)
+    train(lambda _: make_task(seed=2), tmp_path / "run", seed=2)
+    train(lambda _: make_task(seed=2), tmp_path / "fresh", seed=2)
 
     assert_same_run(tmp_path / "run", tmp_path / "fresh")
 
@@ -233,10 +232,10 @@ def test_an_unfinished_run_is_not_overwritten(
     with monkeypatch.context() as patch:
         _let_step(patch, 3, _press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
-            train_task(make_task(), tmp_path / "run")
+            train(lambda _: make_task(), tmp_path / "run")
 
     with pytest.raises(CheckpointError, match=r"unfinished run of copy \(step 3 of 12\).*--resume"):
-        train_task(make_task(), tmp_path / "run")
+        train(lambda _: make_task(), tmp_path / "run")
 
 
 def test_a_run_that_was_killed_as_it_saved_its_first_state_starts_anew(
@@ -246,7 +245,7 @@ def test_a_run_that_was_killed_as_it_saved_its_first_state_starts_anew(
     left.parent.mkdir()
     left.write_bytes(b"half")
 
-    train_task(make_task(), tmp_path / "run")
+    train(lambda _: make_task(), tmp_path / "run")
 
     assert not left.exists()
 
@@ -257,7 +256,7 @@ def test_a_directory_that_holds_something_else_is_left_alone(
     (tmp_path / "thesis.txt").write_text("years of work")
 
     with pytest.raises(CheckpointError, match="is not empty and holds no training run"):
-        train_task(make_task(), tmp_path)
+        train(lambda _: make_task(), tmp_path)
 
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -268,11 +267,11 @@ def test_a_file_in_place_of_the_directory_is_left_alone(
     (tmp_path / "run").write_text("mine")
 
     with pytest.raises(CheckpointError, match="is a file; give a directory"):
-        train_task(make_task(), tmp_path / "run")
+        train(lambda _: make_task(), tmp_path / "run")
 
 
 def test_an_empty_directory_is_used(tmp_path: Path, make_task: MakeTask) -> None:
-    train_task(make_task(), tmp_path, steps=1)
+    train(lambda _: make_task(), tmp_path, steps=1)
 
     assert load_checkpoint(tmp_path).config.task == "copy"
 
@@ -283,7 +282,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(
     (tmp_path / "file").write_text("")
 
     with pytest.raises(CheckpointError, match=r"cannot write .*: Not a directory"):
-        train_task(make_task(), tmp_path / "file" / "run")
+        train(lambda _: make_task(), tmp_path / "file" / "run")
 
 
 def test_no_space_left_is_a_clear_error(
@@ -295,38 +294,38 @@ def test_no_space_left_is_a_clear_error(
     monkeypatch.setattr(os, "fsync", full)
 
     with pytest.raises(CheckpointError, match="No space left on device; free space there"):
-        train_task(make_task(), tmp_path / "run")
+        train(lambda _: make_task(), tmp_path / "run")
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path, make_task: MakeTask) -> None:
     with pytest.raises(CheckpointError, match="there is no run to resume"):
-        train_task(make_task(), tmp_path / "run", resume=True)
+        train(lambda _: make_task(), tmp_path / "run", resume=True)
 
 
 def test_a_run_is_resumed_with_its_own_seed_data_and_steps(
     tmp_path: Path, make_task: MakeTask
 ) -> None:
     out = tmp_path / "run"
-    train_task(make_task(), out)
+    train(lambda _: make_task(), out)
 
     with pytest.raises(ConfigError, match="started with seed 0, it cannot go on with 3"):
-        train_task(make_task(), out, seed=3, resume=True)
+        train(lambda _: make_task(), out, seed=3, resume=True)
     with pytest.raises(CheckpointError, match="other data or another configuration"):
-        train_task(make_task(warmup_steps=5), out, resume=True)
+        train(lambda _: make_task(warmup_steps=5), out, resume=True)
     with pytest.raises(CheckpointError, match="other data or another configuration"):
         other = replace(make_task(), data_fingerprint="other files")
-        train_task(other, out, resume=True)
+        train(lambda _: other, out, resume=True)
     with pytest.raises(ConfigError, match=r"steps \(5\) must be at least 12"):
-        train_task(make_task(), out, steps=5, resume=True)
+        train(lambda _: make_task(), out, steps=5, resume=True)
 
 
 def test_a_damaged_state_is_named(tmp_path: Path, make_task: MakeTask) -> None:
-    train_task(make_task(), tmp_path / "run", steps=1)
+    train(lambda _: make_task(), tmp_path / "run", steps=1)
     path = tmp_path / "run" / STATE_NAME
     path.write_bytes(path.read_bytes()[:100])
 
     with pytest.raises(CheckpointError, match=f"{STATE_NAME} is damaged"):
-        train_task(make_task(), tmp_path / "run", resume=True)
+        train(lambda _: make_task(), tmp_path / "run", resume=True)
 
 
 def test_ctrl_c_stops_after_the_step_in_flight_and_keeps_the_handler(
@@ -336,7 +335,7 @@ def test_ctrl_c_stops_after_the_step_in_flight_and_keeps_the_handler(
     _let_step(monkeypatch, 2, _press_ctrl_c)
 
     with pytest.raises(KeyboardInterrupt):
-        train_task(make_task(), tmp_path / "run")
+        train(lambda _: make_task(), tmp_path / "run")
 
     assert read_state(tmp_path / "run").step == 2
     assert signal.getsignal(signal.SIGINT) is handler
@@ -348,7 +347,7 @@ def test_a_job_in_the_background_ignores_ctrl_c_as_before(
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         _let_step(monkeypatch, 3, _press_ctrl_c)
-        report = train_task(make_task(), tmp_path / "run")
+        report = train(lambda _: make_task(), tmp_path / "run")
     finally:
         signal.signal(signal.SIGINT, handler)
 
@@ -358,12 +357,12 @@ def test_a_job_in_the_background_ignores_ctrl_c_as_before(
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, make_task: MakeTask) -> None:
     with pytest.raises(ConfigError, match=r"the loss became nan at step \d+"):
         task = make_task(peak_learning_rate=1e30, warmup_steps=1, weight_decay=0.0)
-        train_task(task, tmp_path / "run")
+        train(lambda _: task, tmp_path / "run")
 
 
 def test_steps_must_be_positive(tmp_path: Path, make_task: MakeTask) -> None:
     with pytest.raises(ConfigError, match="steps must be at least 1 and at most 2147483647, got 0"):
-        train_task(make_task(), tmp_path / "run", steps=0)
+        train(lambda _: make_task(), tmp_path / "run", steps=0)
 
 
 @pytest.mark.parametrize("options", [{"seed": 2**63}, {"seed": -1}, {"steps": 2**31}])
@@ -394,7 +393,7 @@ def test_gradients_are_clipped(
 
     monkeypatch.setattr(trainer.nn.utils, "clip_grad_norm_", recorded)
 
-    train_task(make_task(max_grad_norm=0.01), tmp_path / "run", steps=3)
+    train(lambda _: make_task(max_grad_norm=0.01), tmp_path / "run", steps=3)
 
     assert all(before > 0.01 for before, _ in norms)
     assert all(after == pytest.approx(0.01, rel=1e-3) for _, after in norms)

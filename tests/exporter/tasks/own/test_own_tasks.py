@@ -25,9 +25,9 @@ from exporter.tasks.own.labels import better_than
 from exporter.tasks.own.parts import Parts, divide
 from exporter.tasks.own.subwords import frame, train_subwords
 from exporter.tasks.own.translation import BOS, EOS
-from exporter.tasks.train import train
 from exporter.training.data import IGNORED, Example
 from exporter.training.evaluation import Evaluation
+from exporter.training.trainer import train
 from tests.exporter.conftest import OPTIONS
 from tests.exporter.tasks.own.conftest import WORDS
 
