@@ -18,7 +18,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.wording import listed
 from exporter.compare.lines import rows_of
 from exporter.pictures import SUFFIXES, find_pictures
-from exporter.prover.item_cases import draw_images
+from exporter.prover.item_cases import draw_images, given_texts
 from exporter.samples import SEED, random_tokens
 
 _RANDOM_TEXTS = 16
@@ -88,16 +88,14 @@ def read_images(path: Path, contract: Contract) -> list[Item]:
 def random_items(contract: Contract) -> list[Item]:
     """Return texts of random tokens, or images of noise, always the same."""
     if contract.image is not None:
-        drawn = [EncodedItem(pixels, 0, 1) for pixels in draw_images(contract.image)]
+        drawn = draw_images(contract.image)
     else:
         assert contract.encoding is not None, "a model of one pass reads texts or sees images"
         encoding, rng = contract.encoding, np.random.default_rng(SEED)
         drawn = []
         for number in range(_RANDOM_TEXTS):
             length = min(1 + number % _RANDOM_LEN, encoding.max_len)
-            ids = np.array(random_tokens(rng, encoding.vocab_size, length), np.int64)
-            types = np.zeros(length, np.int64) if encoding.num_token_types > 1 else None
-            drawn.append(EncodedItem(ids, length, length, types))
+            drawn += given_texts([random_tokens(rng, encoding.vocab_size, length)], encoding)
     return [Item(f"random item {number}", one) for number, one in enumerate(drawn, start=1)]
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from engine.errors import CertificateError, CheckpointError
 from engine.machine import free_memory
+from engine.one_pass.item_encoder import EncodedItem
 from engine.package.manifest import (
     Architecture,
     EncodingContract,
@@ -52,7 +53,7 @@ from exporter.prover.eager import (
     padded,
 )
 from exporter.prover.generation_cases import Case
-from exporter.prover.item_cases import Text, draw_images, random_groups
+from exporter.prover.item_cases import draw_images, given_texts, random_groups
 from exporter.prover.judge import At, ExactJudge, kinds_of_tokens
 from exporter.samples import SEED, Tokens, TokenSampler
 
@@ -333,22 +334,21 @@ def _their_logits(cases: Sequence[Case], pad_token_id: int) -> Forward:
 
 def _of_texts(config: TransformerConfig, contract: EncodingContract) -> Iterator[Pass]:
     groups = random_groups(contract, "quick")
-    kept = {len(group[0].ids) for group in groups}
+    kept = {group[0].length for group in groups}
     rng = np.random.default_rng(SEED)
     sampler = TokenSampler(rng, contract.vocab_size)
     edges = [n for n in _lengths(config, contract.max_len) if n not in kept]
-    groups += [[Text(sampler.sample(n), (0,) * n if groups[0][0].types else None)] for n in edges]
-    short = [group[0] for group in groups if len(group[0].ids) <= _TOGETHER]
+    groups += [given_texts([sampler.sample(n)], contract) for n in edges]
+    short = [group[0] for group in groups if group[0].length <= _TOGETHER]
     for texts in [*groups, short]:
         yield _of_group(config, texts)
 
 
-def _of_group(config: TransformerConfig, texts: Sequence[Text]) -> Pass:
-    ids, mask = padded([text.ids for text in texts], config.pad_token_id)
-    types = None
-    if texts[0].types is not None:
-        types, _ = padded([text.types or () for text in texts], 0)
-    lengths = [len(text.ids) for text in texts]
+def _of_group(config: TransformerConfig, texts: Sequence[EncodedItem]) -> Pass:
+    ids, mask = padded([tuple(text.values) for text in texts], config.pad_token_id)
+    of_tokens = [tuple(one.token_types) for one in texts if one.token_types is not None]
+    types = padded(of_tokens, 0)[0] if of_tokens else None
+    lengths = [text.length for text in texts]
 
     def parts(numbers: Tensor) -> list[Floats]:
         rows = [as_array(row) for row in numbers]
@@ -373,7 +373,8 @@ def _of_group(config: TransformerConfig, texts: Sequence[Text]) -> Pass:
 
 
 def _of_images(config: TransformerConfig, contract: ImageContract) -> Pass:
-    pixels = torch.from_numpy(draw_images(contract, _NUM_IMAGES))
+    images = draw_images(contract, _NUM_IMAGES)
+    pixels = torch.from_numpy(np.stack([image.values for image in images]))
 
     def ours(model: Any) -> list[Floats]:
         found = model(pixels).logits if config.labels else model.encoder(model.embeddings(pixels))

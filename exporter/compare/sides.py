@@ -13,9 +13,7 @@ from torch import nn
 
 from engine.config import EngineConfig
 from engine.factory import device_of
-from engine.one_pass.batch import stack
 from engine.one_pass.item_encoder import EncodedItem
-from engine.package.graph_io import INPUT_IDS, PIXEL_VALUES, TOKEN_TYPE_IDS
 from engine.package.manifest import Contract, GenerationContract
 from engine.package.package import MANIFEST_NAME, load_package, read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
@@ -146,11 +144,5 @@ def size_of(path: Path) -> int:
 
 
 def _predict_eager(model: nn.Module, items: Sequence[EncodedItem]) -> Outputs:
-    given = {name: torch.from_numpy(values) for name, values in stack(items).items()}
-    if PIXEL_VALUES in given:
-        output = run_eager(model, (given[PIXEL_VALUES],))
-    else:
-        types = [None, given[TOKEN_TYPE_IDS]] if TOKEN_TYPE_IDS in given else []
-        output = run_eager(model, (given[INPUT_IDS], *types))
-    found = output._asdict().items()
+    found = run_eager(model, items)._asdict().items()
     return {name: part.numpy() for name, part in found if part is not None}

@@ -31,12 +31,7 @@ from exporter.prover.cases import prefill_chunk
 from exporter.prover.driver import Asked, exported_graphs, generate, predict
 from exporter.prover.execution import Execution, OnCpu, OnDevice
 from exporter.prover.generation_cases import make_cases
-from exporter.prover.item_cases import (
-    draw_images,
-    image_items,
-    random_groups,
-    text_items,
-)
+from exporter.prover.item_cases import draw_images, random_groups
 
 _NUM_STEPS = 8
 _MOST_CASES = 16
@@ -104,10 +99,10 @@ def _generated(runner: SlotModelRunner, contract: GenerationContract) -> Iterato
 
 def _computed(graph: Graph, manifest: Manifest) -> Iterator[Array]:
     if manifest.image is not None:
-        batches = [image_items(draw_images(manifest.image))]
+        batches = [draw_images(manifest.image)]
     else:
         assert manifest.encoding is not None, "a model generates, encodes text, or sees images"
-        batches = [text_items(texts) for texts in random_groups(manifest.encoding)[::2]]
+        batches = random_groups(manifest.encoding)[::2]
     for items in batches:
         outputs = predict(graph, items)
         yield from (outputs[name] for name in (LOGITS, EMBEDDING) if name in outputs)

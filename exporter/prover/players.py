@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from engine.package.manifest import Contract, PackageFormat, Precision
@@ -20,7 +19,7 @@ from exporter.prover.driver import exported_graphs
 from exporter.prover.eager import EagerModel, Forward, logits_of, num_parameters
 from exporter.prover.execution import Execution
 from exporter.prover.generation_cases import Case
-from exporter.prover.item_cases import draw_images, eager_inputs, random_groups
+from exporter.prover.item_cases import draw_images, random_groups
 from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge
 from exporter.prover.pair import GeneratingPair
@@ -113,9 +112,9 @@ def _probe(contract: Contract) -> Forward:
         start = contract.generation.decoder_start_token_id or 0
         return logits_of([Case((0,) if has_source else (), (start,), 1)], [(0,)])
     if contract.encoding:
-        return forward_of(eager_inputs(random_groups(contract.encoding)[0][:1]))
+        return forward_of(random_groups(contract.encoding)[0][:1])
     assert contract.image is not None, "a model generates, encodes text, or sees images"
-    return forward_of((torch.from_numpy(draw_images(contract.image, 1)),))
+    return forward_of(draw_images(contract.image, 1))
 
 
 def play_all(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -23,14 +22,7 @@ from exporter.models.layers import EncoderOutput
 from exporter.prover.cases import BATCH_SIZES, affordable_sizes, largest_batch
 from exporter.prover.driver import predict
 from exporter.prover.eager import Eager, EagerModel, Floats, Forward, as_array
-from exporter.prover.item_cases import (
-    EagerInputs,
-    Text,
-    eager_inputs,
-    image_items,
-    run_eager,
-    text_items,
-)
+from exporter.prover.item_cases import run_eager, text_item
 from exporter.prover.judge import At, Judge, kinds_of_tokens
 from exporter.prover.pair import ALONE
 from exporter.samples import SEED
@@ -76,15 +68,13 @@ class ItemPair:
         """Run the graph on items as a batch; `lengths` say how much of each counts, if not all."""
         return predict(self._graph, items, lengths)
 
-    def take_alone(
-        self, items: Sequence[EncodedItem], given: EagerInputs, place: Callable[[int], str]
-    ) -> Rows:
+    def take_alone(self, items: Sequence[EncodedItem], place: Callable[[int], str]) -> Rows:
         """Run items of one length alone, and judge what they give."""
         alone = [self.run([item]) for item in items]
         seen = {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
         run = self.eager.run if self.judge.needs_own else self.eager.exactly
         names = [name for name in EncoderOutput._fields if name in seen]
-        found = dict(zip(names, run(forward_of(given)), strict=True))
+        found = dict(zip(names, run(forward_of(items)), strict=True))
         numbers = self.num_items + np.arange(len(items))
         self.num_items += len(items)
         rows = Rows(seen, found, numbers, items[0].length)
@@ -130,29 +120,29 @@ class ItemPair:
 
 
 def play_texts(
-    pair: ItemPair, groups: Sequence[Sequence[Text]], vocab_size: int, counted: int
+    pair: ItemPair, groups: Sequence[Sequence[EncodedItem]], vocab_size: int, counted: int
 ) -> Iterator[float]:
     """Play texts, those of one length together, then some of each padded; yield tokens done.
 
     Texts of the length `counted` come in batches of every size.
     """
     rng = np.random.default_rng(SEED)
-    padded: list[tuple[Text, Rows]] = []
+    padded: list[tuple[EncodedItem, Rows]] = []
     for group in groups:
-        length = len(group[0].ids)
+        length = group[0].length
         most = largest_batch(length)
         is_counted = length == counted and len(group) > 1
         sizes = range(2, most + 1) if is_counted else (most,)
         what = f"text of {length} tokens, number"
-        rows = _play_rows(pair, text_items(group), eager_inputs(group), what, sizes)
+        rows = _play_rows(pair, group, what, sizes)
         padded += [(group[i], rows.rows([i])) for i in range(min(PADDED_PER_LENGTH, len(group)))]
         yield float(length * len(group))
     for members in _dealt(rng.permutation(len(padded)).tolist()):
         texts, rows_of = zip(*(padded[i] for i in members), strict=True)
-        lengths = [len(text.ids) for text in texts]
+        lengths = [text.length for text in texts]
         ids = rng.integers(0, vocab_size, (len(texts), max(lengths)))
         longer = [_padded(text, row) for text, row in zip(texts, ids.tolist(), strict=True)]
-        found = pair.run(text_items(longer), lengths)
+        found = pair.run(longer, lengths)
         for i, (rows, length) in enumerate(zip(rows_of, lengths, strict=True)):
             place = f"text of {length} tokens, padded to {max(lengths)}"
             one = {name: part[i : i + 1] for name, part in found.items()}
@@ -162,21 +152,19 @@ def play_texts(
         yield float(sum(lengths))
 
 
-def texts_work(groups: Sequence[Sequence[Text]]) -> float:
+def texts_work(groups: Sequence[Sequence[EncodedItem]]) -> float:
     """Return how many tokens `play_texts` counts."""
     return float(
-        sum(
-            len(group[0].ids) * (len(group) + min(PADDED_PER_LENGTH, len(group)))
-            for group in groups
-        )
+        sum(group[0].length * (len(group) + min(PADDED_PER_LENGTH, len(group))) for group in groups)
     )
 
 
-def play_images(pair: ItemPair, pixels: Floats, sizes: Sequence[int]) -> Iterator[float]:
+def play_images(
+    pair: ItemPair, images: Sequence[EncodedItem], sizes: Sequence[int]
+) -> Iterator[float]:
     """Play images, in batches of `sizes`, too; yield how many are done."""
-    given = (torch.from_numpy(pixels),)
-    _play_rows(pair, image_items(pixels), given, "image", sizes)
-    yield float(len(pixels))
+    _play_rows(pair, images, "image", sizes)
+    yield float(len(images))
 
 
 def image_batches(contract: ImageContract, num_parameters: int) -> list[int]:
@@ -188,13 +176,12 @@ def image_batches(contract: ImageContract, num_parameters: int) -> list[int]:
 def _play_rows(
     pair: ItemPair,
     items: Sequence[EncodedItem],
-    given: EagerInputs,
     what: str,
     sizes: Iterable[int],
 ) -> Rows:
     """Play rows of one shape, alone and in batches; in those of `sizes` they come again."""
     numbers = list(range(len(items)))
-    rows = pair.take_alone(items, given, lambda i: f"{what} {i}")
+    rows = pair.take_alone(items, lambda i: f"{what} {i}")
 
     def play(members: Sequence[int], *, counts: bool) -> None:
         found = pair.run([items[i] for i in members])
@@ -218,11 +205,11 @@ def _play_rows(
     return rows
 
 
-def forward_of(given: EagerInputs) -> Forward:
+def forward_of(items: Sequence[EncodedItem]) -> Forward:
     """Return what gives the logits and vectors of items, of all positions."""
 
     def forward(model: nn.Module) -> list[Floats]:
-        output = run_eager(model, given)
+        output = run_eager(model, items)
         return [flat(as_array(part)) for part in output if part is not None]
 
     return forward
@@ -244,11 +231,11 @@ def _at(rows: Rows, width: int, place: Callable[[int], str]) -> At:
     )
 
 
-def _padded(text: Text, padding: Sequence[int]) -> Text:
+def _padded(text: EncodedItem, padding: Sequence[int]) -> EncodedItem:
     """Return a text with the end of the padding behind it, in types the second text of a pair."""
-    rest = tuple(padding[len(text.ids) :])
-    types = None if text.types is None else (*text.types, *(1 for _ in rest))
-    return Text((*text.ids, *rest), types)
+    rest = tuple(padding[text.length :])
+    types = None if text.token_types is None else (*text.token_types.tolist(), *(1 for _ in rest))
+    return text_item((*text.values.tolist(), *rest), types)
 
 
 def _dealt(members: Sequence[int]) -> Iterator[Sequence[int]]:

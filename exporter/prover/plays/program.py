@@ -143,10 +143,10 @@ def generation_program(
 def text_program(contract: EncodingContract, samples: Sequence[Tokens], scope: Scope) -> Program:
     """Return what is played of a one-pass model that reads texts, `samples` among them."""
     groups = random_groups(contract, scope.proof)
-    counted = 0 if scope.few else counted_length(len(group[0].ids) for group in groups)
+    counted = 0 if scope.few else counted_length(group[0].length for group in groups)
     groups += [[text] for text in given_texts(samples, contract)]
     covered: Covered = {
-        "lengths": sorted({len(group[0].ids) for group in groups}),
+        "lengths": sorted({group[0].length for group in groups}),
         "padded_rows": sum(min(PADDED_PER_LENGTH, len(group)) for group in groups),
         "batch_sizes": [1, *BATCH_SIZES],
         "row_counts": list(range(1, largest_batch(counted) + 1)) if counted else [1, *BATCH_SIZES],
@@ -161,15 +161,15 @@ def text_program(contract: EncodingContract, samples: Sequence[Tokens], scope: S
 
 def image_program(contract: ImageContract, num_parameters: int, scope: Scope) -> Program:
     """Return what is played of a model that sees images, of different brightness and contrast."""
-    pixels = draw_images(contract, NUM_IMAGES // 2 if scope.few else NUM_IMAGES)
+    images = draw_images(contract, NUM_IMAGES // 2 if scope.few else NUM_IMAGES)
     sizes = [] if scope.few else image_batches(contract, num_parameters)
     covered: Covered = {
-        "images": len(pixels),
+        "images": len(images),
         "batch_sizes": [1, *BATCH_SIZES],
         "row_counts": sorted({1, *BATCH_SIZES, *sizes}),
     }
-    play = Play("images", float(len(pixels)), lambda pair: play_images(pair, pixels, sizes))
-    return Program([play], len(pixels), covered)
+    play = Play("images", float(len(images)), lambda pair: play_images(pair, images, sizes))
+    return Program([play], len(images), covered)
 
 
 def _blocks(what: str, cases: Sequence[Case], in_batch: Sequence[Case], chunk: int) -> Play:

@@ -18,7 +18,7 @@ from exporter.models.layers import Decoder
 from exporter.prover.arithmetic import Float16Reach, float64, reordered
 from exporter.prover.eager import Forward, logits_of
 from exporter.prover.generation_cases import Case
-from exporter.prover.item_cases import draw_images, eager_inputs, random_groups
+from exporter.prover.item_cases import draw_images, random_groups
 from exporter.prover.plays.items import forward_of
 from tests.exporter.conftest import MakeCheckpoint
 from tests.exporter.test_export_for_cuda import LLAMA, T5
@@ -122,9 +122,9 @@ def forward_on(checkpoint: object) -> Forward:
     """Return what asks a tiny model of something long."""
     contract = contract_of(checkpoint.config.model)  # type: ignore[attr-defined]
     if contract.encoding:
-        return forward_of(eager_inputs(random_groups(contract.encoding)[-1]))
+        return forward_of(random_groups(contract.encoding)[-1])
     if contract.image:
-        return forward_of((torch.from_numpy(draw_images(contract.image, 3)),))
+        return forward_of(draw_images(contract.image, 3))
     source = (3, 1, 4, 1, 5) if contract.generation.cross_cache else ()
     cases = [Case(source, (1, 2), 4, num_prompt_logits=2), Case(source[:3], (1, 5, 6, 7), 2)]
     return logits_of(cases, [(8, 9, 10, 11), (12, 13)])

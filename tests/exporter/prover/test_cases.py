@@ -176,7 +176,7 @@ def test_texts_have_lengths_by_the_level_too(
 
     groups = random_groups(encoding, proof)
 
-    found = [len(group[0].ids) for group in groups]
+    found = [group[0].length for group in groups]
     assert found == list(lengths) if lengths else len(found) == 15 and {24, 26, 99} < set(found)
     assert min(map(len, groups)) == per_length
     assert max(map(len, groups)) == (2 if proof == "quick" else 8)

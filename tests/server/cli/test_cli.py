@@ -708,7 +708,7 @@ def test_options_of_a_run_on_own_data_reach_it(
         given.append((out, options))
         return TrainingReport("mine", out, 9, 9, 7, 1.0, 1, {}, "it learned", True, ())
 
-    monkeypatch.setattr("exporter.tasks.train.train", train)
+    monkeypatch.setattr("exporter.training.trainer.train", train)
     asked = ["train", "translation", "--pairs", str(pairs), "--out", str(out)]
 
     assert run([*asked, "--valid", str(judged), "--size", "base", "--seed", "7"]) == 0
@@ -828,7 +828,7 @@ def test_demo_goes_on_until_it_has_come_to_its_end(
         resumed.append(resume)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exporter.tasks.train.train", train)
+    monkeypatch.setattr("exporter.training.trainer.train", train)
     assert run(["demo", "--out", str(tmp_path)]) == 130
     _begun_run("dates", tmp_path / "checkpoint")
     assert run(["demo", "--out", str(tmp_path)]) == 130
@@ -884,7 +884,7 @@ def test_demo_on_a_gpu_verifies_there_and_has_two_workers_share_it(
         return lambda *_, **options: done.append((name, options))
 
     monkeypatch.setattr("engine.cuda.device.open_device", note("open"))
-    monkeypatch.setattr("exporter.tasks.train.train", lambda *_, **__: trained)
+    monkeypatch.setattr("exporter.training.trainer.train", lambda *_, **__: trained)
     monkeypatch.setattr("server.cli.demo.export_with_progress", note("export"))
     verified = "server.cli.demo.verify_apart"
     monkeypatch.setattr(verified, lambda *given: done.append(("verify", given)))
