@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from engine.config import DEFAULT_NUM_SEQS, Device, EngineConfig
 from engine.errors import PackageError
 from engine.lifecycle.engine import NICENESS
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import GenerationContract, Manifest
 from engine.package.package import Package

@@ -16,8 +16,7 @@ from engine.generation.request_reader import Constraints, RequestReader
 from engine.generation.request_stream import RequestStream
 from engine.generation.steps import Steps
 from engine.lifecycle.engine import Engine, lifecycle_in_thread
-from engine.lifecycle.lifecycle import ErrorOf, draining, failure
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import ErrorOf, WarmUpResult, draining, failure
 from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, Score
 from engine.requests.load import LoadSnapshot, WastedWork

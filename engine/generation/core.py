@@ -11,8 +11,7 @@ from typing import Protocol
 from engine.errors import EngineFailure, TokenweirError
 from engine.scheduling.output import EngineOutput
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import StepResult
+from engine.scheduling.step import Step, StepResult
 from engine.step_measures import StepMeasures
 
 

@@ -7,10 +7,9 @@ import queue
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.errors import DeadlineExpired, EngineFailure, Overloaded, TokenweirError
-from engine.generation.commands import Abort, Command, Stop
 from engine.generation.core import EngineCore, StepTimes
 from engine.lifecycle.lifecycle import draining, failure
 from engine.requests.load import LoadSnapshot
@@ -23,6 +22,21 @@ KEEP_MEMORY = 1.0  # seconds before freed pages go back; a new request may reuse
 # engine from beginning the next step while a device computes, for several steps.
 _SWITCH_SECONDS = 0.0005
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nothing more is wanted of a request."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The loop is to end."""
+
+
+Command = TokenRequest | Abort | Stop
 
 
 class EngineLoop:

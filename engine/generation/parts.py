@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.generation.core import EngineCore
 from engine.generation.request_reader import Constraints
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.text.tokenizer import SourceAndTarget
 
 Tell = Callable[[str], None]  # takes progress, a line at a time

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.config import EngineConfig
-from engine.lifecycle.lifecycle import Lifecycle
+from engine.lifecycle.lifecycle import Lifecycle, WarmUpResult
 from engine.lifecycle.thread_lifecycle import ThreadLifecycle
-from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.machine import num_cores
 from engine.package.package import Package
 

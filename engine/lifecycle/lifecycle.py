@@ -6,12 +6,12 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from engine.background import in_background
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
 from engine.lifecycle.step_watch import StepWatch
-from engine.lifecycle.warm_up_result import WarmUpResult
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +20,14 @@ _RETRY_AFTER = 1.0  # seconds, while starting or draining
 
 ErrorOf = Callable[[str], TokenweirError]  # the error that a request ends with, by its id
 FailOpen = Callable[[ErrorOf], None]  # ends every open request, on the event loop
+
+
+@dataclass(frozen=True)
+class WarmUpResult:
+    """How the model behaves on this machine, with the engine's own settings."""
+
+    is_batch_invariant: bool = True  # the same bits alone and among others
+    step_seconds: float = 0.0  # that the largest step takes; 0: it was not looked at
 
 
 class EngineState(Enum):

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from engine.lifecycle.lifecycle import FailOpen, Lifecycle, failure
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import FailOpen, Lifecycle, WarmUpResult, failure
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from engine.errors import (
     TokenweirError,
 )
 from engine.lifecycle.engine import Engine, lifecycle_in_thread
-from engine.lifecycle.lifecycle import EngineState, ErrorOf, draining, failure
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import EngineState, ErrorOf, WarmUpResult, draining, failure
 from engine.metrics import DecayingRate
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder

@@ -12,7 +12,7 @@ from PIL import Image
 
 from engine.config import EngineConfig
 from engine.errors import DeviceError, InvalidRequest, OutOfDeviceMemory, PackageError
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.one_pass.batch import Graph, split, stack
 from engine.one_pass.item_encoder import EncodedItem, ItemEncoder
 from engine.one_pass.prediction import ItemPrediction, PredictionItem

@@ -21,8 +21,7 @@ from logging.handlers import QueueHandler
 from typing import cast
 
 from engine.errors import EngineFailure, TokenweirError
-from engine.generation.commands import Abort, Stop
-from engine.generation.engine_loop import EngineLoop
+from engine.generation.engine_loop import Abort, EngineLoop, Stop
 from engine.generation.parts import EngineParts
 from engine.lifecycle.step_watch import StepWatch
 from engine.own_process.messages import (

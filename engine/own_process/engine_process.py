@@ -24,13 +24,12 @@ from itertools import count
 from engine.background import in_background
 from engine.config import EngineConfig
 from engine.errors import EngineFailure, TokenweirError
-from engine.generation.commands import Abort, Stop
 from engine.generation.core import StepTimes
+from engine.generation.engine_loop import Abort, Stop
 from engine.generation.parts import MakeParts, Tell
 from engine.generation.steps import Receive
-from engine.lifecycle.lifecycle import EngineState, FailOpen, Lifecycle, lost
+from engine.lifecycle.lifecycle import EngineState, FailOpen, Lifecycle, WarmUpResult, lost
 from engine.lifecycle.step_watch import StepState
-from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.own_process.messages import (
     Ask,
     Asked,

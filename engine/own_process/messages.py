@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
-from engine.generation.commands import Command
 from engine.generation.core import StepTimes
+from engine.generation.engine_loop import Command
 from engine.generation.parts import MakeParts
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.lifecycle.step_watch import StepState
-from engine.lifecycle.warm_up_result import WarmUpResult
 from engine.requests.load import LoadSnapshot
 from engine.requests.request import Constraint
 from engine.scheduling.output import EngineOutput

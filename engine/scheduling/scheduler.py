@@ -36,8 +36,7 @@ from engine.scheduling.output import (
 from engine.scheduling.prefill import PrefillPlan, PrefillQueue
 from engine.scheduling.queue_limits import QueueLimits
 from engine.scheduling.sequence import Request, Sequence, TokenRequest
-from engine.scheduling.step import Parts, Step, plan_draws
-from engine.scheduling.step_result import StepResult
+from engine.scheduling.step import Parts, Step, StepResult, plan_draws
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.text.tokenizer import Tokenizer
 

@@ -5,12 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.sampling.draws import BeamExpansion, Draw, TokensToScore
-from engine.sampling.plain import SamplingBatch
+from engine.requests.events import PositionLogprobs
+from engine.sampling.draws import BeamExpansion, Choice, Draw, TokensToScore
+from engine.sampling.logits import Floats
+from engine.sampling.plain import PlainChoices, SamplingBatch
 from engine.scheduling.decode_group import DecodeGroup
 from engine.scheduling.sequence import Request, Sequence
 
 SlotMapping = object  # a step's keys and values, in the terms of one KVCache and its runner
+
+
+class StepResult(NamedTuple):
+    """The choices and scores of a step, in memory of its own that the next step leaves alone.
+
+    A choice or score of None: there is none, and its request fails.
+    """
+
+    plain: PlainChoices = PlainChoices()  # those of Step.sampling_batch
+    choices: tuple[Choice, ...] = ()  # one for each of Step.draws
+    scores: tuple[tuple[PositionLogprobs, ...] | None, ...] = ()  # one for each of Step.scores
+    alignment: Floats | None = None  # [Parts.aligned, longest source], if any
+    num_padding: int = 0  # tokens computed for nobody
+    model_seconds: float = 0.0
+    sampling_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from engine.sampling.draws import BeamExpansion
 from engine.sampling.plain import PlainChoices, Rows
 from engine.sampling.random_stream import RandomStream
 from engine.sampling.sampler import Sampler, reads_rows
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import StepResult
+from engine.scheduling.step import Step, StepResult
 from engine.slots.batch import RowLengths, ScheduledBatch
 from engine.slots.runner import ModelRunner
 from engine.slots.step_block import Pending

@@ -12,8 +12,8 @@ from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package
 from engine.session import Session, create_session
+from engine.slots.generation_sessions import decoder_threads
 from engine.slots.runner import SlotModelRunner
-from engine.slots.threads import decoder_threads
 from engine.slots.warm_up import warm_up
 from exporter.prover.cases import MOST_ROWS
 

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.machine import num_cores
 from engine.package.manifest import GenerationContract
 from engine.package.package import Package, load_package
-from engine.slots.threads import decoder_threads
+from engine.slots.generation_sessions import decoder_threads
 from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.memory import Memory, read_memory
 from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, Round, summarize

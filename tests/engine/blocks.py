@@ -15,8 +15,7 @@ import numpy as np
 from engine.sampling.sampler import Sampler
 from engine.sampling.top_k import step_logits
 from engine.scheduling.sequence import Request, Sequence
-from engine.scheduling.step import Parts, Step
-from engine.scheduling.step_result import StepResult
+from engine.scheduling.step import Parts, Step, StepResult
 
 Table = tuple[int, ...]
 Script = Callable[[list[int], list[int]], int | np.ndarray]

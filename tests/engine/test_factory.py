@@ -26,7 +26,7 @@ from engine.cuda.room import DeviceRoom, Fit, fit
 from engine.errors import ConfigError, OutOfDeviceMemory, PackageError
 from engine.factory import load_engine, load_parts
 from engine.generation.async_engine import AsyncEngine
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.one_pass.warm_up import warm_up_one_pass

@@ -15,7 +15,7 @@ import numpy as np
 from engine.package.manifest import GenerationContract
 from engine.sampling.logits import StepLogits
 from engine.slots.batch import RowOp
-from engine.slots.threads import decoder_threads
+from engine.slots.generation_sessions import decoder_threads
 from exporter.prover.driver import (
     STEP,
     Asked,

@@ -22,7 +22,7 @@ from engine.package.package import Package
 from engine.sampling.logits import StepLogits
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_result import StepResult
+from engine.scheduling.step import StepResult
 from engine.slots.batch import RowLengths, RowOp, ScheduledBatch
 from engine.slots.cache import SlotKVCache
 from engine.slots.step_block import Pending

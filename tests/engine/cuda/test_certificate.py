@@ -24,7 +24,7 @@ from engine.cuda.certificate import (
 )
 from engine.errors import DeviceError, PackageError
 from engine.lifecycle.engine import device_name, lifecycle_in_thread
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.package import package as packages
 from engine.package.manifest import PackageFormat
 from engine.package.package import Package, load_package, read_manifest, write_manifest

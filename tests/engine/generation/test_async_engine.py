@@ -29,7 +29,7 @@ from engine.errors import (
 from engine.factory import core_on_slots
 from engine.generation.async_engine import AsyncEngine
 from engine.generation.core import EngineCore
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.requests.events import (
     Admitted,
     FinishReason,

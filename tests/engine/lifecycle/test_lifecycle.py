@@ -11,9 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import Draining, EngineFailure, ReplicaLost, Starting, TokenweirError
-from engine.lifecycle.lifecycle import EngineState
+from engine.lifecycle.lifecycle import EngineState, WarmUpResult
 from engine.lifecycle.thread_lifecycle import ThreadLifecycle
-from engine.lifecycle.warm_up_result import WarmUpResult
 
 
 class Work:

@@ -33,7 +33,7 @@ from engine.errors import (
     Starting,
     TokenBudgetFull,
 )
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import Prediction, PredictionItem
 from engine.package.manifest import EncodingContract, ImageContract, Manifest

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import OutOfDeviceMemory
 from engine.factory import core_on_slots
 from engine.generation.parts import EngineParts, Tell
-from engine.lifecycle.warm_up_result import WarmUpResult
+from engine.lifecycle.lifecycle import WarmUpResult
 from engine.package.manifest import GenerationContract
 from engine.text.constraint import ConstraintCompiler
 from engine.text.tokenizer import SourceAndTarget, Tokenizer

@@ -33,8 +33,7 @@ from engine.scheduling.output import (
 )
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import TokenRequest
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import StepResult
+from engine.scheduling.step import Step, StepResult
 from engine.slots.cache import SlotKVCache
 from tests.engine.blocks import BlockKVCache
 

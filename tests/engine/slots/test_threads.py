@@ -6,7 +6,7 @@ import pytest
 
 from engine.machine import num_cores
 from engine.package.manifest import CacheShape, GenerationContract
-from engine.slots.threads import decoder_threads
+from engine.slots.generation_sessions import decoder_threads
 
 
 def contract(num_kv_heads: int, num_heads: int) -> GenerationContract:
