@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
@@ -47,7 +47,6 @@ from exporter.prover.eager import (
     EagerModel,
     Floats,
     Forward,
-    Group,
     as_array,
     logits_of,
     padded,
@@ -161,10 +160,10 @@ def _see(
     eager = EagerModel.of(original(), original(), passes[0].theirs)
     numbers = []
     for i, one in enumerate(passes):
-        group = Group(again, one.theirs)  # which holds no model, so that it can be freed
+        again_one = partial(again, one.theirs)  # which holds no model, so that it can be freed
         numbers.append(
             [
-                replace(found, origin=found.origin and found.origin._replace(group=group))
+                replace(found, origin=found.origin and found.origin._replace(again=again_one))
                 for found in eager.run(one.theirs)
             ]
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -94,26 +95,24 @@ class EagerModel:
         """Return whether it runs in float64, and the largest number that it had in float16."""
         return self.has_float64, self.reach.largest if self.reach else None
 
-    def run(self, forward: Forward) -> list[Eager]:
-        """Return what all cases of a forward pass give."""
+    def run(self, forward: Forward, *, in_own: bool = True) -> list[Eager]:
+        """Return what all cases of a forward pass give.
+
+        Without `in_own` in float64 alone, where a format is judged by what it loses.
+        """
         if not self.has_float64:
             return self.with_all_orders(forward)
         with float64():
             exact = forward(self.model)
+        if not in_own:
+            return [Eager(one, []) for one in exact]
         with torch.no_grad(), self.reach or nullcontext():
             own = forward(self.own)
-        group = Group(self.with_all_orders, forward)
+        again = partial(self.with_all_orders, forward)
         return [
-            Eager(one, [other], Origin(group, i, np.arange(len(one))))
+            Eager(one, [other], Origin(again, i, np.arange(len(one))))
             for i, (one, other) in enumerate(zip(exact, own, strict=True))
         ]
-
-    def exactly(self, forward: Forward) -> list[Eager]:
-        """Return it in float64 alone, where a format is judged by what it loses."""
-        if not self.has_float64:
-            return self.with_all_orders(forward)
-        with float64():
-            return [Eager(one, []) for one in forward(self.model)]
 
     def with_all_orders(self, forward: Forward) -> list[Eager]:
         """Return what they give in float64, and in every order of sums."""
@@ -130,23 +129,11 @@ class EagerModel:
         return [Eager(one, others) for one, others in zip(exact, of_cases, strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Cases of a forward pass, which can be computed again."""
-
-    run: Callable[[Forward], list[Eager]]  # with every order of sums
-    forward: Forward
-
-    def again(self) -> list[Eager]:
-        """Return them with every order of sums."""
-        return self.run(self.forward)
-
-
 class Origin(NamedTuple):
-    """The case that positions come from, and its group."""
+    """The case that positions come from, and the way to compute its forward pass again."""
 
-    group: Group
-    case: int  # place in the group
+    again: Callable[[], list[Eager]]  # with every order of sums; one for all cases of the pass
+    case: int  # place in the pass
     positions: NDArray[np.int64]  # places in the case
 
 

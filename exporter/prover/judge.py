@@ -10,7 +10,6 @@ runs three times more, with other orders of its sums, and the most that it loses
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
@@ -32,7 +31,6 @@ from exporter.prover.eager import (
     NUM_ORDERS,
     Eager,
     Floats,
-    Group,
     Origin,
     View,
     far_below,
@@ -176,24 +174,18 @@ class Judge:
         return without(self.banned, logits)
 
 
-@dataclass
-class _Played:
-    """The positions of a play, and what both sides lose there."""
+class _Part(NamedTuple):
+    """Positions [N] of a play that were taken at once."""
 
-    ours: list[Floats] = field(default_factory=list)  # losses of the graph
-    theirs: list[Floats] = field(default_factory=list)  # the eager model's
-    origins: list[tuple[int, Origin | None, View]] = field(default_factory=list)
-    at: list[At] = field(default_factory=list)
-    leads: list[Floats] = field(default_factory=list)  # NaN: the position chooses no token
-    turned: list[NDArray[np.bool_]] = field(default_factory=list)
-    largest: float = 0.0  # number in float64
+    at: At
+    ours: Floats  # losses of the graph
+    theirs: Floats  # the eager model's
+    leads: Floats  # NaN: the position chooses no token
+    turned: NDArray[np.bool_]
+    largest: float  # number in float64
+    view: View
+    origin: Origin | None  # None: `theirs` has every order of sums
     num_runs: int = 1  # the eager model
-
-    def keep_losses(self, theirs: Floats) -> None:
-        """Keep what the eager model loses in any order of sums; it need not run again."""
-        self.theirs = [theirs]
-        self.origins = [(len(theirs), None, np.asarray)]
-        self.num_runs = 1 + NUM_ORDERS
 
 
 class ExactJudge(Judge):
@@ -206,7 +198,7 @@ class ExactJudge(Judge):
     ) -> None:
         super().__init__(banned=banned, needs_equal_bits=needs_equal_bits)
         self._precision = precision
-        self._played: dict[tuple[str, str], _Played] = {}
+        self._played: dict[tuple[str, str], list[_Part]] = {}
         self.tokens_compared = 0
         self.tokens_undecided = 0
         self.judged: list[Judged] = []
@@ -215,14 +207,15 @@ class ExactJudge(Judge):
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True
     ) -> None:
         """See Judge."""
-        played = self._take(play, what, seen, eager, at, lambda numbers: numbers)
+        self._take(play, what, seen, eager, at, np.asarray)
         refuse_no_number(seen, at.place)
         _refuse_written(seen, eager.exact, at.place)
         if what != "logits" or not counts or seen.shape[1] == 1:
             return
         ours, theirs = self.choosable(seen), self.choosable(eager.exact)
-        played.leads[-1] = lead_of(theirs)
-        played.turned[-1] = ours.argmax(-1) != theirs.argmax(-1)
+        parts = self._played[play, what]
+        turned = ours.argmax(-1) != theirs.argmax(-1)
+        parts[-1] = parts[-1]._replace(leads=lead_of(theirs), turned=turned)
 
     def step(
         self, play: str, seen: StepLogits, eager: Eager, at: At, *, counts: bool = True
@@ -236,26 +229,18 @@ class ExactJudge(Judge):
 
         self._take(play, "log-probabilities", seen.top_logprobs, eager, at, of_top)
 
-    def _take(
-        self, play: str, what: str, seen: Floats, eager: Eager, at: At, view: View
-    ) -> _Played:
-        played = self._played.setdefault((play, what), _Played())
-        exact = view(eager.exact)
-        played.ours.append(losses(seen, exact))
-        theirs = eager.losses(view)
+    def _take(self, play: str, what: str, seen: Floats, eager: Eager, at: At, view: View) -> None:
+        exact, theirs, size = view(eager.exact), eager.losses(view), len(seen)
         if not np.isfinite(theirs).all():
             place = at.place(int((~np.isfinite(theirs)).argmax()))
             raise CertificateError(
                 f"{place}: PyTorch itself gives what is not a finite number; {self._other_type}"
                 "look for NaN, and for huge numbers, among the weights of the checkpoint"
             )
-        played.theirs.append(theirs)
-        played.origins.append((len(seen), eager.origin, view))
-        played.at.append(at)
-        played.leads.append(np.full(len(seen), np.nan))
-        played.turned.append(np.zeros(len(seen), np.bool_))
-        played.largest = max(played.largest, float(_sizes(exact).max(initial=0)))
-        return played
+        leads, turned = np.full(size, np.nan), np.zeros(size, np.bool_)
+        largest = float(_sizes(exact).max(initial=0))
+        part = _Part(at, losses(seen, exact), theirs, leads, turned, largest, view, eager.origin)
+        self._played.setdefault((play, what), []).append(part)
 
     def check(self) -> None:
         """Judge what was played; raise CertificateError for the first play that is wrong.
@@ -265,14 +250,14 @@ class ExactJudge(Judge):
         """
         self.judged, wrong = [], []
         self.tokens_compared = self.tokens_undecided = 0
-        for (play, what), played in self._played.items():
-            of_plays = [p.theirs for (_, other), p in self._played.items() if other == what]
-            largest = max(float(part.max(initial=0)) for parts in of_plays for part in parts)
-            table = _Table.of(played, self._precision, largest)
+        for (play, what), parts in self._played.items():
+            of_plays = [played for (_, other), played in self._played.items() if other == what]
+            largest = max(float(p.theirs.max(initial=0)) for played in of_plays for p in played)
+            table = _Table(parts, self._precision, largest)
             refused = any(table.faults()) or any(table.turned_tokens())
             if refused and not table.is_hopeless:
-                table = table.with_all_orders(played.origins)
-                played.keep_losses(table.theirs)
+                parts[:] = _with_all_orders(parts)
+                table = _Table(parts, self._precision, largest)
             faults = islice(table.faults(), 1)
             wrong += [fault.words(play, what, self._other_type) for fault in faults]
             wrong += table.turned_tokens()
@@ -319,59 +304,27 @@ class _Fault(NamedTuple):
         )
 
 
-@dataclass(frozen=True, eq=False)
 class _Table:
     """The positions of a play, as columns of N."""
 
-    ours: Floats
-    theirs: Floats
-    cases: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    kinds: NDArray[np.int64]
-    leads: Floats
-    turned: NDArray[np.bool_]
-    place: Callable[[int], str]
-    floor: float
-    largest: float  # that the eager model loses in any play
-    num_runs: int = 1
+    def __init__(self, parts: Sequence[_Part], precision: Precision, largest: float) -> None:
+        """The `largest` is what the eager model loses most in any play."""
+        self.cases = np.concatenate([part.at.cases for part in parts])
+        self.lengths = np.concatenate([part.at.lengths for part in parts])
+        self.kinds = np.concatenate([part.at.kinds for part in parts])
+        self.ours = np.concatenate([part.ours for part in parts])
+        self.theirs = np.concatenate([part.theirs for part in parts])
+        self.leads = np.concatenate([part.leads for part in parts])
+        self.turned = np.concatenate([part.turned for part in parts])
+        self.num_runs = max(part.num_runs for part in parts)
+        self.floor = FLOOR * _unit(max(part.largest for part in parts), precision)
+        self.largest = largest
+        self._parts, self._starts = parts, np.cumsum([0, *(len(part.ours) for part in parts)])
 
-    @classmethod
-    def of(cls, played: _Played, precision: Precision, largest: float) -> _Table:
-        """Join what was taken of a play."""
-        starts = np.cumsum([0, *map(len, played.ours)])
-
-        def place(i: int) -> str:
-            part = int(np.searchsorted(starts, i, side="right")) - 1
-            return played.at[part].place(i - int(starts[part]))
-
-        return cls(
-            ours=np.concatenate(played.ours),
-            theirs=np.concatenate(played.theirs),
-            cases=np.concatenate([at.cases for at in played.at]),
-            lengths=np.concatenate([at.lengths for at in played.at]),
-            kinds=np.concatenate([at.kinds for at in played.at]),
-            leads=np.concatenate(played.leads),
-            turned=np.concatenate(played.turned),
-            place=place,
-            num_runs=played.num_runs,
-            largest=largest,
-            floor=FLOOR * _unit(played.largest, precision),
-        )
-
-    def with_all_orders(self, origins: Sequence[tuple[int, Origin | None, View]]) -> _Table:
-        """Return it with the most that the eager model loses in any order of its sums."""
-        parts: dict[Group, list[tuple[slice, Origin, View]]] = {}
-        theirs, start = self.theirs.copy(), 0
-        for size, origin, view in origins:
-            rows, start = slice(start, start + size), start + size
-            if origin is not None:
-                parts.setdefault(origin.group, []).append((rows, origin, view))
-        for group, members in parts.items():
-            again = group.again()
-            for rows, origin, view in members:
-                found = again[origin.case].part(origin.positions).losses(view)
-                theirs[rows] = np.maximum(theirs[rows], found)
-        return replace(self, theirs=theirs, num_runs=1 + NUM_ORDERS)
+    def place(self, i: int) -> str:
+        """Say where a position is."""
+        part = int(np.searchsorted(self._starts, i, side="right")) - 1
+        return self._parts[part].at.place(i - int(self._starts[part]))
 
     @property
     def is_hopeless(self) -> bool:
@@ -457,6 +410,19 @@ class _Table:
             runs=self.num_runs,
             floor=self.floor,
         )
+
+
+def _with_all_orders(parts: Sequence[_Part]) -> list[_Part]:
+    """Return them with the most that the eager model loses in any order of its sums."""
+    found = [part._replace(num_runs=1 + NUM_ORDERS, origin=None) for part in parts]
+    for again in dict.fromkeys(part.origin.again for part in parts if part.origin):
+        cases = again()
+        for i, part in enumerate(parts):
+            if part.origin and part.origin.again is again:
+                eager = cases[part.origin.case].part(part.origin.positions)
+                theirs = np.maximum(part.theirs, eager.losses(part.view))
+                found[i] = found[i]._replace(theirs=theirs)
+    return found
 
 
 def without(banned: Tokens, logits: Floats) -> Floats:

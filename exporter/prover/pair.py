@@ -80,7 +80,7 @@ class GeneratingPair:
         self._numbers: dict[Case, int] = {}
 
         def one(forward: Forward) -> Eager:
-            return (eager.run if judge.needs_own else eager.exactly)(forward)[0]
+            return eager.run(forward, in_own=judge.needs_own)[0]
 
         self.eager_of_one = lru_cache(_NUM_KEPT)(
             lambda case, tokens: one(logits_of([case], [tokens]))
@@ -196,8 +196,8 @@ class GeneratingPair:
         found: dict[int, Eager] = {}
         for members in alike(cases, num_parameters(self.eager.model)):
             forward = logits_of([cases[i] for i in members], [tokens[i] for i in members])
-            run = self.eager.run if self.judge.needs_own else self.eager.exactly
-            found |= zip(members, run(forward), strict=True)
+            of_members = self.eager.run(forward, in_own=self.judge.needs_own)
+            found |= zip(members, of_members, strict=True)
         return [found[i] for i in range(len(cases))]
 
     def at(self, case: Case, how: str, first: int = 0, count: int | None = None) -> At:

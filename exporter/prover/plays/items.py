@@ -72,9 +72,9 @@ class ItemPair:
         """Run items of one length alone, and judge what they give."""
         alone = [self.run([item]) for item in items]
         seen = {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
-        run = self.eager.run if self.judge.needs_own else self.eager.exactly
         names = [name for name in EncoderOutput._fields if name in seen]
-        found = dict(zip(names, run(forward_of(items)), strict=True))
+        eager = self.eager.run(forward_of(items), in_own=self.judge.needs_own)
+        found = dict(zip(names, eager, strict=True))
         numbers = self.num_items + np.arange(len(items))
         self.num_items += len(items)
         rows = Rows(seen, found, numbers, items[0].length)

@@ -23,6 +23,7 @@ from exporter.prover.plays.program import Scope
 from exporter.prover.progress import Meter
 
 OTHERS = {"subprocess.run", "play.run", "pair.run", "self.run"}  # the last two ask the driver
+OTHERS |= {"eager.run", "self.eager.run"}
 TinyGraphs = Callable[[str], tuple[Path, Graphs]]
 
 

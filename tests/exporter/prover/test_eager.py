@@ -117,7 +117,7 @@ def test_an_eager_model_is_held_against_itself_in_float64_and_again_in_other_ord
     assert part.origin is not None and not part.is_mean
     found = part.losses(itself)
     np.testing.assert_array_equal(found, np.abs(part.runs[0] - exact[[24, 27]].numpy()).max(-1))
-    again = part.origin.group.again()[part.origin.case].part(part.origin.positions)
+    again = part.origin.again()[part.origin.case].part(part.origin.positions)
     assert len(first.runs) == 1 and len(again.runs) == 4
     np.testing.assert_array_equal(again.exact, part.exact)
     assert (again.losses(itself) >= found).all() and (again.losses(itself) > found).any()
@@ -134,7 +134,7 @@ def test_a_model_that_does_not_run_in_float64_has_the_mean_of_its_runs_for_it() 
     others = [np.mean(np.delete(first.runs, i, 0), axis=0, dtype=np.float64) for i in range(4)]
     expected = np.max([losses(r, o) for r, o in zip(first.runs, others, strict=True)], axis=0)
     np.testing.assert_allclose(first.losses(itself), expected, atol=1e-12)
-    assert eager.exactly(forward)[0].exact.dtype == np.float64
+    assert eager.run(forward, in_own=False)[0].exact.dtype == np.float64
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from engine.errors import CertificateError
 from engine.package.manifest import Precision
 from engine.sampling.logits import StepLogits
 from engine.sampling.top_k import step_logits
-from exporter.prover.eager import Eager, EagerModel, Floats, Group, Origin
+from exporter.prover.eager import Eager, EagerModel, Floats, Origin
 from exporter.prover.judge import KINDS, At, ExactJudge, Judge
 from exporter.prover.loss import LossJudge
 
@@ -301,7 +302,7 @@ def test_the_eager_model_runs_in_other_orders_only_where_the_first_would_refuse(
     theirs = drawn(500)
     model = Orders(*(factor * theirs for factor in orders))
     seen, eager = numbers_of(times * theirs, theirs)
-    origin = Origin(Group(model.with_all_orders, lambda _: []), 0, np.arange(500))
+    origin = Origin(partial(model.with_all_orders, lambda _: []), 0, np.arange(500))
     judge = ExactJudge()
     judge.numbers("alone", "vectors", seen, Eager(eager.exact, eager.runs, origin), at(500))
 
@@ -378,7 +379,7 @@ def test_a_token_that_another_order_of_sums_may_turn_is_not_decided() -> None:
     with pytest.raises(CertificateError, match="^position 7: the graph's likeliest token is anoth"):
         judge.check()
     judge = ExactJudge()
-    origin = Origin(Group(model.with_all_orders, lambda _: []), 0, np.arange(400))
+    origin = Origin(partial(model.with_all_orders, lambda _: []), 0, np.arange(400))
     judge.numbers("alone", "logits", seen, Eager(exact, [own], origin), at(400))
     judge.check()
 
