@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.errors import ConfigError
 from engine.text.tokenizer_file import parse_tokenizer
 from engine.wording import listed, shortened
-from exporter.models.own import Attend, OwnConfig, PlainAttention, wrap
+from exporter.models.own import OwnConfig, PlainAttention, wrap
 
 _WRITES = ("embed", "blocks", "head")
 _BEHIND_SOURCE = ("encode", "source_keys_values")
@@ -108,35 +108,26 @@ def _try_one_pass(model: nn.Module, config: OwnConfig, name: str) -> None:
     _check_shape(f"{name}.forward", "a vector", vector, of_vector)
 
 
-class _Watched:
+class _Watched(PlainAttention):
     """Attends over whole sequences, and knows which layers asked it to."""
 
     def __init__(
         self, config: OwnConfig, position_ids: Tensor, sources: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        self.layers: list[int] = []
-        self._widths = [n * config.head_key_dim for n in (config.num_heads, config.kv_heads)]
-        self._plain: Attend = PlainAttention(
+        super().__init__(
             config.num_heads, config.num_kv_heads, position_ids=position_ids, sources=sources
         )
-
-    @property
-    def position_ids(self) -> Tensor:
-        """See Attend."""
-        return self._plain.position_ids
+        self.layers: list[int] = []
+        self._widths = [n * config.head_key_dim for n in (config.num_heads, config.kv_heads)]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See Attend."""
         self.layers.append(layer)
         shape, (wide, shared) = query.shape[:2], self._widths
-        for name, tensor, width in (("query", query, wide), ("key", key, shared)):
-            _check_shape(f"layer {layer}", f"a {name}", tensor, (*shape, width))
-        _check_shape(f"layer {layer}", "a value", value, (*shape, shared))
-        return self._plain(layer, query, key, value)
-
-    def to_source(self, layer: int, query: Tensor) -> Tensor:
-        """See Attend."""
-        return self._plain.to_source(layer, query)
+        given = (("a query", query, wide), ("a key", key, shared), ("a value", value, shared))
+        for name, tensor, width in given:
+            _check_shape(f"layer {layer}", name, tensor, (*shape, width))
+        return super().__call__(layer, query, key, value)
 
 
 def _ids(length: int, config: OwnConfig) -> Tensor:

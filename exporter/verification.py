@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -24,7 +24,7 @@ from exporter.export import copied_files, opened
 from exporter.graphs.contracts import contract_of
 from exporter.graphs.target import target_of
 from exporter.progress import Progress, no_progress
-from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
+from exporter.prover.loss import DEFAULT_LIMITS, LossLimits, TextQuality
 from exporter.toolchain import read_toolchain
 
 # Measurements differ a little from processor to processor: the cost of rounding by up to twice in
@@ -41,14 +41,7 @@ _FIRST_VERSION = Manifest.model_fields["version"].default  # unless somebody cho
 _JUDGED = ("tokenweir", "opset", "onnxruntime", "onnxruntime-gpu")
 # A package is often exported beside the one and verified on a GPU beside the other.
 _OTHER_RUNTIME = {"onnxruntime": "onnxruntime-gpu", "onnxruntime-gpu": "onnxruntime"}
-_OF_TEXT = frozenset(
-    f"loss.{name}"
-    for name in (
-        *("text_tokens", "perplexity", "eager_perplexity"),
-        *("text_lines", "chrf", "eager_chrf", "chrf_between"),
-    )
-)
-
+_OF_TEXT = frozenset(f"loss.{field.name}" for field in fields(TextQuality))
 _COUNTS = frozenset(
     {"tokens_compared", "tokens_equal", "labels_turned", "pairs_turned", "neighbours_kept"}
 )
