@@ -190,6 +190,11 @@ class GenerationContract(_Model):
         """How many ids a source has, or a prompt of a model without an encoder."""
         return self.source_vocab_size or self.vocab_size
 
+    @property
+    def max_prompt_len(self) -> int:
+        """How many tokens a source may have, or a prompt of a model without an encoder."""
+        return (self.cross_cache or self.cache).max_len
+
 
 class EncodingContract(_Model):
     """Facts that the engine needs to run `model.onnx` of a text model, see graph_io.py."""
@@ -376,7 +381,7 @@ class Contract:
     def most_tokens(self) -> int:
         """How long a prompt, a source or a text may be; 0: the model sees images."""
         if self.generation:
-            return (self.generation.cross_cache or self.generation.cache).max_len
+            return self.generation.max_prompt_len
         return self.encoding.max_len if self.encoding else 0
 
 

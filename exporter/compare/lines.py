@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from engine.lines import read_lines as lines_of
 from engine.package.manifest import GenerationContract
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.prover.generation_cases import Case
+from exporter.prover.generation_cases import Case, case_of
 from exporter.samples import SEED, Tokens, random_tokens
 
 MAX_BYTES = 2**26
@@ -85,17 +85,12 @@ def _case(
     ids: Tokens, contract: GenerationContract, new: int, where: str, defaults: GenerationDefaults
 ) -> Case:
     """Return a case; ConfigError if the model has no room for it and one token more."""
-    cross, start = contract.cross_cache, contract.decoder_start_token_id
-    banned = defaults.banned_tokens
-    limit = contract.cache.max_len if cross is None else cross.max_len
+    limit = contract.max_prompt_len
     if not 0 < len(ids) <= limit:
         raise ConfigError(
             f"{where} has {len(ids)} tokens; the models take 1 to {limit}, shorten or remove it"
         )
-    if cross is None or start is None:
-        return Case((), ids, min(new, contract.cache.max_len - len(ids) + 1), banned=banned)
-    prompt = (start, *defaults.forced_begin)[: contract.cache.max_len]
-    return Case(ids, prompt, min(new, contract.cache.max_len - len(prompt) + 1), banned=banned)
+    return case_of(contract, ids, new, defaults.forced_begin, defaults.banned_tokens)
 
 
 def with_reference(line: Line, contract: GenerationContract) -> tuple[Case, Tokens] | None:

@@ -51,7 +51,7 @@ from exporter.prover.eager import (
     logits_of,
     padded,
 )
-from exporter.prover.generation_cases import Case
+from exporter.prover.generation_cases import Case, case_of
 from exporter.prover.item_cases import draw_images, given_texts, random_groups
 from exporter.prover.judge import At, ExactJudge, kinds_of_tokens
 from exporter.samples import SEED, Tokens, TokenSampler
@@ -276,8 +276,7 @@ def _lengths(config: TransformerConfig, limit: int) -> list[int]:
 
 def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iterator[Pass]:
     rng = np.random.default_rng(SEED)
-    limit = (contract.cross_cache or contract.cache).max_len
-    lengths = [n for n in _lengths(config, limit) for _ in range(_PER_LENGTH)]
+    lengths = [n for n in _lengths(config, contract.max_prompt_len) for _ in range(_PER_LENGTH)]
     most = max(1, _MOST_NUMBERS // (contract.vocab_size * len(lengths)))
     texts, targets = (
         TokenSampler(rng, contract.prompt_vocab_size),
@@ -286,15 +285,14 @@ def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iter
     of_target = cycle(reversed(_lengths(config, contract.cache.max_len)))
     cases = []
     for length in lengths:
-        source: Tokens = ()
-        prompt = texts.sample(length)
-        if contract.decoder_start_token_id is not None:
-            source = prompt
+        text = texts.sample(length)
+        target: Tokens = ()
+        if contract.cross_cache:
             target = targets.sample(next(of_target) - 1)
-            other = int(config.pad_token_id == 0)  # M2M-100 counts no place of padding
-            written = (other if token == config.pad_token_id else token for token in target)
-            prompt = (contract.decoder_start_token_id, *written)
-        cases.append(Case(source, prompt, 1, num_prompt_logits=min(most, len(prompt))))
+        other = int(config.pad_token_id == 0)  # M2M-100 counts no place of padding
+        written = tuple(other if token == config.pad_token_id else token for token in target)
+        case = case_of(contract, text, 1, written)
+        cases.append(replace(case, num_prompt_logits=min(most, len(case.prompt))))
     short = [case for case in cases if sum(case.lengths) <= _TOGETHER]
     for group in [*([case] for case in cases), short]:
         names = [f"{case}, padded among others" if len(group) > 1 else str(case) for case in group]

@@ -22,7 +22,7 @@ from engine.package.manifest import GenerationContract
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint
 from exporter.graphs.contracts import generation_contract
-from exporter.prover.generation_cases import Case
+from exporter.prover.generation_cases import Case, case_of
 from exporter.samples import Tokens
 
 PIECE = 128  # tokens; nothing before a piece is seen
@@ -137,17 +137,15 @@ def _lines(
     contract: GenerationContract, tokenizer: Tokenizer, defaults: GenerationDefaults, content: str
 ) -> list[Line]:
     """Return the first sources, up to MAX_TOKENS: those with targets, if there are any."""
-    start, cross = contract.decoder_start_token_id, contract.cross_cache
-    if cross is None or start is None:
+    cross, begin, banned = contract.cross_cache, defaults.forced_begin, defaults.banned_tokens
+    if cross is None or len(begin) >= contract.cache.max_len:
         return []
-    prompt, banned, lines = (start, *defaults.forced_begin), defaults.banned_tokens, []
-    room = contract.cache.max_len - len(prompt) + 1
+    lines = []
     for line in split_lines(content):
         source, tab, target = line.partition("\t")
         ids = tuple(tokenizer.encode(source).ids[: cross.max_len]) if source.strip() else ()
-        if ids and room > 0:
-            num_tokens = min(room, _PER_TOKEN * len(ids) + _MORE)
-            case = Case(ids, prompt, num_tokens, banned=banned)
+        if ids:
+            case = case_of(contract, ids, _PER_TOKEN * len(ids) + _MORE, begin, banned)
             lines.append(Line(case, target if tab else None))
     with_target = [line for line in lines if line.reference is not None]
     chosen = (with_target or lines)[:MAX_LINES]

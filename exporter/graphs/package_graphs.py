@@ -80,7 +80,7 @@ def build_package_graphs(
                 f"{checkpoint.path}: a model that does not generate has no cache; leave out "
                 "--kv-cache"
             )
-        limit = (contract.cross_cache or contract.cache).max_len
+        limit = contract.max_prompt_len
         samples = encode_samples(checkpoint.samples, checkpoint.tokenizer, limit)
         cache_scales = calibrate(generator(checkpoint.model), contract, samples)
         quantize_cache(graphs["decoder.onnx"], cache_scales, functions)

@@ -85,6 +85,23 @@ class Case:
         return f"{source}prompt of {len(self.prompt)}"
 
 
+def case_of(
+    contract: GenerationContract,
+    text: Tokens,
+    num_tokens: int,
+    prefix: Tokens = (),
+    banned: Tokens = (),
+) -> Case:
+    """Return the case of a prompt, or of a source whose target begins with a prefix.
+
+    Tokens without room in the model are left out.
+    """
+    start, most = contract.decoder_start_token_id, contract.cache.max_len
+    source, prompt = ((), text) if start is None else (text, (start, *prefix))
+    prompt = prompt[:most]
+    return Case(source, prompt, min(num_tokens, most - len(prompt) + 1), banned=banned)
+
+
 def random_case(
     rng: np.random.Generator,
     contract: GenerationContract,
@@ -146,10 +163,10 @@ def affordable_cases(
     found = cases(per_length, steps)
     if proof == "full":
         tried = {case.length for case in found}
-        lengths = [i for i in range(1, _limit(contract) + 1) if i not in tried]
+        lengths = [i for i in range(1, contract.max_prompt_len + 1) if i not in tried]
         found += _random_cases(contract, dict.fromkeys(lengths, 1), steps, banned)
     np.random.default_rng(SEED).shuffle(found)
-    early, counted = first_lengths(_limit(contract)), Counter[int]()
+    early, counted = first_lengths(contract.max_prompt_len), Counter[int]()
     first: list[Case] = []
     rest: list[Case] = []
     for case in found:
@@ -173,10 +190,10 @@ def make_cases(
     banned: Tokens = (),
 ) -> list[Case]:
     """Return `per_length` random cases of every length that is tried, and the samples."""
-    lengths = dict.fromkeys(spread_lengths(_limit(contract), proof), per_length)
-    if proof == "quick" and _limit(contract) > _LONG:
-        lengths[_limit(contract)] = 1
-    given = [_case(contract, sample, (), num_steps, banned) for sample in samples]
+    lengths = dict.fromkeys(spread_lengths(contract.max_prompt_len, proof), per_length)
+    if proof == "quick" and contract.max_prompt_len > _LONG:
+        lengths[contract.max_prompt_len] = 1
+    given = [case_of(contract, sample, num_steps, banned=banned) for sample in samples]
     return given + _random_cases(contract, lengths, num_steps, banned)
 
 
@@ -206,22 +223,7 @@ def _random_cases(
             # has a prompt, too.
             if contract.cross_cache and (i % 4 == 3 or i == per_length - 1):
                 prefix = targets.sample(next(prefixes) - 1)
-            case = _case(contract, text, prefix, num_steps, banned)
+            case = case_of(contract, text, num_steps, prefix, banned)
             wanted = min(len(case.prompt), most) if i % 2 else 1
             cases.append(replace(case, num_prompt_logits=wanted))
     return cases
-
-
-def _case(
-    contract: GenerationContract, text: Tokens, prefix: Tokens, num_steps: int, banned: Tokens
-) -> Case:
-    """Return the case of a prompt, or of a source whose target begins with a prefix."""
-    start = contract.decoder_start_token_id
-    source, prompt = (text, (start, *prefix)) if start is not None else ((), text)
-    room = contract.cache.max_len - len(prompt) + 1
-    return Case(source, prompt, min(num_steps, room), banned=banned)
-
-
-def _limit(contract: GenerationContract) -> int:
-    """Return how long a source, or else a prompt, may be."""
-    return (contract.cross_cache or contract.cache).max_len

@@ -18,7 +18,7 @@ from exporter.prover.draws import certify_draws
 from exporter.prover.driver import exported_graphs
 from exporter.prover.eager import EagerModel, Forward, logits_of, num_parameters
 from exporter.prover.execution import Execution
-from exporter.prover.generation_cases import Case
+from exporter.prover.generation_cases import case_of
 from exporter.prover.item_cases import draw_images, random_groups
 from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge
@@ -108,9 +108,7 @@ def load(
 def _probe(contract: Contract) -> Forward:
     """Return what shows whether a model runs in a type."""
     if contract.generation:
-        has_source = contract.generation.cross_cache is not None
-        start = contract.generation.decoder_start_token_id or 0
-        return logits_of([Case((0,) if has_source else (), (start,), 1)], [(0,)])
+        return logits_of([case_of(contract.generation, (0,), 1)], [(0,)])
     if contract.encoding:
         return forward_of(random_groups(contract.encoding)[0][:1])
     assert contract.image is not None, "a model generates, encodes text, or sees images"

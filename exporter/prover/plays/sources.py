@@ -9,7 +9,7 @@ from engine.sampling.logits import StepLogits
 from engine.slots.runner import SlotModelRunner
 from exporter.prover.cases import BATCH_SIZES, counted_length, largest_batch
 from exporter.prover.driver import STEP, Asked, Place, Replay, empty
-from exporter.prover.generation_cases import Case
+from exporter.prover.generation_cases import case_of
 from exporter.prover.pair import Alone, GeneratingPair
 from exporter.samples import Tokens
 
@@ -25,7 +25,7 @@ def play_sources(pair: GeneratingPair, sources: Sequence[Tokens], *, few: bool) 
             found = _seen(pair, pair.batch, group, pair.num_rows - len(group))
             for i, number in enumerate(numbers):
                 how = f"encoded as number {i + 1} of {len(group)} in one step"
-                case = _case(pair, group[i])
+                case = case_of(pair.contract, group[i], 1)
                 if pair.judge.step_bits(found[i], alone[number], pair.at(case, how).place):
                     continue
                 # It may depend on the group, and does; a source comes in many and does not count.
@@ -72,16 +72,10 @@ def _seen(
     pair: GeneratingPair, runner: SlotModelRunner, sources: Sequence[Tokens], first: int
 ) -> list[StepLogits]:
     """Encode sources in one step, into rows from `first` on; return what one token sees of each."""
-    cases = [_case(pair, source) for source in sources]
+    cases = [case_of(pair.contract, source, 1) for source in sources]
     replay = Replay(runner, cases, Asked())
     empty(runner, has_source=True)
     rows = range(first, first + len(sources))
     replay.encode([Place(i, row) for i, row in enumerate(rows)])
     replay.decode(rows)
     return [replay.seen(i) for i in range(len(sources))]
-
-
-def _case(pair: GeneratingPair, source: Tokens) -> Case:
-    start = pair.contract.decoder_start_token_id
-    assert start is not None, "an encoder-decoder has it"
-    return Case(source, (start,), 1)
