@@ -29,7 +29,7 @@ from exporter.graphs.target import target_of
 from exporter.progress import Progress, no_progress
 from exporter.prover.eager import num_parameters
 from exporter.prover.execution import OnCpu
-from exporter.prover.judge import ExactJudge
+from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.players import Outcome, ReferenceModel, load, play_all, program_of
 from exporter.prover.plays.program import Scope
@@ -52,7 +52,7 @@ class Stage(NamedTuple):
 
     graphs: Callable[[], AbstractContextManager[Path]]
     form: PackageFormat
-    judge: ExactJudge | LossJudge
+    judge: Judge
     scope: Scope
     precision: Precision = "fp32"  # that the eager model runs in, beside float64
 

@@ -23,7 +23,7 @@ from exporter.progress import Progress, no_progress
 from exporter.prover.ahead import certify_ahead
 from exporter.prover.digest import find, find_elsewhere
 from exporter.prover.execution import Execution, OnDevice
-from exporter.prover.judge import ExactJudge
+from exporter.prover.judge import ExactJudge, Judge
 from exporter.prover.loss import LossJudge, LossLimits
 from exporter.prover.pair import GeneratingPair
 from exporter.prover.players import ReferenceModel, load, play_all, program_of
@@ -111,7 +111,7 @@ def prove_on_device(
     manifest = package.manifest
     form, shown = manifest.format, manifest.certificate
     reference = ReferenceModel.of(checkpoint, form)
-    judge: ExactJudge | LossJudge
+    judge: Judge
     if shown.loss:
         judge = LossJudge(banned=reference.banned)
     else:

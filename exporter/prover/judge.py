@@ -105,6 +105,8 @@ class Judge:
         """
         self.banned = banned
         self.batch_invariant = True
+        self.tokens_compared = self.tokens_equal = self.tokens_undecided = 0
+        self.judged: list[Judged] = []  # by the eager model's losses
         self._needs_equal_bits = needs_equal_bits
 
     def numbers(
@@ -114,6 +116,10 @@ class Judge:
 
         Raises CertificateError for a NaN.
         """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Judge what was played; raise CertificateError for what is wrong."""
         raise NotImplementedError
 
     def step(
@@ -199,9 +205,6 @@ class ExactJudge(Judge):
         super().__init__(banned=banned, needs_equal_bits=needs_equal_bits)
         self._precision = precision
         self._played: dict[tuple[str, str], list[_Part]] = {}
-        self.tokens_compared = 0
-        self.tokens_undecided = 0
-        self.judged: list[Judged] = []
 
     def numbers(
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True
@@ -265,6 +268,7 @@ class ExactJudge(Judge):
             self.tokens_compared += decided
             self.tokens_undecided += choices - decided
             self.judged.append(table.summary(play, what))
+        self.tokens_equal = self.tokens_compared  # another one is refused
         if wrong:
             raise CertificateError(wrong[0] if self._needs_equal_bits else "\n".join(wrong))
 
@@ -272,11 +276,6 @@ class ExactJudge(Judge):
     def _other_type(self) -> str:
         """The first thing to do, if a type has fewer numbers than float32."""
         return "" if self._precision == "fp32" else "export with --precision bf16 or fp32, and "
-
-    @property
-    def tokens_equal(self) -> int:
-        """All that are compared: another one is refused."""
-        return self.tokens_compared
 
 
 class _Fault(NamedTuple):

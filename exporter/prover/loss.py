@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.errors import CertificateError, ConfigError
-from engine.package.manifest import Answers, Judged, Loss, Weights
+from engine.package.manifest import Answers, Loss, Weights
 from exporter.prover.eager import Eager, Floats, far_below, losses
 from exporter.prover.judge import At, Judge, lead_of, refuse_no_number
 
@@ -76,9 +76,6 @@ class LossJudge(Judge):
 
     def __init__(self, *, banned: tuple[int, ...] = ()) -> None:
         super().__init__(banned=banned, needs_equal_bits=False)
-        self.tokens_compared = 0
-        self.tokens_equal = 0
-        self.tokens_undecided = 0
         self._largest: dict[str, float] = {}
         self._num_logits = 0
         self._sum_of_diffs = 0.0
@@ -109,8 +106,6 @@ class LossJudge(Judge):
         self.tokens_compared += int(decided.sum())
         self.tokens_equal += int(equal.sum())
         self.tokens_undecided += int((~decided).sum())
-
-    judged: ClassVar[Sequence[Judged]] = ()  # no play is judged by the eager model's losses
 
     def check(self) -> None:
         """Judge nothing yet: what is lost is counted to the end."""

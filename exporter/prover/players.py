@@ -20,8 +20,7 @@ from exporter.prover.eager import EagerModel, Forward, logits_of, num_parameters
 from exporter.prover.execution import Execution
 from exporter.prover.generation_cases import case_of
 from exporter.prover.item_cases import draw_images, random_groups
-from exporter.prover.judge import ExactJudge, Judge
-from exporter.prover.loss import LossJudge
+from exporter.prover.judge import Judge
 from exporter.prover.pair import GeneratingPair
 from exporter.prover.plays.items import ItemPair, Outputs, forward_of
 from exporter.prover.plays.program import (
@@ -118,7 +117,7 @@ def _probe(contract: Contract) -> Forward:
 def play_all(
     players: Players,
     program: Program,
-    judge: ExactJudge | LossJudge,
+    judge: Judge,
     meter: Meter,
     *,
     all_at_once: bool = False,
