@@ -19,7 +19,7 @@ from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic
 from server.gateway.versions import LoadOrder, Versions
-from server.interceptors import Context
+from server.local_services import Context
 from server.running_requests import RunningRequests
 from server.wire.worker_call import WorkerFailed
 

@@ -21,7 +21,6 @@ from server.deadlines import CLOSE_TIMEOUT
 from server.gateway.admin import AdminService
 from server.gateway.request_reader import READ_TIMEOUT
 from server.health import Health
-from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.listening import listen, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
@@ -48,11 +47,7 @@ class AdminPort:
         """Raise ConfigError if the file of tokens cannot be used."""
         self._config = config
         self._tokens = None if config.admin.tokens is None else TokenFile(config.admin.tokens)
-        max_bytes = config.max_request_bytes
-        self._services = LocalServices(
-            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor()),
-            READ_TIMEOUT,
-        )
+        self._services = LocalServices(config.max_request_bytes, READ_TIMEOUT)
         server = cast(aio.Server, self._services)  # it has what is asked of one here
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -53,7 +53,6 @@ from server.gateway.request_reader import READ_TIMEOUT, RequestReader
 from server.gateway.traffic import Traffic
 from server.gateway.versions import Deployment, Group, Versions
 from server.health import Health
-from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.listening import listen, max_connections, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.reflection import enable_reflection
@@ -144,10 +143,7 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         credentials = server_credentials(self._config.tls)
         max_bytes = self._config.max_request_bytes
-        self._local = LocalServices(
-            (StatusInterceptor(), ParsingInterceptor(max_bytes), StreamParsingInterceptor()),
-            READ_TIMEOUT,
-        )
+        self._local = LocalServices(max_bytes, READ_TIMEOUT)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._local)
         if self._config.reflection:
             enable_reflection((*SERVICES, HEALTH), self._local)

@@ -13,10 +13,10 @@ from engine.config import RequestLimits
 from engine.errors import CapabilityNotSupported, FieldViolation
 from engine.requests.checks import raise_if_any
 from server.api import API_MINOR
-from server.interceptors import Context
+from server.local_services import Context
 from server.running_requests import RunningRequests
 from server.worker import admin_answers as answers
-from server.worker.admission import AdmissionInterceptor
+from server.worker.admission import WorkerAdmission
 from server.worker.catalog import Catalog
 
 
@@ -38,7 +38,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         self,
         catalog: Catalog,
         facts: ServerFacts,
-        admission: AdmissionInterceptor,
+        admission: WorkerAdmission,
         requests: RunningRequests,
         drain: Callable[[], Awaitable[None]],
     ) -> None:

@@ -6,20 +6,26 @@ import asyncio
 from typing import Any, cast
 
 from engine.errors import Draining
+from server.api import GENERATION, PREDICTION
 from server.call_wall import CallWall
-from server.interceptors import Behavior, Context, Handler, WrappingInterceptor, with_behavior
+from server.local_services import Behavior, Context
 
+_RUNNING = tuple(f"/{service}/" for service in (GENERATION, PREDICTION))
 _DRAINING_RETRY_AFTER = 0.5  # seconds; another replica is chosen sooner than that
 
 
-class AdmissionInterceptor(WrappingInterceptor):
+def runs_model(method: str) -> bool:
+    """Return whether calls of a method run a model; others are of health and of operators."""
+    return method.startswith(_RUNNING)
+
+
+class WorkerAdmission:
     """Counts the calls that run a model; refuses new ones at the wall, or once the worker drains.
 
-    Other calls, of health and what operators ask, are never refused for want of room.
+    Other calls are never refused for want of room.
     """
 
-    def __init__(self, services: frozenset[str], wall: CallWall) -> None:
-        self._prefixes = tuple(f"/{service}/" for service in services)
+    def __init__(self, wall: CallWall) -> None:
         self._wall = wall
         self.live = 0
         self.num_waiting = 0  # at the gateway, for this worker
@@ -36,11 +42,12 @@ class AdmissionInterceptor(WrappingInterceptor):
         """Wait until no call is live."""
         await self._idle.wait()
 
-    def wrap(self, method: str, handler: Handler) -> Handler:
-        if not method.startswith(self._prefixes):
-            return handler
+    def admit(self, method: str, inner: Behavior) -> Behavior:
+        """Let calls of a method in; an interceptor of LocalServices."""
+        if not runs_model(method):
+            return inner
 
-        async def around(behavior: Behavior, request: Any, context: Context) -> Any:
+        async def around(request: Any, context: Context) -> Any:
             if self.draining:
                 raise Draining("this worker is stopping; ask again", _DRAINING_RETRY_AFTER)
             with self._wall.holding(len(request)):
@@ -48,9 +55,9 @@ class AdmissionInterceptor(WrappingInterceptor):
                 self._idle.clear()
                 # After the status was sent, not before. The stubs want a class that nobody makes.
                 context.add_done_callback(cast(Any, self._end))
-                return await behavior(request, context)
+                return await inner(request, context)
 
-        return with_behavior(handler, around)
+        return around
 
     def _end(self, ctx: Context) -> None:
         self.live -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from server.interceptors import Context
+from server.local_services import Context
 
 # Ending a call this much before its client does lets the answer say where the time went.
 _DEADLINE_MARGIN_SHARE = 0.1

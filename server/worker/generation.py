@@ -20,7 +20,7 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import Deltas, GenerationRequest
-from server.interceptors import Context, current_request_id
+from server.local_services import Context, current_request_id
 from server.wire.record import current_record
 from server.worker import requests
 from server.worker.answers import ServedModel

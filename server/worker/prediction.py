@@ -12,7 +12,7 @@ from engine.errors import FieldViolation
 from engine.one_pass.prediction import Prediction
 from engine.requests.checks import raise_if_any
 from engine.requests.events import Usage
-from server.interceptors import Context, current_request_id
+from server.local_services import Context, current_request_id
 from server.wire.record import current_record
 from server.worker import prediction_answers as answers
 from server.worker import requests

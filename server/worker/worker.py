@@ -26,18 +26,16 @@ from server.call_wall import CallWall
 from server.config import WorkerConfig
 from server.deadlines import CLOSE_TIMEOUT
 from server.health import Health
-from server.interceptors import ParsingInterceptor, StatusInterceptor, StreamParsingInterceptor
 from server.listening import address_of, listen, max_connections, server_options
-from server.local_services import LocalServices
+from server.local_services import Behavior, Context, LocalServices, current_request_id
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
 from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
 from server.wire.work_pb2 import Models, State
 from server.wire.worker_log import WorkerLog
-from server.worker.aborts import AbortInterceptor
 from server.worker.admin import AdminService, ServerFacts
-from server.worker.admission import AdmissionInterceptor
+from server.worker.admission import WorkerAdmission, runs_model
 from server.worker.catalog import Catalog
 from server.worker.engine_samples import engine_samples
 from server.worker.engines import Engine
@@ -64,11 +62,9 @@ class Worker:
         self._certificate, self._log = certificate, log
         self._is_leaving = False
         self._catalog = Catalog(models, self.replica_id)
-        self._wall = CallWall(config.max_worker_calls, config.max_open_bytes)
-        running = frozenset({GENERATION, PREDICTION})
-        self._admission = AdmissionInterceptor(running, self._wall)
+        wall = CallWall(config.max_worker_calls, config.max_open_bytes)
+        self._admission = WorkerAdmission(wall)
         self._requests = RunningRequests()
-        self._aborts = AbortInterceptor(running, self._requests)
         self._health = Health()
         self._bearers: set[Bearer] = set()  # to gateways
         self._watching: asyncio.Task[None] | None = None
@@ -181,13 +177,7 @@ class Worker:
     def _make_services(self) -> LocalServices:
         config = self._config
         services = LocalServices(
-            (
-                StatusInterceptor(),
-                self._admission,
-                ParsingInterceptor(config.max_request_bytes),
-                self._aborts,
-                StreamParsingInterceptor(),
-            )
+            config.max_request_bytes, admit=self._admission.admit, identify=self._abortable
         )
         server = cast(aio.Server, services)  # it has what is asked of one here
         facts = ServerFacts(
@@ -210,6 +200,15 @@ class Worker:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         enable_reflection((*SERVICES, HEALTH), services)
         return services
+
+    def _abortable(self, method: str, inner: Behavior) -> Behavior:
+        """Let operators end calls that run a model; an interceptor of LocalServices."""
+
+        async def around(request: Any, context: Context) -> Any:
+            with self._requests.abortable(current_request_id()):
+                return await inner(request, context)
+
+        return around if runs_model(method) else inner
 
     async def _start_engines(self) -> None:
         started: list[Engine] = []

@@ -143,7 +143,7 @@ async def test_a_call_whose_engine_does_not_end_it_expires_with_details(
 ) -> None:
     # The client waits for a long time yet when the call ends half a second after its start.
     monkeypatch.setattr("server.deadlines._MARGIN_SHARE", 0.99)
-    monkeypatch.setattr("server.interceptors._DEADLINE_MARGIN", 60.0)
+    monkeypatch.setattr("server.local_services._DEADLINE_MARGIN", 60.0)
     monkeypatch.setattr("server.worker.generation.engine_deadline", lambda context: None)
     engine = FakeGenerator()
     async with serve(engine) as stubs:
