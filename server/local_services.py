@@ -135,7 +135,8 @@ class LocalServices:
             await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, what)
 
     async def _find(self, call: AnswerableCall) -> tuple[Handler, Behavior]:
-        method, details = call.method, _Details(call.method, call.invocation_metadata())
+        method = call.method
+        details: Any = _Details(method, call.invocation_metadata())
         found = (handler.service(details) for handler in self._handlers)
         handler: Handler = next((one for one in found if one is not None), None)
         if handler is None:

@@ -1,4 +1,4 @@
-"""Turns signals that end a command into the cancellation of a task: `finally` blocks drain."""
+"""Turns signals that end a command into the end of a block, whose `finally`s drain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
-    """Cancel the current task at SIGTERM, SIGINT or SIGHUP; yield the signals seen so far.
+    """End the block at SIGTERM, SIGINT or SIGHUP; yield the signals seen so far.
 
-    SIGHUP, which a closed terminal sends, stays ignored under nohup. A second signal cancels
-    again, which interrupts a drain that takes too long; a third one finds no handler any more,
-    and kills.
+    What is in it is cancelled, and what comes behind it goes on. SIGHUP, which a closed terminal
+    sends, stays ignored under nohup. A second signal cancels again, which interrupts a drain that
+    takes too long; a third one finds no handler any more, and kills.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "entered outside of a task"
@@ -37,5 +37,8 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
         loop.add_signal_handler(number, cancel, number)
     try:
         yield seen
+    except asyncio.CancelledError:
+        if not seen:
+            raise
     finally:
         remove_handlers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -54,13 +53,9 @@ async def _run(adapter: Adapter[Any]) -> None:
     options = {**server.client_arguments, "timeout": config.timeout, "max_attempts": 1}
     try:
         async with AsyncClient(server.address, **options) as client:
-            with cancelled_by_signals() as seen:
-                try:
-                    if not adapter.settings.auth.insecure:
-                        await check_reach(config, client, has_token=server.token is not None)
-                    await adapter.serve(client, config, announce)
-                except asyncio.CancelledError:
-                    if not seen:
-                        raise
+            with cancelled_by_signals():
+                if not adapter.settings.auth.insecure:
+                    await check_reach(config, client, has_token=server.token is not None)
+                await adapter.serve(client, config, announce)
     except ValueError as error:  # a token that cannot be sent
         raise CommandError(str(error), USAGE) from error

@@ -150,19 +150,14 @@ async def _show(package: Path, out: Path, device: Device) -> int:
     _headline("Serve")
     config = _settings(package, device, port=0)
     with cancelled_by_signals() as signals:
-        try:
-            async with serving(config) as service:
-                for worker in service.workers:
-                    click.echo(str(worker))
-                announce(service, [MODEL], config.log)
-                # As a client would, and not on the loop that the gateway runs on.
-                problems = await asyncio.to_thread(
-                    _use, service.address, out, service.admin_address
-                )
-        except asyncio.CancelledError:
-            if not signals:
-                raise
-            return 128 + signals[0]
+        async with serving(config) as service:
+            for worker in service.discovery.workers:
+                click.echo(str(worker))
+            announce(service, [MODEL], config.log)
+            # As a client would, and not on the loop that the gateway runs on.
+            problems = await asyncio.to_thread(_use, service.address, out, service.admin_address)
+    if signals:
+        return 128 + signals[0]
     click.echo("stopped")
     for problem in problems:
         click.echo(f"error: {problem}", err=True)

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -55,27 +56,26 @@ class WorkerLost(Exception):
     """The worker does not answer any more; its calls were ended on this side."""
 
 
+@dataclass(frozen=True)
+class WorkerLink:
+    """How a worker is connected."""
+
+    silence: float  # seconds without an answer to a ping or a question, and it is lost
+    certificate: InternalCertificate | None = None  # encrypts all
+    logs: bool = False  # its log records are logged here
+    only_watches: bool = False  # no calls are sent there
+
+
 class Backend:
-    """One worker; one that does not answer a ping or a question for `silence` seconds is lost.
+    """One worker.
 
     It tells its state on the wire: when that turns, before it refuses, and every now and then.
     """
 
     def __init__(
-        self,
-        address: str,
-        changed: Callable[[], Awaitable[None]],
-        *,
-        silence: float,
-        certificate: InternalCertificate | None = None,
-        logs: bool = False,
-        only_watches: bool = False,
+        self, address: str, changed: Callable[[], Awaitable[None]], link: WorkerLink
     ) -> None:
-        """Call `changed` when it serves other models or others send it more or fewer calls.
-
-        All is encrypted if there is a certificate. Its log records are logged here if asked for. It
-        may only be watched: then no calls are sent there.
-        """
+        """Call `changed` when it serves other models or others send it more or fewer calls."""
         self.address = address
         self.outstanding = 0  # calls of this gateway under way there
         self.of_others = 0  # calls that others had there, when the worker last said how many it has
@@ -84,7 +84,7 @@ class Backend:
         self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # models that are ready there
         self.samples: Snapshot = []  # its engines'
         self.models: frozenset[ModelVersion] = frozenset()  # likewise
-        self._silence = silence
+        self._silence = link.silence
         self.last_heard = -math.inf  # when it has last told its state, if it may go on
         self._says_it_serves = True  # in its last state
         self.is_lost = False  # its calls were ended because it does not answer
@@ -93,7 +93,17 @@ class Backend:
         self._changed = changed
         self._idle = asyncio.Event()
         self._idle.set()
-        self._connect(certificate, logs=logs, only_watches=only_watches)
+        log = partial(log_of_worker, worker=address) if link.logs else None
+        keepalive = keepalive_options(link.silence, link.silence)
+        options: list[tuple[str, int | str]] = [*CONNECTION_OPTIONS, *keepalive]
+        credentials = None
+        if link.certificate is not None:
+            options += CHANNEL_OPTIONS
+            credentials = link.certificate.channel_credentials()
+        self._connection = Connection(
+            address, options, credentials, log, only_watches=link.only_watches
+        )
+        self._watching = in_background(f"watching worker {address}", self._watch)
 
     @property
     def load(self) -> int:
@@ -189,21 +199,6 @@ class Backend:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
         self._connection.close()
-
-    def _connect(
-        self, certificate: InternalCertificate | None, *, logs: bool, only_watches: bool
-    ) -> None:
-        keepalive = keepalive_options(self._silence, self._silence)
-        options: list[tuple[str, int | str]] = [*CONNECTION_OPTIONS, *keepalive]
-        credentials = None
-        if certificate is not None:
-            options += CHANNEL_OPTIONS
-            credentials = certificate.channel_credentials()
-        log = partial(log_of_worker, worker=self.address) if logs else None
-        self._connection = Connection(
-            self.address, options, credentials, log, only_watches=only_watches
-        )
-        self._watching = in_background(f"watching worker {self.address}", self._watch)
 
     async def _answers(self) -> bool:
         """Return whether the worker's event loop answers anything at all.

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,11 +41,12 @@ from server.gateway.admin_port import AdminPort
 from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
 from server.gateway.authenticator import Authenticator
+from server.gateway.backend import WorkerLink
 from server.gateway.book import Book
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.losses import HasCrashed
 from server.gateway.model_list import list_models, page_of, version_of
-from server.gateway.pool import CallFailed, Pool
+from server.gateway.pool import CallFailed, Lost, Pool, do_nothing
 from server.gateway.relay import Relay
 from server.gateway.request_head import NO_HEAD, RequestHead, head_of, request_id_of
 from server.gateway.request_reader import READ_TIMEOUT, RequestReader
@@ -82,7 +82,7 @@ class Gateway:
     def __init__(
         self,
         config: GatewayConfig,
-        lost: Callable[[str], Awaitable[None]] | None = None,
+        lost: Lost = do_nothing,
         certificate: InternalCertificate | None = None,
         tracing: Tracing | None = None,
         deployment: tuple[Deployment, Group] | None = None,
@@ -97,14 +97,13 @@ class Gateway:
         self._config = config
         self._traffic = Traffic()
         self._back_off = BackOff()
-        self._pool = Pool(
+        silence, logs = config.worker_keepalive_timeout, config.logs_workers
+        self.pool = Pool(  # the workers that it knows
             self._publish_health,
-            lost or _nothing_to_do,
-            silence=config.worker_keepalive_timeout,
-            traffic=self._traffic,
-            certificate=certificate,
-            affinity=Affinity() if config.prefix_affinity else None,
-            logs_workers=config.logs_workers,
+            lost,
+            WorkerLink(silence, certificate, logs),
+            self._traffic,
+            Affinity() if config.prefix_affinity else None,
         )
         self._health = Health()
         self._wall = CallWall(config.max_concurrent_calls, config.max_open_bytes)
@@ -115,12 +114,12 @@ class Gateway:
         self._authenticator = Authenticator(config)
         self._admission = Admission()
         self._outcomes = CallOutcomes(tracing)
-        self._book = Book(self._pool.addresses, tracing)
+        self._book = Book(self.pool.addresses, tracing)
         self._versions = (
-            None if deployment is None else Versions(self._pool, self._traffic, *deployment)
+            None if deployment is None else Versions(self.pool, self._traffic, *deployment)
         )
         self._relay = Relay(
-            self._pool,
+            self.pool,
             config.worker_wait,
             lambda: self._admission.num_waiting,
             self._outcomes.counts,
@@ -162,36 +161,13 @@ class Gateway:
         self._late = in_background("watching for requests", self._reader.end_late_ones)
         return port
 
-    async def sync(self, workers: Sequence[str]) -> None:
-        """Send new calls to these workers only, "host:port" each.
-
-        Running calls go on at the others, unless one does not answer: then they end, or go to
-        another worker if that did not show yet.
-        """
-        await self._pool.sync(workers)
-
-    @property
-    def pool(self) -> Pool:
-        """The workers that it knows."""
-        return self._pool
-
-    @property
-    def serving(self) -> list[str]:
-        """The addresses of the workers that take calls now."""
-        return [backend.address for backend in self._pool.serving]
-
-    @property
-    def num_serving(self) -> int:
-        """The number of workers that take calls now."""
-        return len(self._pool.serving)
-
     def snapshot(self) -> Snapshot:
         """Return what is counted here, for the metrics page; any thread may ask."""
         return [
             *self._outcomes.counts.snapshot(),
             ("gateway_requests_waiting", (), self._admission.num_waiting),
             ("gateway_requests_running", (), len(self._calls)),
-            ("workers_serving", (), self.num_serving),
+            ("workers_serving", (), self.pool.num_serving),
         ]
 
     def worker_snapshots(self) -> list[tuple[str, Snapshot]]:
@@ -199,7 +175,7 @@ class Gateway:
 
         By worker; as `snapshot`.
         """
-        engines = [(worker.address, worker.samples) for worker in self._pool.serving]
+        engines = [(worker.address, worker.samples) for worker in self.pool.serving]
         return [*engines, *self._book.snapshots()]
 
     async def drain(self, grace: float | None) -> None:
@@ -219,7 +195,7 @@ class Gateway:
         """End everything; an open server or channel would keep the interpreter from exiting."""
         await self.drain(0)
         self._admission.refuse_waiting(_draining())
-        await self._pool.refuse_waiting(_draining())
+        await self.pool.refuse_waiting(_draining())
         self._relay.end_calls(_draining())
         self._health.close()
         self._late.cancel()
@@ -229,13 +205,13 @@ class Gateway:
         if self._admin is not None:
             await self._admin.close()
         self._book.flush()
-        await self._pool.close()
+        await self.pool.close()
 
     def _open_admin_port(self) -> None:
         port, socket = self._config.admin.port, self._config.local_socket
         if port is not None or socket is not None:
             service = AdminService(
-                self._pool,
+                self.pool,
                 self._traffic,
                 self._requests,
                 lambda: self.drain(None),
@@ -245,7 +221,7 @@ class Gateway:
             self.admin_port = self._admin.start(port)
 
     def _publish_health(self) -> None:
-        serving = self._pool.serving
+        serving = self.pool.serving
         served = {one for backend in serving for one in backend.models}
         self._traffic.update(served)
         self._set_slots()
@@ -263,7 +239,7 @@ class Gateway:
         of their calls within about a second.
         """
         most, contended = self._config.max_calls_per_worker, self._config.contended_calls_per_worker
-        serving = self._pool.serving
+        serving = self.pool.serving
         taken = self._traffic.taking({one for backend in serving for one in backend.models})
         taking = [backend for backend in serving if not taken.isdisjoint(backend.models)]
         num_slots = sum(
@@ -415,7 +391,7 @@ class Gateway:
         await self._relay.wait_for_worker()
         models = [
             info
-            for info in list_models(self._pool)
+            for info in list_models(self.pool)
             if (usable is None or info.model in usable) and self._traffic.is_open(version_of(info))
         ]
         return page_of(models, request).SerializeToString()
@@ -430,10 +406,6 @@ def _check_is_public(method: str) -> None:
             "--admin-port` opens",
             [name],
         )
-
-
-async def _nothing_to_do(address: str) -> None:
-    pass
 
 
 def _draining() -> Draining:

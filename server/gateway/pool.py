@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.auth.internal_certificate import InternalCertificate
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
-from server.gateway.backend import Backend
+from server.gateway.backend import Backend, WorkerLink
 from server.gateway.losses import Loss, Losses
 from server.gateway.request_head import RequestHead, request_id_of
 from server.gateway.resumable import STREAM, asked_at_first
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _PAUSE = 0.05  # seconds before workers that have all refused are asked again
 _RETRY_AFTER = 0.5  # seconds
 _MAX_LOSSES = 3  # workers that one call may crash: it might be what ends them
+Lost = Callable[[str], Awaitable[None]]  # by the address of a worker
 
 
 @dataclass
@@ -126,28 +127,21 @@ class Pool:
     def __init__(
         self,
         changed: Callable[[], None],
-        lost: Callable[[str], Awaitable[None]],
-        *,
-        silence: float,
+        lost: Lost,
+        link: WorkerLink,
         traffic: Traffic | None = None,
-        certificate: InternalCertificate | None = None,
         affinity: Affinity | None = None,
-        logs_workers: bool = False,
-        only_watches: bool = False,
     ) -> None:
         """Call `changed` when serving workers change, `lost` with one that hangs.
 
-        `silence` and `certificate` are those of Backend. `traffic` says which versions get which
-        calls. With `affinity` a call goes to where its prompt's beginning may be kept. Log
-        records of workers are logged here if asked for. One that only watches sends no calls.
+        `traffic` says which versions get which calls. With `affinity` a call goes to where its
+        prompt's beginning may be kept.
         """
         self._traffic = traffic or Traffic()
         self._changed = changed
         self._lost = lost
-        self._silence = silence
-        self._certificate = certificate
+        self._link = link
         self._affinity = affinity
-        self._logs_workers, self._only_watches = logs_workers, only_watches
         self._backends: dict[str, Backend] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._refusal: TokenweirError | None = None  # answers every call, once the gateway closes
@@ -167,8 +161,17 @@ class Pool:
         """The workers that take calls now."""
         return [backend for backend in self.backends if backend.serving]
 
+    @property
+    def num_serving(self) -> int:
+        """The number of workers that take calls now."""
+        return len(self.serving)
+
     async def sync(self, addresses: Sequence[str]) -> None:
-        """Use these workers only; others finish their running calls if they can."""
+        """Send new calls to these workers only, "host:port" each.
+
+        Running calls go on at the others, unless one does not answer: then they end, or go to
+        another worker if that did not show yet.
+        """
         for address in set(self._backends) - set(addresses):
             retire = partial(self._retire, self._backends.pop(address))
             task = in_background(f"leaving worker {address}", retire, restart_pause=None)
@@ -176,19 +179,12 @@ class Pool:
             task.add_done_callback(self._retiring.discard)
         for address in dict.fromkeys(addresses):
             if address not in self._backends:
-                self._backends[address] = Backend(
-                    address,
-                    self.notify,
-                    silence=self._silence,
-                    certificate=self._certificate,
-                    logs=self._logs_workers,
-                    only_watches=self._only_watches,
-                )
+                self._backends[address] = Backend(address, self.notify, self._link)
         await self.notify()
 
     def trust(self, certificate: InternalCertificate | None) -> None:
         """Use this certificate for workers that are new from now on."""
-        self._certificate = certificate
+        self._link = replace(self._link, certificate=certificate)
 
     def is_responsive(self, address: str, within: float) -> bool:
         """Return whether a worker has sent its state within so many seconds, and may go on."""
@@ -299,6 +295,10 @@ class Pool:
         self._changed()
         async with self._news:
             self._news.notify_all()
+
+
+async def do_nothing(address: str) -> None:
+    """Leave a worker that hangs to itself."""
 
 
 def _without(excluded: set[Backend], workers: list[Backend]) -> list[Backend]:

@@ -26,7 +26,6 @@ from server.ray.entries import SERVICE, ServiceEntry
 from server.ray.internals import Table
 from server.settings import Settings
 from server.signals import cancelled_by_signals
-from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
 from server.telemetry.tracing import make_tracing
 
@@ -41,21 +40,16 @@ def run_gateway(
 
     Raises ConfigError if nobody can listen there.
     """
-    uvloop.run(_run_until_signal(config, Table(ray_address, config.listen.name), announce))
 
-
-async def _run_until_signal(
-    config: Settings, table: Table, announce: Callable[[str, Gateway], None]
-) -> None:
-    with cancelled_by_signals() as seen:
-        try:
+    async def run() -> None:
+        table = Table(ray_address, config.listen.name)
+        with cancelled_by_signals():
             async with running_gateway_role(config, table) as (address, gateway):
                 keep_what_is_there()
                 announce(address, gateway)
                 await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            if not seen:
-                raise
+
+    uvloop.run(run())
 
 
 @contextlib.asynccontextmanager
@@ -73,16 +67,16 @@ async def running_gateway_role(
         settings = _settings(gateway_settings, first)
         discovery = Discovery(table)
         gateway = Gateway(
-            settings, None, first.certificate, tracing, has_crashed=discovery.has_crashed
+            settings,
+            certificate=first.certificate,
+            tracing=tracing,
+            has_crashed=discovery.has_crashed,
         )
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         if config.metrics.port is not None:
-
-            def counted() -> Snapshot:
-                return [*gateway.snapshot(), *discovery.snapshot()]
-
-            page = MetricsPage(config, counted, gateway.worker_snapshots)
+            here = [gateway.snapshot, discovery.snapshot]
+            page = MetricsPage(config, here, gateway.worker_snapshots)
             stack.push_async_callback(asyncio.to_thread, page.close)
 
         def told(service: ServiceEntry) -> None:

@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import uvloop
@@ -30,6 +30,7 @@ from server.adapters.config import http_config
 from server.auth.internal_certificate import internal_certificate
 from server.config import gateway_config
 from server.gateway.authenticator import check_access
+from server.gateway.backend import WorkerLink
 from server.gateway.gateway import Gateway
 from server.gateway.pool import Pool
 from server.gateway.versions import Group
@@ -41,7 +42,7 @@ from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray, table_of
 from server.ray.deployment import deploy, deployment_problem
 from server.ray.discovery import Discovery
-from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
+from server.ray.entries import SERVICE, ServiceEntry
 from server.ray.http_process import http_beside, private_socket
 from server.ray.internals import Table
 from server.ray.resources import shortage_now
@@ -49,7 +50,6 @@ from server.ray.thread import RayLost, RayThread
 from server.ray.versions import RayDeployment, loaded
 from server.settings import Settings
 from server.signals import cancelled_by_signals
-from server.telemetry.metrics import Snapshot
 from server.telemetry.metrics_page import MetricsPage
 from server.telemetry.tracing import make_tracing
 
@@ -59,39 +59,16 @@ SHORTAGE_AFTER, SHORTAGE_PERIOD = 7.0, 60.0  # seconds: it is told first, and ag
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class Service:
     """A service that `serving` has started."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int | None,
-        gateway: Gateway | None,
-        pool: Pool,
-        discovery: Discovery,
-        ray: RayThread,
-    ) -> None:
-        self.address = "" if port is None else address_of(host, port)
-        admin_port = None if gateway is None else gateway.admin_port
-        self.admin_address = None if admin_port is None else address_of(host, admin_port)
-        self.http_url: str | None = None
-        self._pool = pool
-        self._discovery = discovery
-        self._ray = ray
-
-    @property
-    def workers(self) -> tuple[WorkerEntry, ...]:
-        """The workers that are alive now."""
-        return self._discovery.workers
-
-    @property
-    def num_serving(self) -> int:
-        """The number of workers that take calls."""
-        return len(self._pool.serving)
-
-    async def wait_until_lost(self) -> None:
-        """Raise RayLost as soon as Ray is gone: without it no worker is replaced."""
-        await self._ray.wait_until_lost()
+    pool: Pool
+    discovery: Discovery
+    ray: RayThread
+    address: str = ""  # of its gateway, if it has one
+    admin_address: str | None = None
+    http_url: str | None = None
 
 
 def serve_models(config: Settings, announce: Callable[[Service], None]) -> None:
@@ -100,7 +77,15 @@ def serve_models(config: Settings, announce: Callable[[Service], None]) -> None:
     Raises ConfigError or PackageError before Ray is started, EngineFailure if no worker starts,
     RayLost if Ray is gone or hangs: what is left of it in this process keeps the interpreter.
     """
-    uvloop.run(_serve_until_signal(config, announce))  # a refusal costs a fifth less
+
+    async def serve() -> None:
+        with cancelled_by_signals():
+            async with serving(config) as service:
+                keep_what_is_there()
+                announce(service)
+                await service.ray.wait_until_lost()  # without it no worker is replaced
+
+    uvloop.run(serve())  # a refusal costs a fifth less
 
 
 @contextlib.asynccontextmanager
@@ -133,7 +118,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         )
         deployment = RayDeployment(given, ray, discovery, own.id)
         hung = partial(kill_hung, ray, discovery)
-        gateway = port = None
+        gateway, port = None, 0
         if config.listen.gateway:
             started = (deployment, _first_group(packages, manifests))
             gateway = Gateway(settings, hung, certificate, tracing, started, discovery.has_crashed)
@@ -141,17 +126,17 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             stack.push_async_callback(gateway.close)  # after the last messages of the workers
             pool = gateway.pool
         else:
-            pool = Pool(
-                lambda: None,
-                hung,
-                silence=settings.worker_keepalive_timeout,
-                certificate=certificate,
-                logs_workers=True,
-                only_watches=True,
+            link = WorkerLink(
+                settings.worker_keepalive_timeout, certificate, logs=True, only_watches=True
             )
+            pool = Pool(lambda: None, hung, link)
             stack.push_async_callback(pool.close)
         if config.metrics.port is not None:
-            page = _metrics_page(config, gateway, discovery)
+            here = (
+                [discovery.snapshot] if gateway is None else [gateway.snapshot, discovery.snapshot]
+            )
+            workers = list if gateway is None else gateway.worker_snapshots
+            page = MetricsPage(config, here, workers)
             stack.push_async_callback(asyncio.to_thread, page.close)
         stack.push_async_callback(_withdraw, table)
         stack.push_async_callback(ray.finish, deployment.undeploy)
@@ -165,8 +150,12 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             stack.push_async_callback(_tell_all_is_over, table, own)
         follow = partial(discovery.follow, pool)
         await stack.enter_async_context(beside("following the workers", follow))
-        service = Service(config.listen.host, port, gateway, pool, discovery, ray)
-        await _wait_until_served(config, service, ray, discovery)
+        service = Service(pool, discovery, ray)
+        if gateway is not None:
+            service.address = address_of(config.listen.host, port)
+            if gateway.admin_port is not None:
+                service.admin_address = address_of(config.listen.host, gateway.admin_port)
+        await _wait_until_served(config, service)
         if (socket := settings.local_socket) is not None:
             http = http_config(config, os.environ.get(_ADMIN_TOKEN))
             service.http_url = await stack.enter_async_context(http_beside(http, socket))
@@ -235,38 +224,15 @@ async def _end_workers(config: Settings, pool: Pool, deployment: RayDeployment) 
             await deployment.end_all()
 
 
-def _metrics_page(config: Settings, gateway: Gateway | None, discovery: Discovery) -> MetricsPage:
-    def counted_here() -> Snapshot:
-        counted = [] if gateway is None else gateway.snapshot()
-        return [*counted, *discovery.snapshot()]
-
-    workers = list if gateway is None else gateway.worker_snapshots
-    return MetricsPage(config, counted_here, workers)
-
-
-async def _serve_until_signal(config: Settings, announce: Callable[[Service], None]) -> None:
-    with cancelled_by_signals() as seen:
-        try:
-            async with serving(config) as service:
-                keep_what_is_there()
-                announce(service)
-                await service.wait_until_lost()
-        except asyncio.CancelledError:
-            if not seen:
-                raise
-
-
-async def _wait_until_served(
-    config: Settings, service: Service, ray: RayThread, discovery: Discovery
-) -> None:
-    started, told = time.monotonic(), 0
-    while service.num_serving < config.engine.min_replicas:
+async def _wait_until_served(config: Settings, service: Service) -> None:
+    ray, started, told = service.ray, time.monotonic(), 0
+    while service.pool.num_serving < config.engine.min_replicas:
         problem = await ray.run(deployment_problem, config.listen.name)
         if problem:
             raise EngineFailure(f"the workers do not start: {problem}")
         if time.monotonic() - started > SHORTAGE_AFTER + told * SHORTAGE_PERIOD:
             told += 1
-            missing = config.engine.min_replicas - discovery.num_here
+            missing = config.engine.min_replicas - service.discovery.num_here
             if problem := await ray.run(shortage_now, missing, config):
                 logger.warning(problem)
         await asyncio.sleep(0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_asgi_app
@@ -40,8 +40,8 @@ Sources = Callable[[], Iterable[tuple[str, Snapshot]]]  # workers by name
 class MetricsPage:
     """Answers on a port of its own, in a thread of its own."""
 
-    def __init__(self, config: Settings, gateway: Source, workers: Sources) -> None:
-        """Listen; `gateway` and `workers` are asked in another thread, whenever somebody reads.
+    def __init__(self, config: Settings, here: Sequence[Source], workers: Sources = list) -> None:
+        """Listen; ask `here` and `workers` in another thread, whenever somebody reads.
 
         Readers show an operator's token if operators have such; pages that other machines can read
         are encrypted if there is a certificate. Raises ConfigError for files that cannot be used,
@@ -49,7 +49,7 @@ class MetricsPage:
         """
         host, port = config.metrics.host, config.metrics.port or 0
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Page(gateway, workers))
+        registry.register(_Page(here, workers))
         ProcessCollector(registry=registry)
         tokens = config.admin.tokens
         app = _guarded(make_asgi_app(registry), None if tokens is None else TokenFile(tokens))
@@ -105,12 +105,13 @@ def _guarded(app: App, operators: TokenFile | None) -> App:
 class _Page(Collector):
     """Makes Prometheus' families of samples."""
 
-    def __init__(self, gateway: Source, workers: Sources) -> None:
-        self._gateway, self._workers = gateway, workers
+    def __init__(self, here: Sequence[Source], workers: Sources) -> None:
+        self._here, self._workers = here, workers
 
     def collect(self) -> Iterator[Family]:
         families = {metric.name: _family(metric, ()) for metric in GATEWAY_METRICS}
-        _add(families, self._gateway(), ())
+        for snapshot in self._here:
+            _add(families, snapshot(), ())
         families |= {metric.name: _family(metric, ("worker",)) for metric in WORKER_METRICS}
         for worker, samples in self._workers():
             _add(families, samples, (worker,))

@@ -362,18 +362,18 @@ async def test_replicas_follow_the_load_and_return_to_the_minimum(
 
         users = [asyncio.create_task(keep_busy()) for _ in range(6)]
         async with asyncio.timeout(180):
-            while service.num_serving < 2:
+            while service.pool.num_serving < 2:
                 await asyncio.sleep(0.05)
         for user in users:
             user.cancel()
         await asyncio.wait(users)
         async with asyncio.timeout(180):
-            while len(service.workers) > 1:
+            while len(service.discovery.workers) > 1:
                 await asyncio.sleep(0.1)
 
         assert [user for user in users if not user.cancelled()] == []
         assert (await client.generate(CONTINUE, "w3", max_new_tokens=3)).usage.output_tokens == 3
-        (worker,) = service.workers
+        (worker,) = service.discovery.workers
         async with AsyncClient(worker.address, max_attempts=1) as stranger:
             with pytest.raises(Unavailable):
                 await stranger.generate(CONTINUE, "w3", timeout=60)

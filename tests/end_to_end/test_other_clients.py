@@ -121,9 +121,9 @@ async def served(scripted_engine: Callable[..., Any]) -> AsyncIterator[Served]:
     try:
         gateway = Gateway(GatewayConfig(worker_wait=60))
         port = await gateway.start()
-        await gateway.sync([address])
+        await gateway.pool.sync([address])
         settings = Settings(metrics=Metrics(port=0))
-        page = MetricsPage(settings, gateway.snapshot, gateway.worker_snapshots)
+        page = MetricsPage(settings, [gateway.snapshot], gateway.worker_snapshots)
         try:
             async with AsyncClient(f"127.0.0.1:{port}", timeout=60) as client:
                 async with http_of(client) as caller:

@@ -23,7 +23,7 @@ async def running_gateway(
 ) -> AsyncIterator[tuple[Gateway, Stubs]]:
     gateway = Gateway(config or GatewayConfig(worker_wait=60), lost, has_crashed=has_crashed)
     port = await gateway.start()
-    await gateway.sync(workers)
+    await gateway.pool.sync(workers)
     try:
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             yield gateway, stubs

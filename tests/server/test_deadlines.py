@@ -133,7 +133,7 @@ async def behind_gateway(engine: FakeGenerator) -> AsyncIterator[Stubs]:
         running_worker(engine) as (_, address),
         running_gateway(address) as (gateway, stubs),
     ):
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
         yield stubs
 
 

@@ -467,8 +467,8 @@ async def served(settings: Settings, *engines: object) -> AsyncIterator[Stubs]:
         gateway = Gateway(gateway_config(settings))
         port = await gateway.start()
         try:
-            await gateway.sync([address])
-            await until(lambda: gateway.num_serving == 1)
+            await gateway.pool.sync([address])
+            await until(lambda: gateway.pool.num_serving == 1)
             async with stubs_for(f"127.0.0.1:{port}") as stubs:
                 yield stubs
         finally:

@@ -24,10 +24,23 @@ def handler_of_sighup() -> Iterator[None]:
 async def test_signal_cancels_and_is_told(number: signal.Signals) -> None:
     with cancelled_by_signals() as seen:
         os.kill(os.getpid(), number)
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.sleep(10)
+        await asyncio.sleep(10)
+        pytest.fail("it was not cancelled")
 
     assert seen == [number]
+
+
+async def test_another_cancellation_goes_on() -> None:
+    async def work() -> None:
+        with cancelled_by_signals():
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.usefixtures("handler_of_sighup")

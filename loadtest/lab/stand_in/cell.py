@@ -75,19 +75,19 @@ class Cell:
         served = time.monotonic()
         while process.returncode is None and time.monotonic() - served < 2 * _SILENCE:
             await asyncio.sleep(_LOOK_PERIOD)
-            if address in self.gateway.serving:
+            if any(worker.address == address for worker in self.gateway.pool.serving):
                 served = time.monotonic()
 
     async def _sync(self, addresses: set[str]) -> None:
         self._addresses = addresses
-        await self.gateway.sync(sorted(addresses))
+        await self.gateway.pool.sync(sorted(addresses))
 
 
 async def serve(package: str, replicas: int, port: int, page: int) -> None:
     """Serve until the standard input ends; so do the workers then, for nobody talks to them."""
     cell = Cell(package, port)
     await cell.gateway.start()
-    MetricsPage(Settings(metrics=Metrics(port=page)), cell.gateway.snapshot, list)
+    MetricsPage(Settings(metrics=Metrics(port=page)), [cell.gateway.snapshot])
     await asyncio.gather(*(cell.keep_worker() for _ in range(replicas)))
 
 

@@ -48,8 +48,8 @@ async def serve_gateway(num_slots: int, worker: str) -> None:
 
     gateway = Gateway(GatewayConfig(max_calls_per_worker=num_slots))
     address = f"127.0.0.1:{await gateway.start()}"
-    await gateway.sync([worker])
-    while not gateway.num_serving:
+    await gateway.pool.sync([worker])
+    while not gateway.pool.num_serving:
         await asyncio.sleep(0.01)
     await _tell(address)
     await gateway.close()

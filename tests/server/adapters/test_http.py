@@ -586,8 +586,8 @@ async def test_models_are_those_that_the_token_of_a_request_may_use(tmp_path: Pa
     gateway = Gateway(GatewayConfig(auth=Auth(tokens=tokens)))
     async with running_worker(FakeGenerator(), FakePredictor()) as (_, worker):
         address = f"127.0.0.1:{await gateway.start()}"
-        await gateway.sync([worker])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([worker])
+        await until(lambda: gateway.pool.num_serving == 1)
         async with http_server(address) as caller:
 
             async def get(path: str, token: str) -> tuple[int, dict[str, Any]]:

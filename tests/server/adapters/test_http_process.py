@@ -43,8 +43,8 @@ async def gateway_at(
     async with running_worker(generator) as (_, address):
         gateway = Gateway(GatewayConfig(local_socket=path, **config))
         await gateway.start()
-        await gateway.sync([address])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([address])
+        await until(lambda: gateway.pool.num_serving == 1)
         try:
             yield gateway
         finally:

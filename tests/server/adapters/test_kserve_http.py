@@ -287,7 +287,7 @@ async def test_a_tenant_has_no_more_requests_open_than_its_token_says(tmp_path: 
     gateway = Gateway(GatewayConfig(worker_wait=60, auth=Auth(tokens=tokens)))
     behind = f"127.0.0.1:{await gateway.start()}"
     async with running_worker(generator) as (_, worker), http_server(behind) as caller:
-        await gateway.sync([worker])
+        await gateway.pool.sync([worker])
         own = {"authorization": "Bearer tw_a"}
         call = asyncio.create_task(infer(caller, "dates", body(texts("HOLD")), own))
         await asyncio.wait_for(generator.seen.wait(), 60)

@@ -42,7 +42,7 @@ async def served(kind: str, tokens: Path) -> AsyncIterator[str]:
     async with running_worker(generator, FakePredictor(), eyes) as (_, worker):
         gateway = Gateway(config)
         address = f"127.0.0.1:{await gateway.start()}"
-        await gateway.sync([worker])
+        await gateway.pool.sync([worker])
         try:
             if kind == "http":
                 bounds = HttpConfig(port=0, grace=1, max_body_bytes=_MOST)

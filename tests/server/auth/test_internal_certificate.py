@@ -41,8 +41,8 @@ async def test_a_worker_takes_calls_of_its_gateway_only(certificate: InternalCer
     assert others is not None
     try:
         port = await gateway.start()
-        await gateway.sync([address])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([address])
+        await until(lambda: gateway.pool.num_serving == 1)
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             assert await stubs.still_serves()
             call = stubs.generation.GenerateStream(stream("a b"))

@@ -37,8 +37,8 @@ async def served(tls: Tls, engine: FakeGenerator | None = None) -> AsyncIterator
     async with running_worker(engine or FakeGenerator()) as (_, worker):
         port = await gateway.start()
         try:
-            await gateway.sync([worker])
-            await until(lambda: gateway.num_serving == 1)
+            await gateway.pool.sync([worker])
+            await until(lambda: gateway.pool.num_serving == 1)
             yield f"127.0.0.1:{port}"
         finally:
             await gateway.close()

@@ -53,8 +53,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     engine.capabilities = ("generate", "stream", *OPTIONS)
     async with running_worker(engine, FakePredictor()) as (_, worker):
         port = await gateway.start()
-        await gateway.sync([worker])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([worker])
+        await until(lambda: gateway.pool.num_serving == 1)
         files = ["--tls-ca", str(ca), "--tls-cert", str(cert), "--tls-key", str(key)]
         yield Served(f"localhost:{port}", files)
         await gateway.close()

@@ -53,7 +53,7 @@ async def operated(tmp_path: Path) -> AsyncIterator[Operated]:
         )
         admin = await stack.enter_async_context(stubs_for(f"127.0.0.1:{gateway.admin_port}"))
         workers = [await stack.enter_async_context(stubs_for(address)) for address in addresses]
-        await until(lambda: gateway.num_serving == 2)
+        await until(lambda: gateway.pool.num_serving == 2)
         yield Operated(gateway, public, admin, engines, tuple(workers))
 
 
@@ -192,8 +192,8 @@ async def test_the_list_of_operators_tells_shares_and_workers(operated: Operated
 async def test_a_worker_that_does_not_answer_is_left_out(
     operated: Operated, caplog: pytest.LogCaptureFixture
 ) -> None:
-    addresses = operated.gateway.serving
-    await operated.gateway.sync([*addresses, "127.0.0.1:1"])
+    addresses = operated.gateway.pool.addresses()
+    await operated.gateway.pool.sync([*addresses, "127.0.0.1:1"])
 
     load = await operated.admin.admin.GetLoad(pb.GetLoadRequest(), metadata=OPERATOR)
 

@@ -142,7 +142,7 @@ async def test_a_gateway_sends_what_begins_alike_to_one_worker() -> None:
         running_worker(engines[1]) as (_, two),
         running_gateway(one, two, config=config) as (gateway, stubs),
     ):
-        await until(lambda: gateway.num_serving == 2)
+        await until(lambda: gateway.pool.num_serving == 2)
         for number in range(20):
             await stubs.generation.Generate(generate("begins-alike" * 30 + str(number)))
 
@@ -159,7 +159,7 @@ async def test_a_gateway_leaves_alone_whom_others_keep_busy() -> None:
         held = [others.generation.Generate(generate("HOLD")) for _ in range(3)]
         await until(lambda: len(engines[0].requests) == 3)
         async with running_gateway(one, two) as (gateway, stubs):
-            await until(lambda: gateway.num_serving == 2)
+            await until(lambda: gateway.pool.num_serving == 2)
             for _ in range(8):
                 await stubs.generation.Generate(generate("a"))
         engines[0].release.set()
@@ -175,7 +175,7 @@ async def test_a_call_goes_to_a_worker_that_has_its_model() -> None:
         running_worker(notes) as (_, two),
         running_gateway(one, two) as (gateway, stubs),
     ):
-        await until(lambda: gateway.num_serving == 2)
+        await until(lambda: gateway.pool.num_serving == 2)
         for _ in range(6):
             await stubs.generation.Generate(generate("a", model="notes"))
             await stubs.generation.Generate(generate("a", model="dates"))

@@ -52,7 +52,7 @@ async def served(
         running_worker(engine, *others) as (_, address),
         running_gateway(address, config=config) as (gateway, stubs),
     ):
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
         yield stubs
 
 
@@ -183,7 +183,7 @@ async def test_a_token_for_some_models_is_shown_no_others(is_uniform: bool, tmp_
         gateway, stubs = await stack.enter_async_context(
             running_gateway(*(one for _, one in workers), config=GatewayConfig(auth=auth))
         )
-        await until(lambda: gateway.num_serving == len(groups))
+        await until(lambda: gateway.pool.num_serving == len(groups))
         pages, token = [], ""
         while not pages or token:
             request = admin_service_pb2.ListModelsRequest(page_size=1, page_token=token)
@@ -205,7 +205,7 @@ async def test_a_limited_token_that_lists_models_waits_for_a_worker(tmp_path: Pa
         call = stubs.admin.ListModels(admin_service_pb2.ListModelsRequest(), metadata=ACME)
         await asyncio.sleep(0.1)
         assert not call.done()
-        await gateway.sync([address])
+        await gateway.pool.sync([address])
         models = await call
 
     assert [info.model for info in models.models] == ["dates"]

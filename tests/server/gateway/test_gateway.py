@@ -115,7 +115,7 @@ async def cell() -> AsyncIterator[Cell]:
         workers = [await stack.enter_async_context(running_worker(e)) for e in engines]
         addresses = (workers[0][1], workers[1][1])
         gateway, stubs = await stack.enter_async_context(running_gateway(*addresses))
-        await until(lambda: gateway.num_serving == 2)
+        await until(lambda: gateway.pool.num_serving == 2)
         yield Cell(gateway, stubs, engines, addresses, (workers[0][0], workers[1][0]))
 
 
@@ -139,7 +139,7 @@ async def test_calls_of_a_client_are_divided_between_gateways() -> None:
             gateway = Gateway(GatewayConfig(worker_wait=60))
             stack.push_async_callback(gateway.close)
             addresses.append(f"127.0.0.1:{await gateway.start()}")
-            await gateway.sync([worker])
+            await gateway.pool.sync([worker])
         target = f"ipv4:{','.join(addresses)}"
         async with AsyncClient(target, timeout=60) as client:
             for _ in range(40):
@@ -346,7 +346,7 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
         running_worker(engine) as (_, address),
         running_gateway(address, config=config) as (gateway, stubs),
     ):
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
 
         async def ask(tenant: str, number: int) -> None:
             scheduling = pb.Scheduling(tenant=tenant)
@@ -371,7 +371,7 @@ async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_wor
         running_worker(engine) as (_, address),
         running_gateway(address, config=config) as (gateway, stubs),
     ):
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
 
         def ask(tenant: str) -> aio.UnaryStreamCall[Any, Any]:
             scheduling = pb.Scheduling(tenant=tenant)
@@ -504,7 +504,7 @@ async def test_a_call_waits_for_a_worker_to_come() -> None:
         call = asyncio.ensure_future(stubs.generation.Generate(generate("a")))
         await until(lambda: num_running(gateway))
 
-        await gateway.sync([address])
+        await gateway.pool.sync([address])
 
         assert (await call).results[0].sequences[0].text == "a "
 
@@ -540,7 +540,7 @@ async def test_health_follows_the_workers() -> None:
     async with running_gateway() as (gateway, stubs):
         assert await stubs.health_of("") == DOWN
         async with running_worker(FakeGenerator(), FakePredictor()) as (_, address):
-            await gateway.sync([address])
+            await gateway.pool.sync([address])
             await stubs.wait_for_health("", UP)
             for name in ("dates", "tags", "tokenweir.v1.GenerationService"):
                 assert await stubs.health_of(name) == UP
@@ -558,12 +558,12 @@ async def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has() -> 
     ):
         running = stubs.generation.GenerateStream(stream("HOLD"))
         await old.seen.wait()
-        await gateway.sync([old_address, new_address])
+        await gateway.pool.sync([old_address, new_address])
         draining = asyncio.create_task(old_worker.drain(grace=60))
 
         for _ in range(10):
             await stubs.generation.Generate(generate("a"))
-        await gateway.sync([new_address])
+        await gateway.pool.sync([new_address])
         old.release.set()
 
         assert len([message async for message in running]) == 3
@@ -725,7 +725,7 @@ async def test_a_call_that_has_cost_three_workers_is_not_tried_again_by_the_clie
         gateway = Gateway(GatewayConfig(worker_wait=60))
         stack.push_async_callback(gateway.close)
         port = await gateway.start()
-        await gateway.sync([address])
+        await gateway.pool.sync([address])
         async with AsyncClient(f"127.0.0.1:{port}") as client:
             with pytest.raises(Internal) as caught:
                 await client.generate("dates", "poison")
@@ -740,7 +740,7 @@ async def test_a_call_that_asks_again_after_a_long_restart_brings_its_losses_alo
 
     async def die(request: bytes, context: BearerCall) -> bytes:
         calls["n"] += 1
-        await gateway.sync([])  # the next one takes longer to start than a call waits
+        await gateway.pool.sync([])  # the next one takes longer to start than a call waits
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     async with stack:
@@ -750,8 +750,8 @@ async def test_a_call_that_asks_again_after_a_long_restart_brings_its_losses_alo
         )
         reasons = []
         for _ in range(4):
-            await gateway.sync([address])
-            await until(lambda: gateway.num_serving == 1)  # else the call may wait in vain
+            await gateway.pool.sync([address])
+            await until(lambda: gateway.pool.num_serving == 1)  # else the call may wait in vain
             asked = stubs.generation.Generate(generate("poison", request_id="mine"))
             reasons.append((await failure_of(asked)).reason)
 
@@ -814,17 +814,17 @@ async def test_a_worker_is_watched_on_after_an_error_in_what_it_told(
         publish, failures = gateway._pool._changed, [ZeroDivisionError("a bug")]
 
         def fail_once() -> None:
-            if gateway.num_serving and failures:
+            if gateway.pool.num_serving and failures:
                 raise failures.pop()
             publish()
 
         gateway._pool._changed = fail_once
-        await gateway.sync([address])
+        await gateway.pool.sync([address])
 
         await until(lambda: not failures)
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
         await worker.drain(0)
-        await until(lambda: gateway.num_serving == 0)
+        await until(lambda: gateway.pool.num_serving == 0)
 
     assert any("has failed; it begins anew" in record.getMessage() for record in caplog.records)
 
@@ -847,8 +847,8 @@ async def test_a_killed_worker_loses_nothing_but_the_streams_it_had_started() ->
         await started.initial_metadata()
         unary = asyncio.ensure_future(stubs.generation.Generate(generate("HOLD unary")))
         assert {await doomed.next_prompt(), await doomed.next_prompt()} == {"HOLD", "HOLD unary"}
-        await gateway.sync([doomed.address, address])
-        await until(lambda: gateway.num_serving == 2)
+        await gateway.pool.sync([doomed.address, address])
+        await until(lambda: gateway.pool.num_serving == 2)
 
         doomed.kill()
         lost = await failure_of(started)
@@ -872,8 +872,8 @@ async def test_a_stream_that_was_not_started_moves_to_another_worker_unseen() ->
     ):
         call = stubs.generation.GenerateStream(stream("WAIT then go"))  # is not admitted there
         assert await doomed.next_prompt() == "WAIT then go"
-        await gateway.sync([doomed.address, address])
-        await until(lambda: gateway.num_serving == 2)
+        await gateway.pool.sync([doomed.address, address])
+        await until(lambda: gateway.pool.num_serving == 2)
 
         doomed.kill()
 
@@ -905,8 +905,8 @@ async def test_time_at_a_worker_that_was_lost_is_not_time_of_waiting_for_one(
 
         doomed.kill()
         await is_waiting.wait()
-        await until(lambda: gateway.num_serving == 0)
-        await gateway.sync([address])
+        await until(lambda: gateway.pool.num_serving == 0)
+        await gateway.pool.sync([address])
 
         assert (await call).results[0].sequences[0].text == "WAIT then go "
 
@@ -914,11 +914,11 @@ async def test_time_at_a_worker_that_was_lost_is_not_time_of_waiting_for_one(
 async def test_a_worker_that_comes_back_is_used_again() -> None:
     async with running_gateway() as (gateway, stubs):
         async with running_worker(FakeGenerator()) as (_, first):
-            await gateway.sync([first])
+            await gateway.pool.sync([first])
             await stubs.generation.Generate(generate("a"))
         waiting = asyncio.ensure_future(stubs.generation.Generate(generate("b")))
         async with running_worker(FakeGenerator()) as (_, second):
-            await gateway.sync([second])
+            await gateway.pool.sync([second])
 
             assert (await waiting).results[0].sequences[0].text == "b "
 
@@ -926,7 +926,7 @@ async def test_a_worker_that_comes_back_is_used_again() -> None:
 async def test_a_closed_gateway_leaves_no_thread_and_no_task_of_its_workers() -> None:
     async with running_worker(FakeGenerator()) as (_, address):
         async with running_gateway(address) as (gateway, _):
-            await until(lambda: gateway.num_serving == 1)
+            await until(lambda: gateway.pool.num_serving == 1)
 
         def left() -> list[str]:
             names = [task.get_name() for task in asyncio.all_tasks()]
@@ -948,7 +948,7 @@ async def test_workers_may_come_while_another_thread_counts_those_that_serve(cel
 
     pool._backends["looked at"] = cast(Backend, Looked())
     try:
-        assert cell.gateway.num_serving == 3
-        assert cell.gateway.num_serving == 4
+        assert cell.gateway.pool.num_serving == 3
+        assert cell.gateway.pool.num_serving == 4
     finally:
         del pool._backends["looked at"], pool._backends["late"]

@@ -55,8 +55,8 @@ class Cell:
         if block:  # the event loop; gRPC itself goes on to answer pings
             self.blocked = asyncio.ensure_future(self.stubs.generation.Generate(generate("BLOCK")))
             assert await self.doomed.next_prompt() == "BLOCK"
-        await self.gateway.sync([self.doomed.address, self.survivor_address])
-        await until(lambda: self.gateway.num_serving == 2)
+        await self.gateway.pool.sync([self.doomed.address, self.survivor_address])
+        await until(lambda: self.gateway.pool.num_serving == 2)
         return Calls(started, waiting, unary)
 
 
@@ -98,7 +98,7 @@ async def test_a_worker_that_has_left_before_this_is_heard_is_not_taken_for_one_
         (backend,) = gw.pool.backends
 
         worker.leave()
-        await until(lambda: gw.num_serving == 0)
+        await until(lambda: gw.pool.num_serving == 0)
         assert not call.done()
         await worker.drain(0)  # its process may be gone then
         await call
@@ -151,7 +151,7 @@ async def test_calls_of_a_dropped_worker_that_does_not_answer_move_or_end() -> N
     async with cell() as here:
         calls = await here.ask(block=True)
 
-        await here.gateway.sync([here.survivor_address])
+        await here.gateway.pool.sync([here.survivor_address])
 
         await assert_moved_or_lost(calls)
         assert here.lost == [here.doomed.address]
@@ -173,7 +173,7 @@ async def test_a_dropped_worker_that_answers_keeps_its_calls(
     async with cell(patient) as here:
         calls = await here.ask()
 
-        await here.gateway.sync([here.survivor_address])
+        await here.gateway.pool.sync([here.survivor_address])
 
         await until(lambda: len(answers) == 3)
         assert answers == [True] * 3
@@ -183,9 +183,9 @@ async def test_a_dropped_worker_that_answers_keeps_its_calls(
 
 async def test_an_idle_worker_that_hangs_is_told_of_when_it_is_dropped() -> None:
     async with cell() as here:
-        await until(lambda: here.gateway.num_serving == 1)
+        await until(lambda: here.gateway.pool.num_serving == 1)
         here.doomed.stop()
 
-        await here.gateway.sync([])
+        await here.gateway.pool.sync([])
 
         await until(lambda: here.lost == [here.doomed.address])

@@ -90,7 +90,7 @@ class ScriptedDeployment:
 
     async def _sync(self) -> None:
         workers = [address for group in self.workers.values() for _, address in group]
-        await self.gateway.sync(workers)
+        await self.gateway.pool.sync(workers)
 
 
 @dataclass
@@ -138,7 +138,7 @@ async def served() -> AsyncIterator[Served]:
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
         await deployment.start(first)
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
         deployment.starting.clear()
         public = await stack.enter_async_context(stubs_for(f"127.0.0.1:{port}"))
         address = f"127.0.0.1:{gateway.admin_port}"
@@ -185,7 +185,7 @@ async def test_a_version_gets_no_calls_while_some_of_its_workers_are_missing(
 ) -> None:
     served.deployment.may_go_on.clear()
     loading = asyncio.ensure_future(served.load("dates-2", replicas=2, share=100))
-    await until(lambda: served.deployment.gateway.num_serving == 2)
+    await until(lambda: served.deployment.gateway.pool.num_serving == 2)
 
     refused = await failure_of(served.public.generation.Generate(generate("a", model_version="2")))
     assert refused.reason == "MODEL_VERSION_NOT_FOUND"

@@ -71,8 +71,8 @@ async def stubs(engine: FakeGenerator) -> AsyncIterator[Stubs]:
     async with running_worker(engine, FakePredictor()) as (_, address):
         gateway = Gateway(GatewayConfig())
         port = await gateway.start()
-        await gateway.sync([address])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([address])
+        await until(lambda: gateway.pool.num_serving == 1)
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             yield stubs
         await gateway.close()
@@ -162,8 +162,8 @@ async def test_a_line_tells_how_long_the_gateway_has_had_its_request(
     async with running_worker(engine, FakePredictor()) as (_, address):
         gateway = Gateway(GatewayConfig(max_calls_per_worker=1))
         asked = f"127.0.0.1:{await gateway.start()}"
-        await gateway.sync([address])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([address])
+        await until(lambda: gateway.pool.num_serving == 1)
         async with stubs_for(asked) as stubs:
             held = stubs.generation.GenerateStream(stream("HOLD STOP", request_id="r-8"))
             await engine.seen.wait()

@@ -201,8 +201,8 @@ def serving(
             gateway = Gateway(GatewayConfig(worker_wait=worker_wait))
             port = await gateway.start()
             stack.push_async_callback(gateway.close)
-            await gateway.sync([*addresses.values()])
-            await until(lambda: gateway.num_serving == len(addresses))
+            await gateway.pool.sync([*addresses.values()])
+            await until(lambda: gateway.pool.num_serving == len(addresses))
             cell = Cell(f"127.0.0.1:{port}", gateway, addresses, runs, pace)
             cell.stubs = await stack.enter_async_context(stubs_for(cell.address))
             yield cell
@@ -314,7 +314,9 @@ async def test_a_worker_with_other_threads_does_not_go_on(serving: Serving) -> N
         cell.runs[:] = [Run(4), Run()]
         call = cell.stubs.generation.GenerateStream(asked())
         first = str(dict(await call.initial_metadata())["tokenweir-replica"])
-        await cell.gateway.sync([a for replica, a in cell.addresses.items() if replica != first])
+        await cell.gateway.pool.sync(
+            [a for replica, a in cell.addresses.items() if replica != first]
+        )
 
         lost = await failure_of(call)
 
@@ -332,13 +334,13 @@ async def test_a_stream_of_a_killed_process_goes_on() -> None:
         gateway = Gateway(GatewayConfig())
         port = await gateway.start()
         stack.push_async_callback(gateway.close)
-        await gateway.sync([doomed.address])
+        await gateway.pool.sync([doomed.address])
         stubs = await stack.enter_async_context(stubs_for(f"127.0.0.1:{port}"))
         call = stubs.generation.GenerateStream(stream("one two HOLD three"))
         messages = aiter(call)
         begun = [await anext(messages), await anext(messages)]
-        await gateway.sync([doomed.address, address])
-        await until(lambda: gateway.num_serving == 2)
+        await gateway.pool.sync([doomed.address, address])
+        await until(lambda: gateway.pool.num_serving == 2)
 
         doomed.kill()
         whole = [*begun, *[message async for message in messages]]

@@ -68,7 +68,7 @@ async def wire_to(
     async with running_worker(engine) as (worker, worker_address):
         gateway = Gateway(config)
         wire = Wire(await gateway.start())
-        await gateway.sync([worker_address])
+        await gateway.pool.sync([worker_address])
         near_end = await asyncio.start_server(wire.join, "127.0.0.1", 0)
         try:
             yield worker, wire, f"127.0.0.1:{near_end.sockets[0].getsockname()[1]}"

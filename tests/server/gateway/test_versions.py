@@ -55,9 +55,9 @@ async def two() -> AsyncIterator[Two]:
             for engines in ((old, other), (new,))
         ]
         gateway, stubs = await stack.enter_async_context(running_gateway(addresses[0]))
-        await until(lambda: gateway.num_serving == 1)
-        await gateway.sync(addresses)
-        await until(lambda: gateway.num_serving == 2)
+        await until(lambda: gateway.pool.num_serving == 1)
+        await gateway.pool.sync(addresses)
+        await until(lambda: gateway.pool.num_serving == 2)
         yield Two(gateway, stubs, old, new, *addresses)
 
 
@@ -96,7 +96,7 @@ async def test_a_stream_goes_by_share_too(two: Two) -> None:
 
 async def test_the_other_version_answers_where_the_chosen_one_has_no_worker(two: Two) -> None:
     await two.give_new(100)
-    await two.gateway.sync([two.old_address])
+    await two.gateway.pool.sync([two.old_address])
 
     assert await two.ask(1) == "7"
     waiting = asyncio.ensure_future(two.ask(2, model_version="8"))
@@ -149,7 +149,7 @@ async def test_a_gateway_divides_calls_as_another_one_tells(two: Two) -> None:
 async def test_what_a_worker_is_handed_is_bounded_where_only_a_version_without_a_share_is_left(
     two: Two,
 ) -> None:
-    await two.gateway.sync([two.new_address])
+    await two.gateway.pool.sync([two.new_address])
 
     calls = [two.stubs.generation.GenerateStream(stream("HOLD")) for _ in range(40)]
     await until(lambda: num_waiting(two.gateway) + len(two.new.requests) == 40)

@@ -53,7 +53,7 @@ async def test_two_gateways_share_workers_and_one_that_ends_takes_nothing_with_i
         table = table_with(one, two)
         async with role(table) as (stays, gateway), stubs_for(stays) as stubs:
             async with role(table) as (goes, other), stubs_for(goes) as others:
-                await until(lambda: gateway.num_serving == other.num_serving == 2)
+                await until(lambda: gateway.pool.num_serving == other.pool.num_serving == 2)
                 held = [others.generation.GenerateStream(stream("HOLD")) for _ in range(4)]
                 for call in held:
                     await call.initial_metadata()
@@ -74,7 +74,7 @@ async def test_two_gateways_hand_a_worker_one_batch_together() -> None:
         one_at, one = await stack.enter_async_context(role(table))
         stubs = await stack.enter_async_context(stubs_for(one_at))
         async with role(table) as (two_at, two), stubs_for(two_at) as others:
-            await until(lambda: one.num_serving == two.num_serving == 1)
+            await until(lambda: one.pool.num_serving == two.pool.num_serving == 1)
             calls = [stubs.generation.Generate(generate("HOLD")) for _ in range(6)]
             await until(lambda: len(engine.requests) == 4)
             await until(lambda: two.pool.backends[0].load == 4)
@@ -297,7 +297,7 @@ async def _started(table: FakeTable, port: int = 0) -> tuple[contextlib.AsyncExi
     config = dataclasses.replace(CONFIG, listen=dataclasses.replace(CONFIG.listen, port=port))
     stack = contextlib.AsyncExitStack()
     where, gateway = await stack.enter_async_context(running_gateway_role(config, table))
-    await until(lambda: gateway.num_serving == 1)
+    await until(lambda: gateway.pool.num_serving == 1)
     return stack, where
 
 

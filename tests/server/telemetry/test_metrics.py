@@ -80,7 +80,7 @@ class Cell:
 def _page(
     gateway: Source = list, workers: Sources = list, port: int = 0, **sections: Any
 ) -> MetricsPage:
-    return MetricsPage(Settings(metrics=Metrics(port=port), **sections), gateway, workers)
+    return MetricsPage(Settings(metrics=Metrics(port=port), **sections), [gateway], workers)
 
 
 def _get(port: int, headers: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -95,8 +95,8 @@ async def served(config: GatewayConfig) -> AsyncIterator[Cell]:
     async with running_worker(engine, predictor) as (_, address):
         gateway = Gateway(config)
         port = await gateway.start()
-        await gateway.sync([address])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([address])
+        await until(lambda: gateway.pool.num_serving == 1)
 
         def here() -> Snapshot:
             return [*gateway.snapshot(), ("worker_restarts", (), 2)]
@@ -172,7 +172,7 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
             running_worker(engine) as (_, address),  # type: ignore[arg-type]
             stubs_for(f"127.0.0.1:{port}") as stubs,
         ):
-            await gateway.sync([address])
+            await gateway.pool.sync([address])
             cell = Cell(stubs, FakeGenerator(), page)
             ask = stubs.generation.Generate
             await asyncio.gather(*(ask(generate("a>", model="scripted")) for _ in range(3)))

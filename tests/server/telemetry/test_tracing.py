@@ -43,8 +43,8 @@ async def _spans_of(
     async with running_worker(engine) as (_, address):
         gateway = Gateway(GatewayConfig(), tracing=tracing)
         port = await gateway.start()
-        await gateway.sync([address])
-        await until(lambda: gateway.num_serving == 1)
+        await gateway.pool.sync([address])
+        await until(lambda: gateway.pool.num_serving == 1)
         async with stubs_for(f"127.0.0.1:{port}") as stubs:
             call = stubs.generation.Generate(generate(text, request_id="r-1"), metadata=metadata)
             with suppress(grpc.RpcError):

@@ -760,7 +760,7 @@ async def test_a_new_gateway_works_with_an_old_worker(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(protocol, "VERSION", 2)
     async with raw_worker(say) as address, running_gateway(address) as (gateway, stubs):
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
         response = await stubs.generation.Generate(generate("a"))
         models = await stubs.admin.ListModels(admin_service_pb2.ListModelsRequest())
 
@@ -778,7 +778,7 @@ async def test_a_gateway_sends_a_worker_of_another_time_nothing_and_names_both(
 
     async with raw_worker(say) as address, running_gateway(address) as (gateway, _):
         await until(lambda: f"no calls go to worker {address}" in caplog.text)
-        assert gateway.num_serving == 0
+        assert gateway.pool.num_serving == 0
 
     assert f"(version {protocol.VERSION} of the wire)" in caplog.text
     assert f"worker of Tokenweir 9.9.9 (version {STRANGER})" in caplog.text

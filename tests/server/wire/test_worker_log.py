@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from server.config import WorkerConfig
-from server.gateway.pool import Pool
+from server.gateway.backend import WorkerLink
+from server.gateway.pool import Pool, do_nothing
 from server.settings import Log
 from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
 from server.telemetry.logs import TextFormatter, fields_of
@@ -19,10 +20,6 @@ from server.worker.worker import Worker
 from tests.fakes.calls import until
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator
-
-
-async def _nothing(address: str) -> None:
-    pass
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ async def test_what_was_logged_before_anybody_wanted_it_is_told_and_what_comes(
     log.handle(_record(logging.WARNING, "is loaded"))
     address = await worker.start()
     pools = [
-        Pool(lambda: None, _nothing, silence=60, logs_workers=logs, only_watches=logs)
+        Pool(lambda: None, do_nothing, WorkerLink(60, logs=logs, only_watches=logs))
         for logs in (False, True)
     ]
     try:

@@ -46,7 +46,7 @@ async def stubs(request: pytest.FixtureRequest, engine: FakeGenerator) -> AsyncI
     async with running_worker(engine, tagger, digits) as (_, address):
         gateway = Gateway(GatewayConfig(reflection=True))
         port = await gateway.start()
-        await gateway.sync([address])
+        await gateway.pool.sync([address])
         try:
             target = address if request.param == "worker" else f"127.0.0.1:{port}"
             async with stubs_for(target) as stubs:
