@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,17 @@ def in_background(
     it does not.
     """
     return asyncio.create_task(_supervise(name, work, restart_pause), name=name)
+
+
+@asynccontextmanager
+async def beside(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run `work` in the background as long as the block runs."""
+    task = in_background(name, work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _supervise(name: str, work: Callable[[], Awaitable[None]], pause: float | None) -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
-from engine.factory import device_of
 from server.given_settings import GivenSettings
-from server.packages.pinned import pin_all
-from server.ray.deployment import worker_options
+from server.ray.deployment import checked_packages, worker_options
 from server.ray.replica import WorkerReplica
 from server.settings import Settings
 
@@ -30,12 +28,7 @@ def app_builder(args: Mapping[str, Any]) -> Application:
     """
     from ray import serve
 
-    config = config_of(args)
-    packages, manifests = pin_all(config.packages.models, config.packages.require_signature)
-    for manifest, place in zip(manifests, config.packages.models.values(), strict=True):
-        device_of(manifest, place, config.engine)
-    if any(manifest.image for manifest in manifests):
-        config = config.with_room_for_images()
+    packages, manifests, config = checked_packages(config_of(args))
     config = config.for_targets([manifest.target for manifest in manifests])
     worker = serve.deployment(WorkerReplica, **worker_options(config, config.listen.name))
     return worker.bind(config, None, packages, config.listen.name)

@@ -10,14 +10,14 @@ import threading
 from collections.abc import AsyncIterator
 from functools import partial
 
+from engine.background import beside
 from engine.errors import ConfigError
 from server.ray.address import connect_once, joins_cluster, not_joined
-from server.ray.beside import beside
 from server.ray.claim import NAMESPACE, claim_name
 from server.ray.internals import Table
-from server.ray.local import LocalRay
+from server.ray.processes.local import LocalRay
+from server.ray.processes.run_directory import remove_what_dead_owners_left, run_directory
 from server.ray.resources import check_gpus_of_cluster
-from server.ray.run_directory import remove_what_dead_owners_left, run_directory
 from server.ray.thread import RayThread, watch
 from server.settings import Settings
 

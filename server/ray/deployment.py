@@ -8,12 +8,30 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from server.packages.pinned import PinnedPackage
+from engine.factory import device_of
+from engine.package.manifest import Manifest
+from server.packages.pinned import PinnedPackage, pin_all
 from server.ray.address import joins_cluster
 from server.ray.autoscaling import scaling
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
 from server.settings import Settings
+
+
+def checked_packages(
+    config: Settings,
+) -> tuple[Mapping[str, PinnedPackage], list[Manifest], Settings]:
+    """Return what is served, with its manifests, and settings that have room for its requests.
+
+    Raises ConfigError or PackageError for settings and packages that cannot be served.
+    """
+    models = config.packages.models
+    packages, manifests = pin_all(models, config.packages.require_signature)
+    for manifest, place in zip(manifests, models.values(), strict=True):
+        device_of(manifest, place, config.engine)
+    if any(manifest.image for manifest in manifests):
+        config = config.with_room_for_images()
+    return packages, manifests, config
 
 
 def deploy(

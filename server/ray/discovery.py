@@ -7,14 +7,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from server.auth.internal_certificate import InternalCertificate
+from server.gateway.pool import Pool
 from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
 from server.ray.internals import Table
-from server.ray.restarts import Restarts
 from server.ray.stderr_tail import has_crashed, num_oom_kills, stderr_tail
 from server.telemetry.logs import with_fields
 from server.telemetry.metrics import Snapshot
@@ -22,32 +20,31 @@ from server.telemetry.metrics import Snapshot
 LOOK_PERIOD = 0.5  # seconds between two looks at the table
 TIME_TO_LIVE = 6.0  # seconds that a worker is believed in which writes nothing
 _MAX_LEFT = 100  # workers that have left and may still be asked for
+Told = Callable[[ServiceEntry], None]
 logger = logging.getLogger(__name__)
 
 
-class Workers(Protocol):
-    """Those that a gateway sends calls; `Pool` in production."""
+class Restarts:
+    """How many workers have taken the place of one that died or hung, by their replicas."""
 
-    def trust(self, certificate: InternalCertificate | None) -> None:
-        """Use this certificate for workers that are new from now on."""
+    def __init__(self) -> None:
+        self.count = 0
+        self._lost: dict[str, None] = {}
+        self._known: set[str] = set()
 
-    async def sync(self, addresses: list[str]) -> None:
-        """Send new calls to these workers only."""
+    def joined(self, replica_id: str) -> None:
+        """Note that a worker serves; one whose connection broke may come back itself."""
+        if replica_id in self._known:
+            self._lost.pop(replica_id, None)
+            return
+        self._known.add(replica_id)
+        if self._lost:
+            del self._lost[next(iter(self._lost))]
+            self.count += 1
 
-    async def apply_traffic(self, traffic: Mapping[str, Any]) -> None:
-        """Send versions of models the calls that this says."""
-
-    def is_responsive(self, address: str, within: float) -> bool:
-        """Return whether a worker has said something in so many seconds."""
-
-
-def _ignore(service: ServiceEntry) -> None:
-    pass
-
-
-def _runs(worker: WorkerEntry) -> bool:
-    """Whether the process of a worker of this machine has not ended."""
-    return os.path.exists(f"/proc/{worker.pid}")
+    def lost(self, replica_id: str) -> None:
+        """Note that a worker is gone that was not told to go."""
+        self._lost[replica_id] = None
 
 
 @dataclass
@@ -110,7 +107,7 @@ class Discovery:
         self._own = own
         await self._tell_service(own())
 
-    async def follow(self, pool: Workers, told: Callable[[ServiceEntry], None] = _ignore) -> None:
+    async def follow(self, pool: Pool, told: Told | None = None) -> None:
         """Keep a pool equal to the workers for ever; call `told` when the service has changed."""
         while True:
             try:
@@ -125,7 +122,7 @@ class Discovery:
                 self._is_lost = True
             await asyncio.sleep(LOOK_PERIOD)
 
-    async def look(self, pool: Workers, told: Callable[[ServiceEntry], None] = _ignore) -> None:
+    async def look(self, pool: Pool, told: Told | None = None) -> None:
         """Make it so once; OSError or ValueError if there is nothing to see."""
         now = self._clock()  # before it reads: this process may be stopped meanwhile
         entries = await asyncio.to_thread(self._table.read)
@@ -139,7 +136,8 @@ class Discovery:
             if (service := ServiceEntry.from_json(data)) != self.service:
                 self.service = service
                 pool.trust(service.certificate)
-                told(service)
+                if told is not None:
+                    told(service)
                 # Before the workers: a version that is being loaded is closed.
                 if service.traffic is not None:
                     await pool.apply_traffic(service.traffic)
@@ -192,7 +190,7 @@ class Discovery:
         """Whether a worker writes its entry no more."""
         if not os.path.exists(seen.entry.stderr):  # it has another table of processes
             return now - seen.since > TIME_TO_LIVE
-        if not _runs(seen.entry):
+        if not seen.entry.runs:
             return True
         # One that loads a large model writes nothing for a while.
         return seen.has_joined and now - seen.since > TIME_TO_LIVE
@@ -206,7 +204,7 @@ class Discovery:
         if entry.problem and entry.problem != self._problem:  # Ray tries again, with each of them
             self._problem = entry.problem
             logger.error("it cannot start: %s", entry.problem, extra=of_worker)
-        if entry.state == "here" and not _runs(entry) and (text := stderr_tail(entry.stderr)):
+        if entry.state == "here" and not entry.runs and (text := stderr_tail(entry.stderr)):
             logger.error("it ended; the last that it wrote:\n%s", text, extra=of_worker)
         if not seen.has_joined:
             return

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from engine.background import in_background
 from server.auth.internal_certificate import InternalCertificate
+from server.ray.internals import Table
 
 SERVICE = "service"  # its key
+BEAT = 2.0  # seconds between two that a worker writes
 Entry = TypeVar("Entry")
 
 
@@ -64,6 +70,11 @@ class WorkerEntry:
         """Its name in the log."""
         return self.address or f"process {self.pid}"
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process has not ended, on its own machine."""
+        return os.path.exists(f"/proc/{self.pid}")
+
     def to_json(self) -> bytes:
         """Return it as `from_json` reads it."""
         return _WORKER.dump_json(self)
@@ -72,6 +83,33 @@ class WorkerEntry:
     def from_json(cls, data: bytes) -> WorkerEntry:
         """Return what `to_json` has written; ValueError for anything else."""
         return _read(_WORKER, data)
+
+
+class Presence:
+    """Writes the entry of this worker again and again as long as it lives, and changes at once."""
+
+    def __init__(self, table: Table, entry: WorkerEntry) -> None:
+        self.entry = entry
+        self._table = table
+        self._writing = asyncio.Lock()
+        self._beating = in_background("telling that the worker lives", self._beat)
+
+    async def publish(self, **changes: Any) -> None:
+        """Change the entry, and write it if the cluster answers."""
+        async with self._writing:  # an older one is never written after it
+            self.entry = replace(self.entry, **changes, beat=self.entry.beat + 1)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._table.put, self.entry.key, self.entry.to_json())
+
+    async def close(self) -> None:
+        """Write it no more."""
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await self.publish()
+            await asyncio.sleep(BEAT)
 
 
 def _read(entry: TypeAdapter[Entry], data: bytes) -> Entry:

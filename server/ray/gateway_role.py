@@ -15,12 +15,12 @@ from functools import partial
 
 import uvloop
 
+from engine.background import beside
 from server.config import GatewayConfig, gateway_config
 from server.gateway.authenticator import check_access
 from server.gateway.gateway import Gateway
 from server.listening import address_of
 from server.process import keep_what_is_there
-from server.ray.beside import beside
 from server.ray.discovery import Discovery
 from server.ray.entries import SERVICE, ServiceEntry
 from server.ray.internals import Table

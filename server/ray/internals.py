@@ -7,11 +7,12 @@ version until somebody has looked at these names again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from engine.errors import ConfigError
+from server.listening import address_of
 from server.ray.address import connect_once, not_joined
 
 VERSION = "2.60"
@@ -56,22 +57,35 @@ def run_ray_command() -> None:
     main()
 
 
-def bind_serve_port(address: str, bound: Callable[[], None]) -> None:
-    """Make Ray Serve bind the gRPC server of a replica to this address, and call `bound` then.
+class ServePort:
+    """The port of Ray Serve's own gRPC server of a replica, which is kept to its node.
 
     It unpickles what it is sent, nothing of ours uses it, and Ray binds it to every interface.
     """
-    with private_names():
-        from ray.serve._private import replica
 
-        add_port = replica.add_port_to_grpc_server
+    def __init__(self) -> None:
+        """To be made before Ray opens it: when a replica is being made."""
+        import ray
 
-    def add_to_address(server: Any, _address: str) -> Any:
-        port = add_port(server, address)
-        bound()
-        return port
+        with private_names():
+            from ray.serve._private import replica
 
-    replica.add_port_to_grpc_server = add_to_address
+            add_port = replica.add_port_to_grpc_server
+
+        self.host = str(ray.util.get_node_ip_address())  # the node's
+        self._is_bound = False
+
+        def add_to_node(server: Any, _address: str) -> Any:
+            port = add_port(server, address_of(self.host, 0))
+            self._is_bound = True
+            return port
+
+        replica.add_port_to_grpc_server = add_to_node
+
+    def check(self) -> None:
+        """Raise ConfigError if Ray has opened the port in another way; once it has opened it."""
+        if not self._is_bound:
+            raise other_ray(f"a replica's own port is not bound to {self.host} alone")
 
 
 # Called

@@ -24,11 +24,9 @@ from server.packages.pinned import PinnedPackage
 from server.process import keep_what_is_there, switch_threads_often
 from server.ray.claim import undeploy_if_abandoned
 from server.ray.cluster import table_of
-from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
-from server.ray.internals import Table
-from server.ray.presence import Presence
+from server.ray.entries import SERVICE, Presence, ServiceEntry, WorkerEntry
+from server.ray.internals import ServePort, Table
 from server.ray.resources import num_threads
-from server.ray.serve_port import ServePort
 from server.ray.stderr_tail import own_stderr
 from server.settings import Settings
 from server.telemetry.logs import set_level

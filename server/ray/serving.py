@@ -16,16 +16,15 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import uvloop
 
+from engine.background import beside
 from engine.distributions import check_cuda_distribution, check_distributions
 from engine.errors import EngineFailure
-from engine.factory import device_of
-from engine.package.manifest import Manifest
 from server.adapters.config import http_config
 from server.auth.internal_certificate import internal_certificate
 from server.config import gateway_config
@@ -35,16 +34,15 @@ from server.gateway.gateway import Gateway
 from server.gateway.pool import Pool
 from server.gateway.versions import Group
 from server.listening import address_of
-from server.packages.pinned import PinnedPackage, pin_all
 from server.process import keep_what_is_there
 from server.ray.address import joins_cluster
-from server.ray.beside import beside
 from server.ray.cluster import node_address, running_ray, table_of
-from server.ray.deployment import deploy, deployment_problem
+from server.ray.deployment import checked_packages, deploy, deployment_problem
 from server.ray.discovery import Discovery
 from server.ray.entries import SERVICE, ServiceEntry
-from server.ray.http_process import http_beside, private_socket
 from server.ray.internals import Table
+from server.ray.processes.http_process import http_beside
+from server.ray.processes.run_directory import run_directory
 from server.ray.resources import shortage_now
 from server.ray.thread import RayLost, RayThread
 from server.ray.versions import RayDeployment, loaded
@@ -92,11 +90,12 @@ def serve_models(config: Settings, announce: Callable[[Service], None]) -> None:
 async def serving(config: Settings) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     check_access(config)
-    packages, manifests = await _checked_packages(config)
-    if any(manifest.image for manifest in manifests):
-        config = config.with_room_for_images()
-    given = config
-    config = config.for_targets([manifest.target for manifest in manifests])
+    check_distributions()
+    packages, manifests, given = await asyncio.to_thread(checked_packages, config)
+    targets = [manifest.target for manifest in manifests]
+    if not joins_cluster() and "cuda" in map(config.engine.device_for, targets):
+        check_cuda_distribution()  # on a cluster workers run where others have installed it
+    config = given.for_targets(targets)
     tracing = make_tracing(config.tracing, config.listen.name, "gateway")
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
@@ -108,7 +107,8 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         discovery = Discovery(table)
         settings = replace(gateway_config(config), logs_workers=True)
         if config.http.port is not None:
-            settings = replace(settings, local_socket=stack.enter_context(private_socket()))
+            socket = stack.enter_context(run_directory()) / "gateway"
+            settings = replace(settings, local_socket=socket)
         own = ServiceEntry(
             secrets.token_hex(8),
             certificate,
@@ -120,7 +120,9 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         hung = partial(kill_hung, ray, discovery)
         gateway, port = None, 0
         if config.listen.gateway:
-            started = (deployment, _first_group(packages, manifests))
+            found = zip(packages.items(), manifests, strict=True)
+            first = {name: loaded(pinned, manifest) for (name, pinned), manifest in found}
+            started = (deployment, Group("", first))
             gateway = Gateway(settings, hung, certificate, tracing, started, discovery.has_crashed)
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the last messages of the workers
@@ -156,18 +158,14 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
             if gateway.admin_port is not None:
                 service.admin_address = address_of(config.listen.host, gateway.admin_port)
         await _wait_until_served(config, service)
-        if (socket := settings.local_socket) is not None:
-            http = http_config(config, os.environ.get(_ADMIN_TOKEN))
-            service.http_url = await stack.enter_async_context(http_beside(http, socket))
+        if settings.local_socket is not None:
+            http = http_beside(
+                http_config(config, os.environ.get(_ADMIN_TOKEN)), settings.local_socket
+            )
+            service.http_url = await stack.enter_async_context(http)
         if gateway is not None:
             stack.push_async_callback(gateway.drain, config.listen.grace)
         yield service
-
-
-def _first_group(packages: Mapping[str, PinnedPackage], manifests: list[Manifest]) -> Group:
-    """Return the models that are there from the start."""
-    found = zip(packages.items(), manifests, strict=True)
-    return Group("", {name: loaded(pinned, manifest) for (name, pinned), manifest in found})
 
 
 async def _tell_all_is_over(table: Table, own: ServiceEntry) -> None:
@@ -196,23 +194,6 @@ def _kill_actor(name: str) -> None:
 
     with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is gone already
         ray.kill(ray.get_actor(name, namespace="serve"))
-
-
-async def _checked_packages(
-    config: Settings,
-) -> tuple[Mapping[str, PinnedPackage], list[Manifest]]:
-    """Return what is served, with the manifests; raise if this machine cannot run it."""
-    check_distributions()
-    packages, manifests = await asyncio.to_thread(
-        pin_all, config.packages.models, config.packages.require_signature
-    )
-    places = config.packages.models.values()
-    devices = [
-        device_of(m, place, config.engine) for m, place in zip(manifests, places, strict=True)
-    ]
-    if not joins_cluster() and "cuda" in devices:
-        check_cuda_distribution()  # on a cluster workers run where others have installed it
-    return packages, manifests
 
 
 async def _end_workers(config: Settings, pool: Pool, deployment: RayDeployment) -> None:

@@ -26,8 +26,9 @@ from server.config import GatewayConfig
 from server.gateway.admin_port import admin_socket
 from server.gateway.gateway import Gateway
 from server.given_settings import GivenSettings
-from server.ray import http_process
-from server.ray.http_process import HttpProcess, http_beside, private_socket
+from server.ray.processes import http_process
+from server.ray.processes.http_process import HttpProcess, http_beside
+from server.ray.processes.run_directory import run_directory
 from server.settings import Admin, Auth, Tls
 from tests.fakes.calls import until
 from tests.fakes.certificates import Authority
@@ -57,7 +58,8 @@ async def test_the_local_socket_asks_for_tokens_but_for_no_certificate(tmp_path:
     digest = hashlib.sha256(b"tw_a").hexdigest()
     tokens.write_text(f'[[token]]\nsha256 = "{digest}"\ntenant = "a"\n')
     operated = Admin(port=0, tokens=tokens)
-    with private_socket() as path:
+    with run_directory() as directory:
+        path = directory / "gateway"
         async with gateway_at(path, tls=Tls(cert, key), auth=Auth(tokens=tokens), admin=operated):
             assert path.parent.stat().st_mode & 0o077 == 0
             async with AsyncClient(f"unix:{path}", max_attempts=1) as client:
@@ -76,7 +78,8 @@ async def test_who_calls_is_who_his_certificate_is_made_out_to_by_http_too(tmp_p
     tls = Tls(cert, key, roots)
     asked = {"model": "dates", "prompt": "a b"}
     claims = {"tokenweir-certified-bin": base64.b64encode(b"victim").decode()}
-    with private_socket() as path:
+    with run_directory() as directory:
+        path = directory / "gateway"
         async with gateway_at(path, generator, tls=tls):
             config = HttpConfig(port=0, grace=1, tls=tls)
             async with http_beside(config, path) as url:
@@ -105,7 +108,8 @@ async def test_it_answers_with_the_gateways_certificate_and_lends_no_token(
     tls = Tls(cert, key)
     context = ssl.create_default_context(cadata=authority.pem.decode())
     asked = {"model": "dates", "prompt": "a b"}
-    with private_socket() as path:
+    with run_directory() as directory:
+        path = directory / "gateway"
         async with gateway_at(path, tls=tls, auth=Auth(tokens=tokens)) as gateway:
             config = HttpConfig(port=0, grace=1, tls=tls)
             async with http_beside(config, path) as url:
@@ -137,7 +141,8 @@ async def test_it_has_the_bounds_of_the_file_of_its_server(tmp_path: Path):
     )
     given = GivenSettings()
     given.read(tmp_path / "serve.toml")
-    with private_socket() as path:
+    with run_directory() as directory:
+        path = directory / "gateway"
         async with gateway_at(path):
             config = http_config(given.served(), None)
             async with http_beside(config, path) as url:

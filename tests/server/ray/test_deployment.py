@@ -19,7 +19,7 @@ from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
 from server.ray.cluster import _start_ray, running_ray
 from server.ray.deployment import _actor_options
-from server.ray.local import LocalRay
+from server.ray.processes.local import LocalRay
 from server.ray.resources import check_gpus, num_threads, resources, shortage
 from server.ray.serving import serve_models
 from server.settings import Engine, Limits, Listen, Packages, Settings, Tls
@@ -69,8 +69,8 @@ def test_missing_package_is_refused_before_ray_starts() -> None:
 def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    manifest = SimpleNamespace(target="cuda", precision="bf16")
-    monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
+    manifest = SimpleNamespace(target="cuda", precision="bf16", image=None)
+    monkeypatch.setattr("server.ray.deployment.pin_all", lambda packages, key: ({}, [manifest]))
     monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
     config = Settings(Listen(port=0), packages=CONFIG.packages, engine=Engine(device="cpu"))
 
@@ -81,8 +81,8 @@ def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
 def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    manifest = SimpleNamespace(target="cuda", precision="fp16")
-    monkeypatch.setattr("server.ray.serving.pin_all", lambda packages, key: ({}, [manifest]))
+    manifest = SimpleNamespace(target="cuda", precision="fp16", image=None)
+    monkeypatch.setattr("server.ray.deployment.pin_all", lambda packages, key: ({}, [manifest]))
     monkeypatch.setattr("engine.distributions._installed", lambda name: None)
     monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
 
@@ -141,7 +141,7 @@ def test_a_ray_that_does_not_start_is_told_by_the_end_of_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr("server.ray.local._COMMAND", "print('trying'); exit('no room')")
+    monkeypatch.setattr("server.ray.processes.local._COMMAND", "print('trying'); exit('no room')")
     ray = LocalRay(tmp_path)
     ray.start(CONFIG)
 

@@ -17,11 +17,9 @@ import pytest
 
 from engine.errors import EngineFailure
 from server.auth.internal_certificate import InternalCertificate, internal_certificate
-from server.ray.discovery import TIME_TO_LIVE, Discovery
-from server.ray.entries import SERVICE, ServiceEntry, WorkerEntry
-from server.ray.presence import Presence
+from server.ray.discovery import TIME_TO_LIVE, Discovery, Restarts
+from server.ray.entries import SERVICE, Presence, ServiceEntry, WorkerEntry
 from server.ray.replica import _service_in, _tell_application
-from server.ray.restarts import Restarts
 from server.ray.serving import _withdraw, kill_hung
 from server.ray.stderr_tail import stderr_tail
 from server.ray.thread import RayThread
@@ -437,7 +435,7 @@ async def test_workers_that_have_left_can_be_killed_for_a_while_and_are_then_for
 async def test_a_worker_writes_its_entry_again_and_again_and_what_changes_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.ray.presence.BEAT", 0.001)
+    monkeypatch.setattr("server.ray.entries.BEAT", 0.001)
     table = FakeTable()
     presence = Presence(table, replace(ONE, address=""))
 

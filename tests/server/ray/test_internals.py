@@ -9,7 +9,6 @@ import pytest
 
 from engine.errors import ConfigError
 from server.ray import internals
-from server.ray.serve_port import ServePort
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # importing Ray Serve warns
 
@@ -27,7 +26,7 @@ def test_private_names_were_looked_at_in_the_ray_that_is_installed() -> None:
     ("missing", "use"),
     [
         ("_private.node.Node.start_api_server", internals.run_ray_command),
-        ("serve._private.replica.add_port_to_grpc_server", ServePort),
+        ("serve._private.replica.add_port_to_grpc_server", internals.ServePort),
         ("_raylet.GcsClient", lambda: internals.Table("127.0.0.1:1", "").get("")),
     ],
 )
@@ -80,7 +79,7 @@ def test_a_replica_starts_only_where_rays_own_port_is_bound_to_its_node(
     monkeypatch.setattr(
         replica, "add_port_to_grpc_server", lambda server, address: bound.append(address) or 5
     )
-    port = ServePort()
+    port = internals.ServePort()
     if calls:
         assert replica.add_port_to_grpc_server(None, "[::]:0") == 5
         port.check()

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from server.ray.http_process import private_socket
-from server.ray.run_directory import remove_what_dead_owners_left, run_directory
+from server.ray.processes.run_directory import remove_what_dead_owners_left, run_directory
 
 _OWNER = """
 import sys
 from pathlib import Path
-from server.ray.run_directory import run_directory
+from server.ray.processes.run_directory import run_directory
 with run_directory(Path(sys.argv[1])) as directory:
     print(directory, flush=True)
     sys.stdin.read()
@@ -41,13 +40,13 @@ def test_sockets_lie_in_tmp_and_where_nobody_may_write_there_in_tmpdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with private_socket() as path, run_directory() as directory:
-        assert {path.parent.parent, directory.parent} == {Path("/tmp")}
-        assert (path.parent / "owner").exists()  # else it stays when its owner is killed
+    with run_directory() as directory:
+        assert directory.parent == Path("/tmp")
+        assert (directory / "owner").exists()  # else it stays when its owner is killed
 
     monkeypatch.setattr("os.access", lambda *_: False)
-    with private_socket() as path, run_directory() as directory:
-        assert {path.parent.parent, directory.parent} == {tmp_path}
+    with run_directory() as directory:
+        assert directory.parent == tmp_path
 
 
 def test_what_a_killed_owner_left_is_removed(tmp_path: Path) -> None:

@@ -9,29 +9,21 @@ import logging
 import os
 import pickle
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from engine.background import in_background
+from engine.background import beside
 from engine.errors import ConfigError
 from server.adapters.config import HttpConfig
 from server.gateway.admin_port import admin_socket
 from server.listening import check_ports_are_free, listen_at
-from server.ray import end_with_parent
-from server.ray.run_directory import run_directory
+from server.ray.processes import end_with_parent
 
 logger = logging.getLogger(__name__)
 
 _COMMAND = (sys.executable, "-c", "from server.adapters.http.child import main; main()")
 _PAUSE = 1.0  # seconds between two attempts
 _KILL_DELAY = 5.0  # seconds after its own grace
-
-
-@contextlib.contextmanager
-def private_socket() -> Iterator[Path]:
-    """Yield a path for a socket that nobody but this user reaches."""
-    with run_directory() as directory:
-        yield directory / "gateway"
 
 
 class HttpProcess:
@@ -126,15 +118,11 @@ async def http_beside(config: HttpConfig, gateway: Path) -> AsyncIterator[str]:
     run.
     """
     process = HttpProcess(config, f"unix:{gateway}", f"unix:{admin_socket(gateway)}")
-    keeping = None
     try:
         await process.start()
-        keeping = in_background("keeping the HTTP server", process.keep)
-        yield process.url
+        async with beside("keeping the HTTP server", process.keep):
+            yield process.url
     finally:
-        if keeping is not None:
-            keeping.cancel()
-            await asyncio.wait([keeping])
         await process.stop()
 
 

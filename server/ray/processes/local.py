@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.errors import EngineFailure
 from engine.machine import num_cores, quota_notice
-from server.ray import keeper
+from server.ray.processes import keeper
 from server.ray.resources import num_threads
 from server.settings import Settings
 

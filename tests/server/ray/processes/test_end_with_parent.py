@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server.ray import end_with_parent
+from server.ray.processes import end_with_parent
 
 _PARENT = """
 import subprocess, sys

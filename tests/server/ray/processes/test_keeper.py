@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from server.ray import keeper
+from server.ray.processes import keeper
 
 # Starts a program that ends, behind a child that leaves it and a child of that one.
 _PARENT = """
