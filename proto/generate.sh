@@ -1,6 +1,7 @@
 #!/bin/sh
 # Writes python/tokenweir/PACKAGE from tokenweir/PACKAGE/*.proto, for our protocol (v1) and that of KServe
-# (open_inference), and ../server/wire/work_pb2.py from work.proto there, which is no part of the client.
+# (open_inference), and the same beside ../server/wire/work.proto and ../server/gateway/views.proto, which
+# are no part of the client.
 # The tools are pinned, in a throw-away environment.
 #
 # grpcio-tools sets the oldest protobuf and grpcio that users may have (see the lower bounds in
@@ -27,4 +28,4 @@ generate v1 "Version 1 of the protocol"
 generate open_inference "The Open Inference Protocol"
 cd ..
 "$tools/bin/python" -m grpc_tools.protoc --proto_path=. --plugin="$tools/bin/protoc-gen-mypy" \
-    --python_out=. --mypy_out=. server/wire/work.proto
+    --python_out=. --mypy_out=. server/wire/work.proto server/gateway/views.proto

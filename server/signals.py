@@ -12,7 +12,7 @@ from collections.abc import Iterator
 def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
     """End the block at SIGTERM, SIGINT or SIGHUP; yield the signals seen so far.
 
-    What is in it is cancelled, and what comes behind it goes on. SIGHUP, which a closed terminal
+    Its work is cancelled, and the code behind it goes on. SIGHUP, which a closed terminal
     sends, stays ignored under nohup. A second signal cancels again, which interrupts a drain that
     takes too long; a third one finds no handler any more, and kills.
     """

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import Default
 from grpc_tools import protoc
 
 PROTO = Path(__file__).parent.parent / "proto"
 FILES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("tokenweir/*/*.proto"))
-INTERNAL = "server/wire/work.proto"  # no part of the client
+INTERNAL = ("server/wire/work.proto", "server/gateway/views.proto")  # no part of the client
 BUF = Path(sys.executable).with_name("buf")
 
 
@@ -31,11 +32,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FileDescript
         f"--proto_path={well_known}",
         f"--descriptor_set_out={out}",
     ]
-    assert protoc.main(["protoc", *arguments, *FILES, INTERNAL]) == 0
+    assert protoc.main(["protoc", *arguments, *FILES, *INTERNAL]) == 0
     return {file.name: file for file in FileDescriptorSet.FromString(out.read_bytes()).file}
 
 
-@pytest.mark.parametrize("name", [*FILES, INTERNAL])
+@pytest.mark.parametrize("name", [*FILES, *INTERNAL])
 def test_generated_code_describes_what_the_proto_file_says(
     name: str, compiled: dict[str, FileDescriptorProto]
 ) -> None:
@@ -73,6 +74,37 @@ def test_lower_bounds_of_the_project_are_those_of_the_generated_code() -> None:
 
     lower = [dependency.partition(",")[0] for dependency in project["dependencies"]]
     assert f"grpcio>={grpcio}" in lower
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        ("SchedulingHead", "Scheduling"),
+        ("GenerateHead", "GenerateRequest"),
+        ("StreamHead", "GenerateStreamRequest"),
+        ("ScoreHead", "ScoreRequest"),
+        *(("PredictHead", f"{name}Request") for name in ("Classify", "Label", "Embed")),
+        ("GeneratePrompts", "GenerateRequest"),
+        ("StreamPrompts", "GenerateStreamRequest"),
+        ("ScorePrompts", "ScoreRequest"),
+        ("Prompt", "Input"),
+        ("Chat", "Chat"),
+        ("ChatMessage", "ChatMessage"),
+        ("TokenIds", "TokenIds"),
+        ("StreamView", "GenerateStreamResponse"),
+        ("RunView", "GenerateStreamResponse"),
+        ("Delta", "GenerateStreamResponse.Delta"),
+        ("DeltaRun", "GenerateStreamResponse.Delta"),
+    ],
+)
+def test_views_of_the_gateway_have_the_numbers_of_the_protocol(view: str, message: str) -> None:
+    views, found = importlib.import_module("server.gateway.views_pb2"), Default()
+    whole = found.FindMessageTypeByName(f"tokenweir.v1.{message}").fields_by_name
+
+    fields = getattr(views, view).DESCRIPTOR.fields
+    assert {one.name: one.number for one in fields} == {
+        one.name: whole[one.name].number for one in fields
+    }
 
 
 def _module_name(proto_file: str) -> str:

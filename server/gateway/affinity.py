@@ -5,34 +5,23 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import DecodeError
-from tokenweir.v1 import generation_service_pb2
 
+from server.api import GENERATION
 from server.gateway.backend import Backend
-from server.gateway.request_head import message_views
+from server.gateway.views_pb2 import GeneratePrompts, Prompt, ScorePrompts, StreamPrompts
 
 _NEAR = 4  # calls that a worker may have more than the least busy one
 _MAX_PREFIXES = 16_384  # most that are remembered
 _BLOCK = 256  # characters of a text, or a quarter of it of tokens; shorter prompts are left alone
 
-# A stream has the request one level down.
-_VIEWS = message_views(
-    generation_service_pb2,
-    "/tokenweir.v1.GenerationService",
-    {
-        "GenerateStreamRequest": ("request",),
-        "GenerateRequest": ("model", "inputs", "scheduling"),
-        "ScoreRequest": ("model", "inputs", "scheduling"),
-        "Scheduling": ("tenant",),
-        "Input": ("text", "tokens", "chat"),
-        "TokenIds": ("ids",),
-        "Chat": ("messages",),
-        "ChatMessage": ("content", "parts"),
-    },
-)
+_VIEWS: Mapping[str, type[GeneratePrompts] | type[ScorePrompts] | type[StreamPrompts]] = {
+    f"/{GENERATION}/Generate": GeneratePrompts,
+    f"/{GENERATION}/GenerateStream": StreamPrompts,
+    f"/{GENERATION}/Score": ScorePrompts,
+}
 
 
 class Affinity:
@@ -66,20 +55,21 @@ def prefix_of(method: str, request: bytes) -> bytes | None:
 
     Caches of one tenant are not used for another. None if it has no such prompt, or a shorter one.
     """
-    if method not in _VIEWS:
+    if (view := _VIEWS.get(method)) is None:
         return None
     try:
-        found: Any = _VIEWS[method].FromString(request)
+        found = view.FromString(request)
     except DecodeError:
         return None
-    found = getattr(found, "request", found)
+    if isinstance(found, StreamPrompts):
+        found = found.request
     block = _first_block(found.inputs[0]) if found.inputs else None
     if block is None:
         return None
     return hashlib.sha256(repr((found.model, found.scheduling.tenant, block)).encode()).digest()
 
 
-def _first_block(prompt: Any) -> str | list[int] | None:
+def _first_block(prompt: Prompt) -> str | list[int] | None:
     block: str | list[int]
     if prompt.tokens.ids:
         block = list(prompt.tokens.ids[: _BLOCK // 4])

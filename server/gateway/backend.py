@@ -252,7 +252,7 @@ class Backend:
         if self._is_retiring:
             return
         self.infos = infos or ()
-        models = frozenset(ModelVersion(one.model, one.model_version) for one in self.infos)
+        models = frozenset(map(ModelVersion.of, self.infos))
         if (infos is not None, models) != (self.serving, self.models):
             self.serving, self.models = infos is not None, models
             names = ", ".join(map(str, sorted(self.models)))

@@ -36,8 +36,9 @@ from server.call_wall import CallWall
 from server.config import GatewayConfig
 from server.deadlines import CLOSE_TIMEOUT, Deadlines, InTime, abort
 from server.event_thread import BackOff
-from server.gateway.admin import AdminService
-from server.gateway.admin_port import AdminPort
+from server.gateway.admin.admin_port import AdminPort
+from server.gateway.admin.admin_service import AdminService
+from server.gateway.admin.versions import Deployment, Group, Versions
 from server.gateway.admission import Admission
 from server.gateway.affinity import Affinity
 from server.gateway.authenticator import Authenticator
@@ -45,16 +46,15 @@ from server.gateway.backend import WorkerLink
 from server.gateway.book import Book
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.losses import HasCrashed
-from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import CallFailed, Lost, Pool, do_nothing
 from server.gateway.relay import Relay
 from server.gateway.request_head import NO_HEAD, RequestHead, head_of, request_id_of
 from server.gateway.request_reader import READ_TIMEOUT, RequestReader
-from server.gateway.traffic import Traffic
-from server.gateway.versions import Deployment, Group, Versions
+from server.gateway.traffic import ModelVersion, Traffic
 from server.health import Health
 from server.listening import listen, max_connections, max_message_bytes, server_options
 from server.local_services import LocalServices
+from server.model_pages import page_of
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
 from server.status import CallStatus, call_status
@@ -391,8 +391,9 @@ class Gateway:
         await self._relay.wait_for_worker()
         models = [
             info
-            for info in list_models(self.pool)
-            if (usable is None or info.model in usable) and self._traffic.is_open(version_of(info))
+            for info in self.pool.models()
+            if (usable is None or info.model in usable)
+            and self._traffic.is_open(ModelVersion.of(info))
         ]
         return page_of(models, request).SerializeToString()
 

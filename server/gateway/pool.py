@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import grpc
+from tokenweir.v1.admin_service_pb2 import ModelInfo
 
 from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
@@ -19,7 +21,7 @@ from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend, WorkerLink
 from server.gateway.losses import Loss, Losses
 from server.gateway.request_head import RequestHead, request_id_of
-from server.gateway.resumable import STREAM, asked_at_first
+from server.gateway.resume.resumable import STREAM, asked_at_first
 from server.gateway.traffic import ModelVersion, Traffic
 from server.status import CallStatus, call_status
 
@@ -165,6 +167,11 @@ class Pool:
     def num_serving(self) -> int:
         """The number of workers that take calls now."""
         return len(self.serving)
+
+    def models(self) -> list[ModelInfo]:
+        """Return every version that some worker serves, by name; a copy, to be added to."""
+        found = {ModelVersion.of(info): info for worker in self.serving for info in worker.infos}
+        return [deepcopy(found[one]) for one in sorted(found)]
 
     async def sync(self, addresses: Sequence[str]) -> None:
         """Send new calls to these workers only, "host:port" each.

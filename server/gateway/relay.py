@@ -25,7 +25,7 @@ from server.gateway.book import Book
 from server.gateway.losses import HasCrashed, Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.request_head import NO_HEAD, RequestHead
-from server.gateway.resumable import ResumableStream
+from server.gateway.resume.resumable import ResumableStream
 from server.status import CallStatus, call_status
 from server.telemetry.metrics import Counts
 from server.telemetry.trace_context import traceparent_in

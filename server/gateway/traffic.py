@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from tokenweir.v1 import admin_service_pb2
+
 from engine.errors import FieldViolation, InvalidRequest, ModelNotFound, ModelVersionNotFound
 
 ALL = 100.0  # percent
@@ -20,6 +22,11 @@ class ModelVersion(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.model} {self.version}"
+
+    @classmethod
+    def of(cls, info: admin_service_pb2.ModelInfo) -> ModelVersion:
+        """Return which version a message speaks of."""
+        return cls(info.model, info.model_version)
 
 
 class Traffic:

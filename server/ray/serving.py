@@ -28,11 +28,11 @@ from engine.errors import EngineFailure
 from server.adapters.config import http_config
 from server.auth.internal_certificate import internal_certificate
 from server.config import gateway_config
+from server.gateway.admin.versions import Group
 from server.gateway.authenticator import check_access
 from server.gateway.backend import WorkerLink
 from server.gateway.gateway import Gateway
 from server.gateway.pool import Pool
-from server.gateway.versions import Group
 from server.listening import address_of
 from server.process import keep_what_is_there
 from server.ray.address import joins_cluster
@@ -64,7 +64,7 @@ class Service:
     pool: Pool
     discovery: Discovery
     ray: RayThread
-    address: str = ""  # of its gateway, if it has one
+    address: str = ""  # the gateway's, if it has one
     admin_address: str | None = None
     http_url: str | None = None
 

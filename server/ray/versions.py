@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.errors import EngineFailure, LoadFailed
 from engine.factory import device_of
 from engine.package.manifest import Manifest
-from server.gateway.versions import Group, LoadedPackage
+from server.gateway.admin.versions import Group, LoadedPackage
 from server.packages.pinned import PinnedPackage, pin
 from server.ray.address import joins_cluster
 from server.ray.deployment import (

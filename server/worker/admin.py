@@ -10,10 +10,10 @@ from tokenweir.v1 import admin_service_pb2 as pb
 from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.config import RequestLimits
-from engine.errors import CapabilityNotSupported, FieldViolation
-from engine.requests.checks import raise_if_any
+from engine.errors import CapabilityNotSupported
 from server.api import API_MINOR
 from server.local_services import Context
+from server.model_pages import page_of
 from server.running_requests import RunningRequests
 from server.worker import admin_answers as answers
 from server.worker.admission import WorkerAdmission
@@ -65,17 +65,8 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        """Return the models by name; a page token is the last name of the page before."""
-        if request.page_size < 0:
-            raise_if_any(
-                [FieldViolation("page_size", f"{request.page_size} is below 0; 0 means all")]
-            )
-        names = [name for name in self._catalog.engines if name > request.page_token]
-        page = names[: request.page_size or None]
-        return pb.ListModelsResponse(
-            models=[self._model_info(name) for name in page],
-            next_page_token=page[-1] if len(page) < len(names) else "",
-        )
+        """Return the models by name."""
+        return page_of(self.models(), request)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Return how busy every model is."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.background import beside
 from engine.errors import ConfigError
 from server.adapters.config import HttpConfig
-from server.gateway.admin_port import admin_socket
+from server.gateway.admin.admin_port import admin_socket
 from server.listening import check_ports_are_free, listen_at
 from server.ray.processes import end_with_parent
 

@@ -23,7 +23,7 @@ from tokenweir import AsyncClient, Unauthenticated
 from engine.errors import ConfigError
 from server.adapters.config import HttpConfig, http_config
 from server.config import GatewayConfig
-from server.gateway.admin_port import admin_socket
+from server.gateway.admin.admin_port import admin_socket
 from server.gateway.gateway import Gateway
 from server.given_settings import GivenSettings
 from server.ray.processes import http_process

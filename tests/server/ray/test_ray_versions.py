@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.errors import LoadFailed, PackageError
-from server.gateway.versions import Group, LoadedPackage
+from server.gateway.admin.versions import Group, LoadedPackage
 from server.packages.signature import sign
 from server.ray import versions
 from server.ray.deployment import _actor_options

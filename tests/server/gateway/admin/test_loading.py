@@ -16,8 +16,8 @@ from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.errors import LoadFailed, PackageError
 from server.config import GatewayConfig
+from server.gateway.admin.versions import Group, LoadedPackage
 from server.gateway.gateway import Gateway
-from server.gateway.versions import Group, LoadedPackage
 from server.settings import Admin
 from server.worker.worker import Worker
 from tests.fakes.calls import Stubs, failure_of, generate, stubs_for, until

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tokenweir.received import ReceivedSequence
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from server.gateway.received_answer import ReceivedAnswer
-from server.gateway.stream_view import StreamView, index_of_end
+from server.gateway.resume.received_answer import ReceivedAnswer, index_of_end
+from server.gateway.views_pb2 import Delta, StreamView
 
 
 class Different(Exception):
@@ -53,7 +52,7 @@ class FastForward:
             raise Different("it ended before that")
         return message
 
-    def _rest_of_delta(self, view: Any, delta: Any) -> bytes | None:
+    def _rest_of_delta(self, view: StreamView, delta: Delta) -> bytes | None:
         index, own = delta.index, self._answer.sequence(delta.index)
         text, ids, logprobs = delta.text, list(delta.tokens.ids), list(delta.logprobs)
         if index in self._behind:
@@ -72,8 +71,7 @@ class FastForward:
         delta.text = text
         delta.tokens.ids[:] = ids
         delta.logprobs[:] = logprobs
-        rest: bytes = view.SerializeToString()
-        return rest
+        return view.SerializeToString()
 
     def _unless_known(self, message: bytes, end: bytes) -> bytes | None:
         index = index_of_end(end)

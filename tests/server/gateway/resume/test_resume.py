@@ -27,9 +27,9 @@ from engine.generation.async_engine import AsyncEngine
 from engine.requests.events import Admitted, GenerationEvent
 from engine.requests.request import Deltas, GenerationRequest
 from server.config import GatewayConfig, WorkerConfig
-from server.gateway.fast_forward import Different, FastForward
 from server.gateway.gateway import Gateway
-from server.gateway.received_answer import ReceivedAnswer
+from server.gateway.resume.fast_forward import Different, FastForward
+from server.gateway.resume.received_answer import ReceivedAnswer
 from server.worker.worker import Worker
 from tests.conftest import ScriptedRunner
 from tests.fakes.calls import Stubs, failure_of, stream, stubs_for, until

@@ -1,26 +1,12 @@
-"""The models that all workers of a gateway serve, as one list."""
+"""The list of models of a gateway or worker, page by page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.errors import FieldViolation, InvalidRequest
-from server.gateway.pool import Pool
-from server.gateway.traffic import ModelVersion
-
-
-def list_models(pool: Pool) -> list[pb.ModelInfo]:
-    """Return every version that some worker serves, by name."""
-    found = {version_of(info): info for worker in pool.serving for info in worker.infos}
-    return [deepcopy(found[one]) for one in sorted(found)]  # callers add to them
-
-
-def version_of(info: pb.ModelInfo) -> ModelVersion:
-    """Return which version a message speaks of."""
-    return ModelVersion(info.model, info.model_version)
 
 
 def page_of(models: Sequence[pb.ModelInfo], request: pb.ListModelsRequest) -> pb.ListModelsResponse:

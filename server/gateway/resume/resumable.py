@@ -10,9 +10,8 @@ from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import FieldViolation, InvalidRequest
 from server.call_server import ServerCall
-from server.gateway.fast_forward import Different, FastForward
-from server.gateway.received_answer import ReceivedAnswer
-from server.gateway.stream_view import numbered
+from server.gateway.resume.fast_forward import Different, FastForward
+from server.gateway.resume.received_answer import ReceivedAnswer
 from server.wire.protocol import Metadata
 
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
@@ -151,10 +150,15 @@ class ResumableStream:
             self._fast_forward = None
         if self._fast_forward is None:
             self._answer.add(message)
-            return numbered(message, self._num_messages + 1)
+            return _numbered(message, self._num_messages + 1)
         try:
             rest = self._fast_forward.rest_of(message)
         except (Different, DecodeError) as error:
             self.difference = str(error)
             return None
-        return None if rest is None else numbered(rest, self._num_messages + 1)
+        return None if rest is None else _numbered(rest, self._num_messages + 1)
+
+
+def _numbered(message: bytes, number: int) -> bytes:
+    """Return a message with this sequence number: what comes later in its bytes counts."""
+    return message + pb.GenerateStreamResponse(sequence_number=number).SerializeToString()

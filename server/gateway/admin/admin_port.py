@@ -18,7 +18,7 @@ from server.auth.tokens import TokenFile
 from server.call_server import CallServer, ServerCall
 from server.config import GatewayConfig
 from server.deadlines import CLOSE_TIMEOUT
-from server.gateway.admin import AdminService
+from server.gateway.admin.admin_service import AdminService
 from server.gateway.request_reader import READ_TIMEOUT
 from server.health import Health
 from server.listening import listen, server_options

@@ -14,12 +14,12 @@ from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.errors import CapabilityNotSupported
 from server.api import ADMIN, API_MINOR, HEALTH, RELEASE
+from server.gateway.admin.versions import LoadOrder, Versions
 from server.gateway.backend import Backend
-from server.gateway.model_list import list_models, page_of, version_of
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic
-from server.gateway.versions import LoadOrder, Versions
 from server.local_services import Context
+from server.model_pages import page_of
 from server.running_requests import RunningRequests
 from server.wire.worker_call import WorkerFailed
 
@@ -147,7 +147,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         return page_of(await self._list(), request)
 
     async def _list(self) -> list[pb.ModelInfo]:
-        models = {version_of(info): info for info in list_models(self._pool)}
+        models = {ModelVersion.of(info): info for info in self._pool.models()}
         if self._versions is not None:
             states = (
                 (self._versions.loading, pb.MODEL_STATE_LOADING),
@@ -163,7 +163,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
 
     async def _info(self, one: ModelVersion) -> pb.ModelInfo:
         """Return what is told of a version; its names if it is not there."""
-        found = (info for info in await self._list() if version_of(info) == one)
+        found = (info for info in await self._list() if ModelVersion.of(info) == one)
         return next(found, _named(one))
 
     def _operated(self, method: str) -> Versions:

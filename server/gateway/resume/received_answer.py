@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tokenweir.received import ReceivedSequence
 from tokenweir.v1 import common_pb2
+from tokenweir.v1 import generation_service_pb2 as pb
 
-from server.gateway.stream_view import RunView, StreamView, index_of_end
+from server.gateway.views_pb2 import DeltaRun, RunView, StreamView
 
 _MAX_BYTES = 16 * 2**10  # kept at most until they are looked at
 
@@ -61,7 +60,7 @@ class ReceivedAnswer:
             self._of(index_of_end(end)).end = end
         self._has_summary = self._has_summary or bool(run.summary)
 
-    def _add_run(self, deltas: Any) -> None:
+    def _add_run(self, deltas: DeltaRun) -> None:
         if deltas.text or deltas.tokens or deltas.logprobs:
             tokens = common_pb2.TokenIds.FromString(b"".join(deltas.tokens))
             self._of(0).add(b"".join(deltas.text), tokens.ids, deltas.logprobs)
@@ -70,3 +69,8 @@ class ReceivedAnswer:
         if (found := self._sequences.get(index)) is None:
             found = self._sequences[index] = ReceivedSequence()
         return found
+
+
+def index_of_end(finished: bytes) -> int:
+    """Return the index of the sequence that a serialized Finished ends."""
+    return pb.GenerateStreamResponse.Finished.FromString(finished).index

@@ -1,0 +1,1 @@
+"""Operation of a gateway: its state, the end of requests, versions of models."""

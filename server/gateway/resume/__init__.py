@@ -1,0 +1,1 @@
+"""Streams that go on at another worker when theirs is lost."""
