@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
@@ -15,6 +16,7 @@ from server.status import CallStatus
 
 CLOSE_TIMEOUT = 1.0  # seconds in which calls that were ended tell their clients
 _MARGIN_SHARE = 0.05  # share of the time that a call has
+_MAX_ENGINE_MARGIN, _ENGINE_MARGIN_SHARE = 0.05, 0.1  # seconds, and share; see engine_deadline
 _NEAR, _LOOK_PERIOD = 1.0, 0.5  # seconds to a deadline that gets a timer, between two looks for it
 
 
@@ -114,6 +116,17 @@ class InTime:
                 ) from None
         if isinstance(error, aio.InternalError):
             raise asyncio.CancelledError from error
+
+
+def engine_deadline(context: Context) -> float | None:
+    """Return when an engine must end a call, on the monotonic clock; None: never.
+
+    It is a little before its client does, so that the answer can say where the time went.
+    """
+    remaining: float | None = context.time_remaining()  # the stubs know no call without one
+    if remaining is None:
+        return None
+    return time.monotonic() + remaining - min(_MAX_ENGINE_MARGIN, remaining * _ENGINE_MARGIN_SHARE)
 
 
 async def abort(context: Context, status: CallStatus) -> NoReturn:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from tokenweir.v1 import admin_service_pb2 as pb
 from tokenweir.v1 import admin_service_pb2_grpc
 
-from engine.config import RequestLimits
 from engine.errors import CapabilityNotSupported
-from server.api import API_MINOR
+from server.api import API_MINOR, FEATURES, RELEASE
+from server.config import WorkerConfig
 from server.local_services import Context
 from server.model_pages import page_of
 from server.running_requests import RunningRequests
@@ -20,31 +19,21 @@ from server.worker.admission import WorkerAdmission
 from server.worker.catalog import Catalog
 
 
-@dataclass(frozen=True)
-class ServerFacts:
-    """Facts of the process that GetServerInfo and ListModels tell."""
-
-    version: str
-    start_time: datetime  # has a time zone
-    features: tuple[str, ...]
-    limits: RequestLimits
-    max_request_bytes: int
-
-
 class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     """Tells the models and the load of a worker, aborts requests and drains it."""
 
     def __init__(
         self,
         catalog: Catalog,
-        facts: ServerFacts,
+        config: WorkerConfig,
         admission: WorkerAdmission,
         requests: RunningRequests,
         drain: Callable[[], Awaitable[None]],
     ) -> None:
         """`drain` has the worker refuse new calls, and returns when none runs any more."""
         self._catalog = catalog
-        self._facts = facts
+        self._config = config
+        self._start_time = datetime.now(UTC)
         self._admission = admission
         self._requests = requests
         self._drain = drain
@@ -54,12 +43,12 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> pb.GetServerInfoResponse:
         """Return what this server is."""
         response = pb.GetServerInfoResponse(
-            version=self._facts.version,
+            version=RELEASE,
             api_minor=API_MINOR,
             instance_id=self._catalog.replica_id,
-            features=self._facts.features,
+            features=FEATURES,
         )
-        response.start_time.FromDatetime(self._facts.start_time)
+        response.start_time.FromDatetime(self._start_time)
         return response
 
     async def ListModels(
@@ -118,8 +107,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
             self._catalog.served(name),
             state=state,
             message=message,
-            limits=self._facts.limits,
-            max_request_bytes=self._facts.max_request_bytes,
+            config=self._config,
         )
 
     def _state(self, name: str) -> tuple[pb.ModelState.ValueType, str]:

@@ -1,16 +1,20 @@
-"""Turns what is known of a model, and how busy it is, into the protocol's answers."""
+"""Turns what is known of a model, and how busy it is, into answers and samples of metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from google.protobuf.struct_pb2 import Struct
 from tokenweir.v1 import admin_service_pb2 as pb
 
-from engine.config import RequestLimits
 from engine.package.manifest import Certificate, Judged, Loss
 from engine.requests.load import LoadSnapshot
+from server.config import WorkerConfig
+from server.telemetry.metrics import Snapshot
+from server.wire.work_pb2 import Sample
 from server.worker.answers import ServedModel
+from server.worker.engines import Engine
 
 
 def model_info(
@@ -18,8 +22,7 @@ def model_info(
     *,
     state: pb.ModelState.ValueType,
     message: str,
-    limits: RequestLimits,
-    max_request_bytes: int,
+    config: WorkerConfig,
 ) -> pb.ModelInfo:
     """Return what a client may know of a model."""
     manifest, defaults = model.package.manifest, Struct()
@@ -32,7 +35,7 @@ def model_info(
         message=message,
         architecture=manifest.architecture,
         capabilities=model.capabilities,
-        limits=_limits(model, limits, max_request_bytes),
+        limits=_limits(model, config),
         manifest_sha256=model.package.manifest_sha256,
         parity=_parity(manifest.certificate, manifest.toolchain),
         labels=manifest.labels,
@@ -58,9 +61,35 @@ def replica_load(
     )
 
 
-def _limits(model: ServedModel, limits: RequestLimits, max_request_bytes: int) -> pb.Limits:
+def engine_samples(engines: Mapping[str, Engine]) -> list[Sample]:
+    """Return the samples of engines, by the name of their model, for the wire."""
+    return [
+        Sample(name=name, labels=labels, values=value if isinstance(value, list) else [value])
+        for model, engine in engines.items()
+        for name, labels, value in _samples(model, engine)
+    ]
+
+
+def _samples(model: str, engine: Engine) -> Snapshot:
+    load, measures, labels = engine.load(), engine.measures, (model,)
+    return [
+        ("num_sequences_running", labels, load.running),
+        ("num_requests_waiting", labels, load.waiting),
+        ("num_tokens_waiting", labels, load.waiting_tokens),
+        ("kv_cache_usage_perc", labels, load.cache_used),
+        ("inter_token_latency_seconds", labels, measures.inter_token.counts()),
+        ("step_seconds", labels, measures.seconds.counts()),
+        ("step_batch_size", labels, measures.batch_size.counts()),
+        *(
+            ("wasted_tokens", (model, kind.removesuffix("_tokens")), count)
+            for kind, count in asdict(load.wasted).items()
+        ),
+    ]
+
+
+def _limits(model: ServedModel, limits: WorkerConfig) -> pb.Limits:
     manifest = model.package.manifest
-    message = pb.Limits(max_inputs=limits.max_inputs, max_request_bytes=max_request_bytes)
+    message = pb.Limits(max_inputs=limits.max_inputs, max_request_bytes=limits.max_request_bytes)
     if manifest.encoding is not None:
         message.max_input_tokens = manifest.encoding.max_len
     if manifest.generation is not None:

@@ -1,4 +1,4 @@
-"""Parts common to all answers of a model: its provenance, usage and timing."""
+"""Parts common to all answers of a model: provenance, usage and timing, and a call's record."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tokenweir.v1 import common_pb2
 
 from engine.machine import processor_kind
 from engine.package.package import Package
-from engine.requests.events import Timing, Usage
+from engine.requests.events import GenerationEvent, RequestFinished, SequenceFinished, Timing, Usage
 from server.api import RELEASE
+from server.wire.work_pb2 import Record
 from server.worker.capabilities import BATCH_INVARIANT
 
 
@@ -102,3 +103,27 @@ def _duration(seconds: float) -> Duration:
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration
+
+
+def note(record: Record, event: GenerationEvent) -> None:
+    """Note an end, of a sequence or of an input, in the record of a call."""
+    match event:
+        case SequenceFinished():
+            record.finish_reasons.append(event.reason.value)
+        case RequestFinished():
+            noted = sum(part.num_sequences for part in record.parts)
+            answered(record, event.usage, event.timing, len(record.finish_reasons) - noted)
+
+
+def answered(record: Record, usage: Usage, timing: Timing, num_sequences: int = 1) -> None:
+    """Note that an input is answered."""
+    record.parts.add(
+        input_tokens=usage.input_tokens,
+        cached_input_tokens=usage.cached_input_tokens,
+        output_tokens=usage.output_tokens,
+        num_sequences=num_sequences,
+        queue=timing.queue,
+        prefill=timing.prefill,
+        decode=timing.decode,
+        time_to_first_token=timing.time_to_first_token,
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tokenweir.v1 import generation_service_pb2
 
 from engine.config import RequestLimits
-from engine.errors import FieldViolation
+from engine.errors import CapabilityNotSupported, FieldViolation, InvalidRequest
 from engine.package.manifest import GenerationContract
 from engine.requests.checks import check_logprobs, check_sampling_params, raise_if_any
 from engine.requests.defaults import ALL
@@ -173,3 +175,22 @@ def _wrong_tenant(tenant: str) -> list[FieldViolation]:
         return []
     what = f"it must be at most {MAX_TENANT_CHARS} printable characters"
     return [FieldViolation("scheduling.tenant", what)]
+
+
+@contextmanager
+def nested_in(path: str) -> Iterator[None]:
+    """Name the fields of a GenerateRequest, in errors raised inside, from one level further out."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            [FieldViolation(f"{path}.{v.field}", v.description) for v in error.violations]
+        ) from error
+    except CapabilityNotSupported as error:
+        fields = generation_service_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
+        features = [
+            f"{path}.{name}" if re.split(r"[.[]", name)[0] in fields else name
+            for name in error.features  # not all are paths
+        ]
+        message = str(error).replace(", ".join(error.features), ", ".join(features), 1)
+        raise CapabilityNotSupported(message, features) from error

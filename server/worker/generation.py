@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from tokenweir.v1 import common_pb2, generation_service_pb2_grpc
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.config import RequestLimits
+from engine.errors import InvalidRequest
 from engine.package.manifest import Manifest
+from engine.requests.checks import raise_if_any
 from engine.requests.events import (
     Admitted,
     GenerationEvent,
@@ -20,18 +23,18 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import Deltas, GenerationRequest
+from server.deadlines import engine_deadline
 from server.local_services import Context, current_request_id
 from server.wire.record import current_record
 from server.worker import requests
-from server.worker.answers import ServedModel
-from server.worker.call_record import answered, note
+from server.worker.answers import ServedModel, answered, note
 from server.worker.catalog import Catalog, Found
-from server.worker.deadline import engine_deadline
+from server.worker.checks import nested_in
 from server.worker.engines import GeneratingEngine
-from server.worker.field_paths import nested_in
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
-from server.worker.inputs import all_of
 from server.worker.known_options import KnownOptions
+
+T = TypeVar("T")
 
 # Seconds between two messages of a stream, and more of them for each that runs: nobody reads
 # faster, and where there are many, their messages must not take the time of the model.
@@ -60,7 +63,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Answer all inputs, in order; one that fails fails the call and aborts the others."""
         found, inputs = self._prepare(request, context)
-        results = await all_of([_generate(found.engine, one) for one in inputs])
+        results = await _all_of([_generate(found.engine, one) for one in inputs])
         for result in results:
             _note(result)
         return _answering(request, found).response(results)
@@ -86,7 +89,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         record.model = self._catalog.known(request.model)
         found = self._catalog.scoring(request.model, request.model_version)
         inputs = requests.score_requests(request, **self._given(found.model, context))
-        scores = await all_of([found.engine.score(one) for one in inputs])
+        scores = await _all_of([found.engine.score(one) for one in inputs])
         for score in scores:
             answered(record, score.usage, score.timing)
         answering = GenerationAnswers(
@@ -182,3 +185,24 @@ async def _generate(engine: GeneratingEngine, request: GenerationRequest) -> Fin
                     sequences.sort(key=lambda sequence: sequence.index)
                     return FinishedInput(tuple(sequences), event)
     raise RuntimeError(f"the engine ended request {request.request_id} without RequestFinished")
+
+
+async def _all_of(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all requests at once; raise the first error, the others then aborted.
+
+    If inputs are invalid, the error names everything that is wrong with any of them.
+    """
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        ended = (task.exception() for task in tasks if task in done)
+        errors = [error for error in ended if error is not None]
+        violations = [v for e in errors if isinstance(e, InvalidRequest) for v in e.violations]
+        raise_if_any(list(dict.fromkeys(violations)))
+        if errors:
+            raise errors[0]
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

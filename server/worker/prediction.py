@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+from tokenweir.v1 import common_pb2, prediction_service_pb2_grpc
 from tokenweir.v1 import prediction_service_pb2 as pb
-from tokenweir.v1 import prediction_service_pb2_grpc
 
 from engine.config import RequestLimits
 from engine.errors import FieldViolation
-from engine.one_pass.prediction import Prediction
+from engine.one_pass.prediction import ItemPrediction, Prediction
+from engine.one_pass.scores import SCORES, softmax
+from engine.package.manifest import LabelScores
 from engine.requests.checks import raise_if_any
 from engine.requests.events import Usage
+from server.deadlines import engine_deadline
 from server.local_services import Context, current_request_id
 from server.wire.record import current_record
-from server.worker import prediction_answers as answers
 from server.worker import requests
-from server.worker.answers import ServedModel, provenance, timing
-from server.worker.call_record import answered
+from server.worker.answers import ServedModel, answered, provenance, timing
 from server.worker.catalog import Catalog
-from server.worker.deadline import engine_deadline
-from server.worker.entities import Strategy
+from server.worker.entities import Entity, Strategy, find_entities
 
 _STRATEGIES: Mapping[int, Strategy | None] = {
     pb.AGGREGATION_UNSPECIFIED: None,
@@ -47,13 +49,10 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         manifest = model.package.manifest
         return pb.ClassifyResponse(
             results=[
-                answers.classes(item, manifest.labels, top, manifest.label_scores)
+                classes(item, manifest.labels, top, manifest.label_scores)
                 for item in prediction.items
             ],
-            usage=answers.prediction_usage(prediction.items),
-            timing=timing([prediction.timing]),
-            provenance=provenance(model),
-            request_id=current_request_id(),
+            **_common(model, prediction),
         )
 
     async def Label(self, request: pb.LabelRequest, context: Context) -> pb.LabelResponse:
@@ -65,24 +64,16 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         model, prediction = await self._predict("label", request, context)
         labels = model.package.manifest.labels
         return pb.LabelResponse(
-            results=[answers.spans(item, labels, strategy) for item in prediction.items],
-            usage=answers.prediction_usage(prediction.items),
-            timing=timing([prediction.timing]),
-            provenance=provenance(model),
-            request_id=current_request_id(),
+            results=[spans(item, labels, strategy) for item in prediction.items],
+            **_common(model, prediction),
         )
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Return the vector of every item."""
         model, prediction = await self._predict("embed", request, context)
         return pb.EmbedResponse(
-            vectors=[
-                answers.vector(item, normalize=request.normalize) for item in prediction.items
-            ],
-            usage=answers.prediction_usage(prediction.items),
-            timing=timing([prediction.timing]),
-            provenance=provenance(model),
-            request_id=current_request_id(),
+            vectors=[vector(item, normalize=request.normalize) for item in prediction.items],
+            **_common(model, prediction),
         )
 
     async def _predict(
@@ -101,3 +92,69 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         tokens = sum(item.input_tokens for item in prediction.items)
         answered(record, Usage(tokens, output_tokens=0), prediction.timing)
         return found.model, prediction
+
+
+def _common(model: ServedModel, prediction: Prediction) -> dict[str, Any]:
+    """Return the fields that all answers have."""
+    tokens = sum(item.input_tokens for item in prediction.items)
+    return {
+        "usage": common_pb2.Usage(input_tokens=tokens),
+        "timing": timing([prediction.timing]),
+        "provenance": provenance(model),
+        "request_id": current_request_id(),
+    }
+
+
+def classes(
+    item: ItemPrediction,
+    labels: Sequence[str],
+    top: int | None,
+    scores: LabelScores = "softmax",
+) -> pb.ClassifyResponse.Classes:
+    """Return the `top` best classes, all for 0, the best one for None."""
+    probabilities = SCORES[scores](item.logits)  # (num_labels,)
+    count = 1 if top is None else top or len(probabilities)
+    best = np.argsort(-probabilities, kind="stable")[:count]
+    return pb.ClassifyResponse.Classes(
+        labels=[_scored_label(int(i), float(probabilities[i]), labels) for i in best]
+    )
+
+
+def spans(
+    item: ItemPrediction, labels: Sequence[str], strategy: Strategy | None = None
+) -> pb.LabelResponse.Spans:
+    """Return the best label of every token, or with a strategy the entities."""
+    probabilities = softmax(item.logits)  # (num_tokens, num_labels)
+    if strategy is not None:
+        found = find_entities(probabilities, item.spans, item.continues, labels, strategy)
+        return pb.LabelResponse.Spans(spans=map(_entity_span, found))
+    best = probabilities.argmax(axis=-1)  # (num_tokens,)
+    return pb.LabelResponse.Spans(
+        spans=[
+            pb.LabelResponse.Span(
+                start_byte=start,
+                end_byte=end,
+                label=_scored_label(int(label), float(row[label]), labels),
+            )
+            for (start, end), row, label in zip(item.spans, probabilities, best, strict=True)
+        ]
+    )
+
+
+def _entity_span(entity: Entity) -> pb.LabelResponse.Span:
+    label = pb.ScoredLabel(label=entity.label, probability=entity.probability, index=entity.index)
+    return pb.LabelResponse.Span(start_byte=entity.start, end_byte=entity.end, label=label)
+
+
+def vector(item: ItemPrediction, *, normalize: bool) -> pb.EmbedResponse.Vector:
+    """Return the embedding, of length 1 if asked for."""
+    values = item.embedding.astype(np.float64)
+    length = float(np.linalg.norm(values))
+    if normalize and length > 0:
+        values = values / length
+    return pb.EmbedResponse.Vector(values=values.tolist())
+
+
+def _scored_label(index: int, probability: float, labels: Sequence[str]) -> pb.ScoredLabel:
+    name = labels[index] if index < len(labels) else str(index)
+    return pb.ScoredLabel(label=name, probability=probability, index=index)

@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, cast
 
 from grpc import aio
@@ -19,7 +18,7 @@ from tokenweir.v1 import (
 
 from engine.background import in_background
 from engine.errors import ConfigError
-from server.api import ADMIN, FEATURES, GENERATION, HEALTH, PREDICTION, RELEASE, SERVICES
+from server.api import ADMIN, GENERATION, HEALTH, PREDICTION, SERVICES
 from server.auth.internal_certificate import InternalCertificate
 from server.call_server import CallServer, ServerCall
 from server.call_wall import CallWall
@@ -34,10 +33,10 @@ from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
 from server.wire.work_pb2 import Models, State
 from server.wire.worker_log import WorkerLog
-from server.worker.admin import AdminService, ServerFacts
+from server.worker.admin import AdminService
+from server.worker.admin_answers import engine_samples
 from server.worker.admission import WorkerAdmission, runs_model
 from server.worker.catalog import Catalog
-from server.worker.engine_samples import engine_samples
 from server.worker.engines import Engine
 from server.worker.generation import GenerationService
 from server.worker.prediction import PredictionService
@@ -180,13 +179,6 @@ class Worker:
             config.max_request_bytes, admit=self._admission.admit, identify=self._abortable
         )
         server = cast(aio.Server, services)  # it has what is asked of one here
-        facts = ServerFacts(
-            version=RELEASE,
-            start_time=datetime.now(UTC),
-            features=FEATURES,
-            limits=config,
-            max_request_bytes=config.max_request_bytes,
-        )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationService(self._catalog, config), server
         )
@@ -194,7 +186,7 @@ class Worker:
             PredictionService(self._catalog, config), server
         )
         self._admin = AdminService(
-            self._catalog, facts, self._admission, self._requests, self._empty
+            self._catalog, config, self._admission, self._requests, self._empty
         )
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tokenweir.v1 import admin_service_pb2, common_pb2
 
-from engine.config import RequestLimits
 from engine.one_pass.prediction import ItemPrediction
 from engine.package.package import Package
 from engine.requests.events import Timing
-from server.worker import admin_answers, answers, prediction_answers
+from server.config import WorkerConfig
+from server.worker import admin_answers, answers, prediction
 from server.worker.answers import ServedModel
 from tests.fakes.engines import LABELS, OPTIONS, TIMING, generation_package, prediction_package
 
@@ -35,7 +35,7 @@ def _item(logits: list[float] | list[list[float]]) -> ItemPrediction:
     ],
 )
 def test_classes_are_the_best_first(top: int | None, labels: list[str]) -> None:
-    classes = prediction_answers.classes(_item([1.0, 0.0, 2.0]), LABELS, top)
+    classes = prediction.classes(_item([1.0, 0.0, 2.0]), LABELS, top)
 
     assert [label.label for label in classes.labels] == labels
     assert classes.labels[0].probability == pytest.approx(0.6652409)
@@ -43,13 +43,13 @@ def test_classes_are_the_best_first(top: int | None, labels: list[str]) -> None:
 
 
 def test_probabilities_of_large_logits_are_finite() -> None:
-    classes = prediction_answers.classes(_item([1e30, 0.0, -1e30]), LABELS, 0)
+    classes = prediction.classes(_item([1e30, 0.0, -1e30]), LABELS, 0)
 
     assert [label.probability for label in classes.labels] == [1.0, 0.0, 0.0]
 
 
 def test_labels_that_do_not_exclude_each_other_have_probabilities_of_their_own() -> None:
-    classes = prediction_answers.classes(_item([0.0, 2.0, -1e30]), LABELS, 0, "sigmoid")
+    classes = prediction.classes(_item([0.0, 2.0, -1e30]), LABELS, 0, "sigmoid")
 
     assert [label.label for label in classes.labels] == ["VERB", "NOUN", "DET"]
     found = [label.probability for label in classes.labels]
@@ -57,7 +57,7 @@ def test_labels_that_do_not_exclude_each_other_have_probabilities_of_their_own()
 
 
 def test_numbers_of_a_regression_are_told_as_they_are() -> None:
-    classes = prediction_answers.classes(_item([3.5, -2.0]), LABELS, 0, "none")
+    classes = prediction.classes(_item([3.5, -2.0]), LABELS, 0, "none")
 
     assert [label.probability for label in classes.labels] == [3.5, -2.0]
 
@@ -65,7 +65,7 @@ def test_numbers_of_a_regression_are_told_as_they_are() -> None:
 def test_spans_stand_at_the_bytes_of_their_tokens() -> None:
     item = replace(_item([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]]), spans=((0, 2), (3, 6)))
 
-    spans = prediction_answers.spans(item, LABELS).spans
+    spans = prediction.spans(item, LABELS).spans
 
     assert [(s.start_byte, s.end_byte, s.label.label) for s in spans] == [
         (0, 2, "NOUN"),
@@ -77,17 +77,15 @@ def test_a_text_without_words_has_no_spans() -> None:
     item = replace(_item([0.0]), logits=np.zeros((0, 3), np.float32))
 
     for strategy in (None, "simple", "average"):
-        assert not prediction_answers.spans(item, LABELS, strategy).spans
+        assert not prediction.spans(item, LABELS, strategy).spans
 
 
 def test_vectors_are_scaled_to_length_1_only_if_asked_and_zero_stays_zero() -> None:
     zero = replace(_item([0.0]), embedding=np.zeros(2, dtype=np.float32))
 
-    assert list(prediction_answers.vector(_item([0.0]), normalize=False).values) == [3, 4]
-    assert list(prediction_answers.vector(_item([0.0]), normalize=True).values) == pytest.approx(
-        [0.6, 0.8]
-    )
-    assert list(prediction_answers.vector(zero, normalize=True).values) == [0, 0]
+    assert list(prediction.vector(_item([0.0]), normalize=False).values) == [3, 4]
+    assert list(prediction.vector(_item([0.0]), normalize=True).values) == pytest.approx([0.6, 0.8])
+    assert list(prediction.vector(zero, normalize=True).values) == [0, 0]
 
 
 def test_times_of_several_inputs_are_the_longest_and_batch_sizes_their_mean() -> None:
@@ -147,8 +145,7 @@ def _limits(package: Package, capabilities: tuple[str, ...] = ()) -> admin_servi
         model,
         state=admin_service_pb2.MODEL_STATE_READY,
         message="",
-        limits=RequestLimits(),
-        max_request_bytes=1000,
+        config=WorkerConfig(max_request_bytes=1000),
     )
     return info.limits
 

@@ -13,10 +13,10 @@ from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
+from server import deadlines
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
 from server.telemetry.logs import TextFormatter
-from server.worker import deadline
 from server.worker.worker import Worker
 from tests.fakes.calls import (
     Failure,
@@ -239,8 +239,8 @@ async def test_a_message_just_below_1_mib_is_read(stubs: Stubs) -> None:
 @pytest.fixture
 def wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine end a call long before its client does, however busy the machine is."""
-    monkeypatch.setattr(deadline, "_DEADLINE_MARGIN_SHARE", 0.95)
-    monkeypatch.setattr(deadline, "_MAX_DEADLINE_MARGIN", 60.0)
+    monkeypatch.setattr(deadlines, "_ENGINE_MARGIN_SHARE", 0.95)
+    monkeypatch.setattr(deadlines, "_MAX_ENGINE_MARGIN", 60.0)
 
 
 @pytest.mark.usefixtures("wide_margin")
