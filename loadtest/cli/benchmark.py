@@ -18,7 +18,7 @@ from server.cli.options import (
     read_numbers,
 )
 from server.cli.progress import show_progress
-from server.cli.setting_options import engine_option
+from server.cli.serving.setting_options import engine_option
 from server.cli.tables import print_table
 
 

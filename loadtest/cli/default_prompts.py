@@ -13,7 +13,7 @@ from PIL import Image
 from tokenweir import Client, ModelInfo, TokenweirClientError
 
 from loadtest.work.ask import Ask, InTurn, Work, texts
-from server.cli.server_options import Server
+from server.cli.calls.server_options import Server
 from server.cli.typed_dates import TYPED_DATES
 
 SENTENCES = (

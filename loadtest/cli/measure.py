@@ -34,7 +34,7 @@ from loadtest.work.mix import Mix
 from loadtest.work.requests_file import read_requests
 from loadtest.work.synthetic import Synthetic
 from loadtest.work.texts_file import read_lines
-from server.cli.generation_options import client_options
+from server.cli.calls.generation_options import client_options
 
 _DEFAULT_REQUESTS, _DEFAULT_CONCURRENCY, _DEFAULT_TRIAL = 200, 8, 10.0
 

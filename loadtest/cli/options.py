@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 
 from loadtest.errors import LoadTestError
-from server.cli.generation_options import request_options
+from server.cli.calls.generation_options import request_options
+from server.cli.calls.server_options import server_option
 from server.cli.options import Decorator, Number, existing_file, timeout_option
-from server.cli.server_options import server_option
 
 
 class _Parsed(click.ParamType[Any]):

@@ -7,7 +7,8 @@ import signal
 import sys
 from collections import UserDict
 from collections.abc import Mapping, Sequence
-from pkgutil import resolve_name
+from importlib import import_module
+from keyword import iskeyword
 from typing import Any, cast
 
 import click
@@ -16,57 +17,53 @@ from server.cli.exit_codes import DONE, FAILED, code_of, explanation
 from server.cli.extras import how_to_install
 from server.cli.options import Text
 
-# Where each command is, and what it does, in the order in which a person meets them.
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "demo": ("server.cli.demo:demo", "Show all of it on this machine, in a few minutes."),
-    "train": ("server.cli.checkpoints:train", "Train a model and write its checkpoint."),
-    "import": (
-        "server.cli.checkpoints:import_",
-        "Turn a model of another library into a checkpoint.",
-    ),
-    "average": ("server.cli.checkpoints:average", "Average the weights of checkpoints of one run."),
-    "explain": ("server.cli.checkpoints:explain", "Draw what the attention heads look at."),
-    "export": ("server.cli.packages:export", "Export a checkpoint to a package, proven equal."),
-    "verify": ("server.cli.packages:verify", "Compare a package with its checkpoint again."),
-    "diff": ("server.cli.difference:diff", "Compare two packages, or a model and its package."),
-    "serve": ("server.cli.service:serve", "Serve models: packages, checkpoints, Hugging Face."),
-    "cache": ("server.cli.cache:cache", "List and remove packages that were built or fetched."),
-    "gateway": (
-        "server.cli.gateway:gateway",
-        "Run one more gateway before the workers of a service.",
-    ),
-    "sign": ("server.cli.sign:sign", "Sign a package."),
-    "http": ("server.cli.http:http", "Answer OpenAI's and KServe's protocols over HTTP."),
-    "kserve": (
-        "server.cli.kserve:kserve",
-        "Answer KServe's protocol over gRPC, in front of a server.",
-    ),
-    "token": ("server.cli.token:token", "Make a token that lets a tenant call."),
-    "generate": ("server.cli.generation:generate", "Generate, printing the answer while it comes."),
-    "replay": ("server.cli.replay:replay", "Ask recorded requests again, and compare the answers."),
-    "score": ("server.cli.generation:score", "Print the log-probability of a given answer."),
-    "classify": (
-        "server.cli.predictions:classify",
-        "Print the most likely labels of texts or images.",
-    ),
-    "label": ("server.cli.predictions:label", "Label the words of texts."),
-    "embed": ("server.cli.predictions:embed", "Print the vectors of texts."),
-    "models": ("server.cli.status:models", "List what a server serves."),
-    "load-model": (
-        "server.cli.operation:load_model",
-        "Load a package beside what a server serves.",
-    ),
-    "traffic": ("server.cli.operation:traffic", "Give a version its share of the calls."),
-    "unload-model": (
-        "server.cli.operation:unload_model",
-        "End a version of a model, and its processes.",
-    ),
-    "health": ("server.cli.status:health", "Print the health of a server, service or model."),
-    "loadtest": (
-        "loadtest.cli.load_test:loadtest",
-        "Measure latencies and throughput of a server.",
-    ),
-    "bench": ("loadtest.cli.benchmark:bench", "Measure the engine on a model, without a server."),
+# By the module that has them, in the order in which a person meets them.
+_COMMANDS_OF: Mapping[str, Mapping[str, str]] = {
+    "server.cli.demo": {"demo": "Show all of it on this machine, in a few minutes."},
+    "server.cli.models.checkpoints": {
+        "train": "Train a model and write its checkpoint.",
+        "import": "Turn a model of another library into a checkpoint.",
+        "average": "Average the weights of checkpoints of one run.",
+        "explain": "Draw what the attention heads look at.",
+    },
+    "server.cli.models.packages": {
+        "export": "Export a checkpoint to a package, proven equal.",
+        "verify": "Compare a package with its checkpoint again.",
+    },
+    "server.cli.models.difference": {"diff": "Compare two packages, or a model and its package."},
+    "server.cli.serving.service": {"serve": "Serve models: packages, checkpoints, Hugging Face."},
+    "server.cli.serving.cache": {"cache": "List and remove packages that were built or fetched."},
+    "server.cli.serving.gateway": {
+        "gateway": "Run one more gateway before the workers of a service.",
+    },
+    "server.cli.serving.sign": {"sign": "Sign a package."},
+    "server.cli.serving.adapters": {
+        "http": "Answer OpenAI's and KServe's protocols over HTTP.",
+        "kserve": "Answer KServe's protocol over gRPC, in front of a server.",
+    },
+    "server.cli.serving.token": {"token": "Make a token that lets a tenant call."},
+    "server.cli.calls.generation": {
+        "generate": "Generate, printing the answer while it comes.",
+        "score": "Print the log-probability of a given answer.",
+    },
+    "server.cli.calls.replay": {"replay": "Ask recorded requests again, and compare the answers."},
+    "server.cli.calls.predictions": {
+        "classify": "Print the most likely labels of texts or images.",
+        "label": "Label the words of texts.",
+        "embed": "Print the vectors of texts.",
+    },
+    "server.cli.calls.operation": {
+        "models": "List what a server serves.",
+        "load-model": "Load a package beside what a server serves.",
+        "traffic": "Give a version its share of the calls.",
+        "unload-model": "End a version of a model, and its processes.",
+        "health": "Print the health of a server, service or model.",
+    },
+    "loadtest.cli.load_test": {"loadtest": "Measure latencies and throughput of a server."},
+    "loadtest.cli.benchmark": {"bench": "Measure the engine on a model, without a server."},
+}
+COMMANDS: Mapping[str, str] = {
+    name: help for commands in _COMMANDS_OF.values() for name, help in commands.items()
 }
 
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it
@@ -77,8 +74,10 @@ class Commands(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> click.Command:
         """Return a command; a text that is typed for it is UTF-8."""
-        if isinstance(self.data[name], tuple):
-            command: click.Command = resolve_name(self.data[name][0])
+        if isinstance(self.data[name], str):
+            (module,) = (module for module, names in _COMMANDS_OF.items() if name in names)
+            function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
+            command: click.Command = getattr(import_module(module), function)
             for parameter in command.params:
                 if parameter.type is click.STRING:
                     parameter.type = Text()
@@ -94,7 +93,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+            formatter.write_dl([*COMMANDS.items()])
 
 
 @click.group(

@@ -12,16 +12,16 @@ import click
 from engine.config import Device
 from exporter.openmp import configure_openmp
 from server.cli.app import cli
-from server.cli.checkpoints import print_report
 from server.cli.exit_codes import NOT_USABLE, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
+from server.cli.models.checkpoints import print_report
+from server.cli.models.packages import export_with_progress
 from server.cli.options import any_path, examples
-from server.cli.packages import export_with_progress
 from server.cli.progress import show_progress
-from server.cli.service import announce, serve_until_ended
+from server.cli.serving.service import announce, serve_until_ended
+from server.cli.serving.verification import verify_apart
 from server.cli.typed_dates import TYPED_DATES
-from server.cli.verification import verify_apart
 from server.process import prepare_to_relay
 from server.settings import Admin, Engine, Listen, Packages, Settings
 from server.signals import cancelled_by_signals
@@ -181,7 +181,7 @@ def _ask(address: str) -> list[str]:
     # Not above: gRPC is prepared before it is imported.
     from tokenweir import Client
 
-    from server.cli.generation import print_stream
+    from server.cli.calls.generation import print_stream
 
     wrong = []
     with Client(address) as client:

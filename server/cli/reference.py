@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import click
 import grpc
+from tokenweir import StreamOptions
 from tokenweir._errors import error_from_call
 
 import server
 from engine import errors
+from engine.config import RequestLimits
+from engine.requests.generation_defaults import GenerationDefaults
+from engine.requests.options import BY_NAME, OPTIONS, Option, Range
 from engine.setting import told_bounds
 from server.adapters.http.counts import HTTP_REQUESTS
 from server.adapters.http.errors import http_error
 from server.cli.app import COMMANDS, cli
+from server.cli.calls.generation_options import request_options
 from server.cli.exit_codes import MEANINGS
-from server.cli.options_page import options_page, table
 from server.given_settings import KNOWN, SECTIONS, Known, as_toml, default_of
 from server.status import STATUS_CODES, status_code
 from server.telemetry.metrics import GATEWAY_METRICS, WORKER_METRICS, Metric
 
 ROOT = Path(server.__file__).parents[1]
 _WIDTH = 100  # columns of the helps
+_OPTION_SECTIONS: Mapping[str, str] = {  # by the message that an option is in
+    "decoding": "Decoding",
+    "decoding.sampling": "Sampling",
+    "decoding.beam": "Beam search",
+    "decoding.controls": "Choice of tokens",
+    "decoding.constraint": "Constraints",
+    "stopping": "End of an answer",
+    "output": "Contents of an answer",
+}
+_LIMITS = RequestLimits()
+_LIMIT_NAMES = {field.name for field in fields(RequestLimits)}
 _WITH_RETRY = (errors.CannotMeet, errors.Overloaded, errors.Unavailable)
 
 
@@ -34,7 +50,7 @@ def pages() -> dict[str, str]:
         "server/docs/reference/settings.md": _settings,
         "server/docs/reference/metrics.md": _metrics,
         "server/docs/reference/errors.md": _errors,
-        "proto/docs/options.md": options_page,
+        "proto/docs/options.md": _options,
     }
     begin = f"<!-- Made by `python -m {__spec__.name}`. -->"
     return {file: "\n".join([begin, "", *lines()]) + "\n" for file, lines in contents.items()}
@@ -42,8 +58,8 @@ def pages() -> dict[str, str]:
 
 def _cli() -> Iterator[str]:
     yield from ("# Commands", "", "The help of every command, as `--help` prints it.")
-    rows = ((f"[`{name}`](#tokenweir-{name})", text) for name, (_, text) in COMMANDS.items())
-    yield from table("command", "", rows=rows)
+    rows = ((f"[`{name}`](#tokenweir-{name})", text) for name, text in COMMANDS.items())
+    yield from _table("command", "", rows=rows)
     top = click.Context(cli, info_name="tokenweir", terminal_width=_WIDTH, **cli.context_settings)
     for name in COMMANDS:
         yield from _help(cli.commands[name], name, top)
@@ -64,7 +80,7 @@ def _settings() -> Iterator[str]:
     for section, owner in SECTIONS.items():
         yield from ("", f"## [{section}]", "", f"{owner.__doc__}")
         rows = (_setting(known) for known in KNOWN.values() if known.section == section)
-        yield from table("setting", "option", "default", "", rows=rows)
+        yield from _table("setting", "option", "default", "", rows=rows)
 
 
 def _setting(known: Known) -> tuple[str, ...]:
@@ -98,7 +114,7 @@ def _metrics() -> Iterator[str]:
     ):
         yield from ("", f"## {title}")
         rows = (_metric(metric, more) for metric in metrics)
-        yield from table("metric", "type", "labels", "", rows=rows)
+        yield from _table("metric", "type", "labels", "", rows=rows)
 
 
 def _metric(metric: Metric, more_labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -112,9 +128,9 @@ def _errors() -> Iterator[str]:
     yield "the request id. Some have a `google.rpc.RetryInfo` with the time to wait before a retry."
     kinds = {kind.reason: kind for kind in STATUS_CODES if "reason" in vars(kind)}
     head = ("reason", "gRPC code", "HTTP", "retry", "meaning")
-    yield from table(*head, rows=map(_error, kinds.values()))
+    yield from _table(*head, rows=map(_error, kinds.values()))
     yield from ("", "## Exit codes of commands")
-    yield from table("code", "", rows=((str(code), text) for code, text in MEANINGS.items()))
+    yield from _table("code", "", rows=((str(code), text) for code, text in MEANINGS.items()))
 
 
 def _error(kind: type[errors.TokenweirError]) -> tuple[str, ...]:
@@ -139,6 +155,107 @@ class _FailedCall(grpc.RpcError):
 
     def trailing_metadata(self) -> tuple[()]:
         return ()
+
+
+def _options() -> Iterator[str]:
+    """Yield the lines of the page, in Markdown."""
+    yield from ("# Options of a generation", "")
+    yield "The Python client takes these options as keywords of `generate`, `generate_many` and"
+    yield "`stream`. The fields are those of `GenerateRequest`. `tokenweir generate` and `tokenweir"
+    yield "loadtest` have the same options, spelled as in the last column."
+    yield ""
+    yield "A package may have its own default of an option with a star (*). `tokenweir models`"
+    yield "shows these defaults, and `without_defaults` turns them off. Limits with a name are"
+    yield "settings of the server (`[limits]`)."
+    for message, title in _OPTION_SECTIONS.items():
+        yield from ("", f"## {title}", *_remarks(message))
+        head = ("option", "type", "default", "range", "meaning", "field", "command line")
+        rows = (_option(option) for option in OPTIONS if option.message == message)
+        yield from _table(*head, rows=rows)
+    yield from ("", "## The call")
+    of_call = map(_option_of_call, request_options(without=BY_NAME))
+    yield from _table("option", "type", "meaning", "command line", rows=of_call)
+
+
+def _remarks(message: str) -> Iterator[str]:
+    """Yield what holds for all options of a message."""
+    if message in ("decoding.sampling", "decoding.beam"):
+        other = "beam search" if message == "decoding.sampling" else "sampling"
+        yield from (
+            "",
+            f"An option of this table is refused with greedy decoding and with {other}.",
+        )
+    if message == "decoding.constraint":
+        yield from ("", "A request has at most one of these options, with at most")
+        yield f"{_LIMITS.max_constraint_chars:,} characters (`max_constraint_chars`)."
+
+
+def _option_of_call(parameter: click.Parameter) -> tuple[str, ...]:
+    assert isinstance(parameter, click.Option) and parameter.name and parameter.help
+    typed = "/".join((*parameter.opts, *parameter.secondary_opts))
+    return f"`{parameter.name}`", _type(parameter.name), parameter.help, f"`{typed}`"
+
+
+def _option(option: Option) -> tuple[str, ...]:
+    star = " *" if option.name in GenerationDefaults.model_fields else ""
+    off = f"; {option.off}" if option.off else ""
+    needs = f" Needs the capability `{option.capability}`." if option.capability else ""
+    return (
+        f"`{option.name}`{star}",
+        _type(option.name),
+        _default(option),
+        _range(option),
+        f"{option.help}{off}.{needs}",
+        f"`{option.path}`",
+        f"`{option.typed}`",
+    )
+
+
+def _type(name: str) -> str:
+    """Return the type in the client; None is the same as leaving the option out."""
+    annotation: str = StreamOptions.__annotations__[name].__forward_arg__
+    return f"`{annotation.removesuffix(' | None')}`"
+
+
+def _default(option: Option) -> str:
+    value = option.default
+    if option.kind == "flag":
+        return f"`{value}`"
+    if option.left_out:
+        return option.left_out
+    return "" if value in (None, ()) else f"`{value}`"
+
+
+def _range(option: Option) -> str:
+    bounds = option.bounds
+    if isinstance(bounds, Range):
+        return _interval(bounds)
+    if option.words:
+        return ", ".join(f"`{word}`" for word in option.words)
+    return f"at most {getattr(_LIMITS, bounds):,} (`{bounds}`)" if bounds else ""
+
+
+def _interval(bounds: Range) -> str:
+    low, high = f"{bounds.low:,}", bounds.high
+    if high == float("inf"):
+        return f"{low} or more" if bounds.ends[0] == "[" else f"above {low}"
+    if isinstance(high, str):
+        named = f"{getattr(_LIMITS, high)} (`{high}`)" if high in _LIMIT_NAMES else f"`{high}`"
+        return f"{low} to {named}"
+    without = [
+        f"without {end}"
+        for end, is_open in ((low, bounds.ends[0] == "("), (f"{high:,}", bounds.ends[1] == ")"))
+        if is_open
+    ]
+    return ", ".join((f"{low} to {high:,}", *without))
+
+
+def _table(*head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield a table of Markdown, after an empty line."""
+    yield from ("", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}")
+    for row in rows:
+        escaped = (cell.replace("|", r"\|") for cell in row)
+        yield f"| {' | '.join(escaped)} |"
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_the_command_tells_how_far_it_is_and_ends_with_one_line_of_what_was_foun
         yield lambda *counts: told.append(counts)
 
     monkeypatch.setattr(verification, "prove", compared)
-    monkeypatch.setattr("server.cli.packages.show_progress", noted)
+    monkeypatch.setattr("server.cli.models.packages.show_progress", noted)
 
     assert run(["verify", str(package), str(checkpoint)]) == 0
 

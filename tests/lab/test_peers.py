@@ -35,7 +35,7 @@ from loadtest.lab.peers.servers.token_stream import stream
 from loadtest.lab.peers.worker import LoadOptions
 from loadtest.lab.peers.works import WORKS, Engine, Work
 from loadtest.lab.turns import Ratio
-from server.cli.service import serve as serve_command
+from server.cli.serving.service import serve as serve_command
 
 pytestmark = pytest.mark.long
 

@@ -384,7 +384,7 @@ def test_serve_takes_a_file_and_options_win_over_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    monkeypatch.setattr("server.cli.serving.service.serve_until_ended", served.append)
     (tmp_path / "serve.toml").write_text(EVERYTHING)
     _make_package(tmp_path / "packages/dates")
 
@@ -403,7 +403,7 @@ def _make_package(directory: Path) -> None:
 def test_a_json_log_is_json_from_the_first_line_on(tmp_path: Path) -> None:
     _make_package(tmp_path)
     program = (
-        "import server.cli.service as service; from server.cli.app import run\n"
+        "import server.cli.serving.service as service; from server.cli.app import run\n"
         "from types import SimpleNamespace\n"
         "served = SimpleNamespace(admin_address='a:1', http_url='http://a:2', address='a:3')\n"
         "service.serve_until_ended = lambda config: service.announce(served, ['m'], config.log)\n"
@@ -435,7 +435,7 @@ def test_replicas_of_a_file_and_of_options_fit_together(
     options: list[str], bounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    monkeypatch.setattr("server.cli.serving.service.serve_until_ended", served.append)
     (tmp_path / "serve.toml").write_text("packages.models.a = 'x'\nengine.min_replicas = 2")
     _make_package(tmp_path / "x")
 
@@ -447,7 +447,7 @@ def test_replicas_of_a_file_and_of_options_fit_together(
 def test_settings_are_printed_without_a_package_and_nothing_is_served(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("server.cli.service.serve_until_ended")
+    monkeypatch.delattr("server.cli.serving.service.serve_until_ended")
 
     assert run(["serve", "--print-config", "--grace", "3", "--no-gateway"]) == 0
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from engine.errors import ConfigError
 from server.adapters.config import AdapterConfig, HttpConfig, KserveConfig
 from server.adapters.reach import check_reach
 from server.auth.tls import server_context
-from server.cli.adapter import Adapter
 from server.cli.app import run
-from server.settings import Tls
+from server.cli.serving.adapters import serve_adapter
+from server.settings import Settings, Tls
 from tests.fakes.certificates import Authority
 from tests.fakes.http_calls import Caller, http_server
 from tests.fakes.kserve_calls import Stub, kserve_server
@@ -273,31 +273,44 @@ def test_they_run_by_uvloop_where_it_is_installed(
     is_there: bool, loop: str, monkeypatch: pytest.MonkeyPatch
 ):
     found = []
-    serve = Adapter.run
+    serve = serve_adapter
 
     async def note(client: object, config: object, announce: object) -> None:
         found.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
 
-    monkeypatch.setattr(Adapter, "run", lambda adapter: serve(replace(adapter, serve=note)))
+    monkeypatch.setattr(
+        "server.cli.serving.adapters.serve_adapter",
+        lambda server, settings, config, _, said: serve(server, settings, config, note, said),
+    )
     monkeypatch.setattr("server.telemetry.logs.log_to_stderr", lambda config: None)
     if not is_there:
-        monkeypatch.setattr("server.cli.adapter.find_spec", lambda name: None)
+        monkeypatch.setattr("server.cli.serving.adapters.find_spec", lambda name: None)
 
     assert (run(["http"]), run(["kserve"])) == (0, 0)
 
     assert found == [loop, loop]
 
 
+@dataclass
+class Given:
+    """The settings of an adapter that was to be served, and what it is made with."""
+
+    settings: Settings
+    config: AdapterConfig
+
+
 @pytest.fixture
-def adapters(monkeypatch: pytest.MonkeyPatch) -> list[Adapter[Any]]:
-    """The adapters that were to be served."""
-    found: list[Adapter[Any]] = []
-    monkeypatch.setattr(Adapter, "run", lambda adapter: found.append(adapter))
+def adapters(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
+    found: list[Given] = []
+    monkeypatch.setattr(
+        "server.cli.serving.adapters.serve_adapter",
+        lambda server, settings, config, serve, said: found.append(Given(settings, config)),
+    )
     return found
 
 
 def test_the_commands_take_the_file_of_the_service_and_options_win_over_it(
-    adapters: list[Adapter[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapters: list[Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TOKENWEIR_ADMIN_TOKEN", "a")
     (tmp_path / "serve.toml").write_text(_FILE)
@@ -329,7 +342,7 @@ def test_the_commands_take_the_file_of_the_service_and_options_win_over_it(
 
 
 def test_a_file_whose_service_has_no_gateway_is_theirs_too(
-    adapters: list[Adapter[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    adapters: list[Given], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "serve.toml"
     file.write_text("[listen]\ngateway = false\nport = 8000\n")
@@ -345,7 +358,7 @@ def test_a_file_whose_service_has_no_gateway_is_theirs_too(
     ("command", "config"), [("http", HttpConfig()), ("kserve", KserveConfig())]
 )
 def test_without_a_file_they_have_their_own_settings(
-    command: str, config: AdapterConfig, adapters: list[Adapter[Any]]
+    command: str, config: AdapterConfig, adapters: list[Given]
 ):
     assert run([command]) == 0
 
@@ -354,7 +367,7 @@ def test_without_a_file_they_have_their_own_settings(
 
 @pytest.mark.parametrize("command", ["http", "kserve"])
 def test_what_is_printed_is_a_file_with_the_same_settings(
-    command: str, adapters: list[Adapter[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, adapters: list[Given], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "serve.toml").write_text(_FILE)
     typed = [command, "--config", str(tmp_path / "serve.toml"), "--port", "0"]

@@ -219,7 +219,7 @@ def test_serve_takes_the_settings_of_its_engines(
     tmp_path: Path,
 ) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    monkeypatch.setattr("server.cli.serving.service.serve_until_ended", served.append)
     (tmp_path / "manifest.json").write_text("{}")
 
     assert run(["serve", "--model", f"dates={tmp_path}", *options]) == 0
@@ -783,7 +783,7 @@ def test_export_tells_how_far_it_is_and_passes_on_what_it_is_told(
         yield lambda *counts: told.append(counts)
 
     monkeypatch.setattr("exporter.export.export_package", export)
-    monkeypatch.setattr("server.cli.packages.show_progress", noted)
+    monkeypatch.setattr("server.cli.models.packages.show_progress", noted)
 
     (tmp_path / "config.json").write_text('{"model": {}}')
 

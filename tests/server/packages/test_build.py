@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from engine.errors import PackageError
-from server.cli.cache import cache
+from server.cli.serving.cache import cache
 from server.packages import build
 from server.packages.build import BuildOptions, build_checkpoint, build_package
 from server.packages.cache import ORIGIN, locked

@@ -321,7 +321,7 @@ def test_serve_takes_addresses_and_keeps_them_as_they_are(
     remote: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("server.cli.service.serve_until_ended", served.append)
+    monkeypatch.setattr("server.cli.serving.service.serve_until_ended", served.append)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.toml").write_text(
         f'[packages]\nmodels = {{ a = "{URL}", b = "dates" }}\ncache = "cache"\n'

@@ -26,7 +26,7 @@ from engine.requests.request import (
 )
 from loadtest.cli.options import REQUEST_OPTIONS
 from server.cli.app import cli
-from server.cli.generation_options import client_options
+from server.cli.calls.generation_options import client_options
 from server.worker.params import sampling_params
 
 

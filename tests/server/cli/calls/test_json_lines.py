@@ -7,7 +7,7 @@ import json
 import pytest
 from tokenweir import GeneratedSequence, PositionLogprobs, TokenLogprob
 
-from server.cli.json_lines import print_json
+from server.cli.calls.json_lines import print_json
 
 
 def test_dataclasses_are_objects_in_the_order_of_their_fields_and_bytes_are_url_safe(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from server.cli.app import run
-from server.cli.recorded import recording
+from server.cli.calls.recorded import recording
 from tests.fakes.engines import OPTIONS, FakeGenerator, running_worker
 
 

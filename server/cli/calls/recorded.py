@@ -14,8 +14,8 @@ from typing import Any, TextIO
 from tokenweir import Generation
 
 from engine.json_file import parse_object
+from server.cli.calls.json_lines import plain
 from server.cli.exit_codes import NOT_USABLE, CommandError
-from server.cli.json_lines import plain
 
 Note = Callable[[str, object, Mapping[str, Any], "Generation"], None]
 

@@ -26,7 +26,7 @@ from server.cli.options import (
     package_path,
 )
 from server.cli.progress import show_progress
-from server.cli.setting_options import engine_option
+from server.cli.serving.setting_options import engine_option
 from server.cli.tables import certificate_table, device_table, print_table
 
 if TYPE_CHECKING:

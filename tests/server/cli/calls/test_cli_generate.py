@@ -12,8 +12,8 @@ from tokenweir import PositionLogprobs, TokenLogprob
 
 from engine.requests.request import Chat, ChatMessage
 from server.cli.app import run
+from server.cli.calls.token_tables import prompt_table
 from server.cli.tables import print_table
-from server.cli.token_tables import prompt_table
 from tests.fakes.engines import OPTIONS, FakeGenerator, running_worker
 
 

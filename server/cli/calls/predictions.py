@@ -8,8 +8,9 @@ from typing import Any, cast
 import click
 from tokenweir import Aggregation, PredictOptions
 
-from server.cli.connection import answer_each, open_client
-from server.cli.json_lines import print_json
+from server.cli.calls.connection import answer_each, open_client
+from server.cli.calls.json_lines import print_json
+from server.cli.calls.server_options import Server, server_option
 from server.cli.options import (
     examples,
     existing_file,
@@ -18,7 +19,6 @@ from server.cli.options import (
     timeout_option,
     version_option,
 )
-from server.cli.server_options import Server, server_option
 
 truncate_option = click.option(
     "--truncate",

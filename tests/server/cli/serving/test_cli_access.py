@@ -29,7 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     (package / "manifest.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     found: list[Settings] = []
-    monkeypatch.setattr("server.cli.service.serve_until_ended", found.append)
+    monkeypatch.setattr("server.cli.serving.service.serve_until_ended", found.append)
     return found
 
 

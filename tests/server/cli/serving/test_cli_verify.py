@@ -41,9 +41,11 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         done.append(command[command.index("verify") + 1 :])
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("server.cli.service.check_cuda_distribution", lambda: None)
-    monkeypatch.setattr("server.cli.verification.subprocess.run", verify)
-    monkeypatch.setattr("server.cli.service.serve_until_ended", lambda _: done.append("served"))
+    monkeypatch.setattr("server.cli.serving.service.check_cuda_distribution", lambda: None)
+    monkeypatch.setattr("server.cli.serving.verification.subprocess.run", verify)
+    monkeypatch.setattr(
+        "server.cli.serving.service.serve_until_ended", lambda _: done.append("served")
+    )
     return done
 
 
@@ -127,7 +129,7 @@ def test_what_would_be_verified_on_a_gpu_wants_onnxruntime_for_it_before_anythin
     def refuse() -> None:
         raise ConfigError("onnxruntime-gpu is not installed")
 
-    monkeypatch.setattr("server.cli.service.check_cuda_distribution", refuse)
+    monkeypatch.setattr("server.cli.serving.service.check_cuda_distribution", refuse)
     given = [str(for_cuda(tmp_path / "p")), "--verify", str(tmp_path)]
 
     assert run(["serve", *given]) == 3
@@ -168,7 +170,7 @@ def test_what_would_be_served_as_it_was_before_is_not_written_to_on_a_gpu(
 def test_what_is_not_found_to_be_its_checkpoint_is_not_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr("server.cli.service.serve_until_ended")
+    monkeypatch.delattr("server.cli.serving.service.serve_until_ended")
     package = write_package(tmp_path / "p")
 
     code = run(["serve", str(package), "--verify", str(tmp_path)])

@@ -23,9 +23,12 @@ from tokenweir import (
     StreamOptions,
 )
 
-from server.cli.connection import answer_each, open_client
-from server.cli.generation_options import client_options, generation_options, prompt_of
-from server.cli.json_lines import print_json
+from server.cli.calls.connection import answer_each, open_client
+from server.cli.calls.generation_options import client_options, generation_options, prompt_of
+from server.cli.calls.json_lines import print_json
+from server.cli.calls.recorded import recording
+from server.cli.calls.server_options import Server, server_option
+from server.cli.calls.token_tables import alignment_table, prompt_table, quoted
 from server.cli.options import (
     any_file,
     examples,
@@ -35,10 +38,7 @@ from server.cli.options import (
     timeout_option,
     version_option,
 )
-from server.cli.recorded import recording
-from server.cli.server_options import Server, server_option
 from server.cli.tables import print_table
-from server.cli.token_tables import alignment_table, prompt_table, quoted
 
 
 @click.command(

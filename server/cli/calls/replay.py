@@ -9,12 +9,12 @@ from typing import Any, cast
 import click
 from tokenweir import Client, GenerateOptions, compare
 
-from server.cli.connection import open_client
+from server.cli.calls.connection import open_client
+from server.cli.calls.json_lines import plain
+from server.cli.calls.recorded import Recorded, read_recorded
+from server.cli.calls.server_options import Server, server_option
 from server.cli.exit_codes import DONE, FAILED, NOT_USABLE, CommandError
-from server.cli.json_lines import plain
 from server.cli.options import examples, existing_file, timeout_option
-from server.cli.recorded import Recorded, read_recorded
-from server.cli.server_options import Server, server_option
 
 # Possible causes of a difference: fields of Provenance, as people call them.
 _CAUSES = {

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from server.cli.extras import needs
 from server.cli.options import examples
-from server.cli.service import say
-from server.cli.setting_options import given_settings, print_settings, setting_options
+from server.cli.serving.service import say
+from server.cli.serving.setting_options import setting_options, settings_of
+from server.given_settings import GivenSettings
 from server.process import prepare_to_relay
 from server.telemetry.logs import log_to_stderr
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @setting_options("gateway")
 @needs("serve")
-def gateway(ray_address: str | None, file: Path | None, print_config: bool, **typed: Any) -> None:
+def gateway(ray_address: str | None, given: GivenSettings) -> None:
     """Relay calls to the workers of a service on a Ray cluster, until SIGTERM or Ctrl-C.
 
     Run as many as are wanted, where the workers can be reached; none knows of another, and each
@@ -45,10 +45,7 @@ def gateway(ray_address: str | None, file: Path | None, print_config: bool, **ty
     service, and keeps running when the service restarts. The FILE may be that of the service:
     settings of workers are ignored.
     """
-    given = given_settings("gateway", file, typed)
-    config = given.served()
-    if print_config:
-        return print_settings(given)
+    config = settings_of(given, is_served=True)
     if ray_address is None:
         raise click.UsageError("give --ray-address (or RAY_ADDRESS), where the service runs")
     if not re.fullmatch(r"[^/]+:\d+", ray_address):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,6 +19,7 @@ from server.cli.options import (
     read_numbers,
 )
 from server.given_settings import COMMANDS, KNOWN, GivenSettings, Known, default_of
+from server.settings import Settings
 
 _CONFIG = click.option(
     "--config",
@@ -34,7 +36,7 @@ _PRINT_CONFIG = click.option(
 
 
 def setting_options(command: str) -> Decorator:
-    """Give a command the options of its settings, and of a file of them."""
+    """Give a command the options of its settings, and of a file of them, as one `given`."""
     defaults = GivenSettings(command)
     options = [
         _option(name.replace(".", "__"), known, option, defaults[name].value)
@@ -43,37 +45,50 @@ def setting_options(command: str) -> Decorator:
     ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_settings(*args: Any, file: Path | None, print_config: bool, **typed: Any) -> Any:
+            given = GivenSettings(command)
+            if file is not None:
+                given.read(file)
+            for option in click.get_current_context().command.params:
+                name = str(option.name).replace("__", ".")
+                if name not in KNOWN:
+                    continue
+                value = typed.pop(str(option.name))
+                if is_given(str(option.name)):
+                    names = option.opts if value else option.secondary_opts or option.opts
+                    given.give(name, value, names[0])
+            return function(*args, given=given, **typed)
+
+        decorated: Callable[..., Any] = with_settings
         for option in reversed((*options, _CONFIG, _PRINT_CONFIG)):
-            function = option(function)
-        return function
+            decorated = option(decorated)
+        return decorated
 
     return decorate
+
+
+def settings_of(given: GivenSettings, *, is_served: bool = False) -> Settings:
+    """Return the settings of the running command; if they are to be printed, it ends here.
+
+    They are printed as a file, which is UTF-8 in every locale. `is_served` is that of a gateway.
+    """
+    settings = given.served() if is_served else given.settings()
+    if prints_settings():
+        click.echo("\n".join(given.lines()).encode())
+        click.get_current_context().exit()
+    return settings
+
+
+def prints_settings() -> bool:
+    """Return whether the running command only prints its settings."""
+    return bool(click.get_current_context().params["print_config"])
 
 
 def engine_option(name: str) -> Decorator:
     """Return the option of a setting of an engine, for a command that makes one by itself."""
     known = KNOWN[f"engine.{name}"]
     return _option(name, known, known.field.metadata["option"], default_of(known.field))
-
-
-def given_settings(command: str, file: Path | None, typed: Mapping[str, Any]) -> GivenSettings:
-    """Return the settings of a file, and of those options of a command that were in fact typed."""
-    given = GivenSettings(command)
-    if file is not None:
-        given.read(file)
-    context = click.get_current_context()
-    for option in context.command.params:
-        name = str(option.name).replace("__", ".")
-        if name in KNOWN and is_given(str(option.name)):
-            value = typed[str(option.name)]
-            names = option.opts if value else option.secondary_opts or option.opts
-            given.give(name, value, names[0])
-    return given
-
-
-def print_settings(given: GivenSettings) -> None:
-    """Print them as a file, which is UTF-8 in every locale."""
-    click.echo("\n".join(given.lines()).encode())
 
 
 def is_given(option: str) -> bool:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from server.cli.difference_report import Bound, Report
 from server.cli.exit_codes import FAILED, CommandError
 from server.cli.extras import needs
 from server.cli.interruption import cleaned_up
+from server.cli.models.difference_report import Bound, Report
 from server.cli.options import (
     Number,
     any_file,

@@ -14,7 +14,7 @@ import pytest
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from server.cli.app import run
-from server.cli.lines import arriving_lines
+from server.cli.calls.connection import arriving_lines
 from tests.fakes.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,13 +18,13 @@ from server.cli.exit_codes import FAILED
 from server.cli.extras import check_extras, needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import ModelPath, checkpoint_path, examples
-from server.cli.setting_options import (
-    given_settings,
+from server.cli.serving.setting_options import (
     is_given,
-    print_settings,
+    prints_settings,
     setting_options,
+    settings_of,
 )
-from server.cli.verification import verify_apart
+from server.cli.serving.verification import verify_apart
 from server.given_settings import GivenSettings
 from server.packages.address import is_remote
 from server.process import prepare_to_relay
@@ -86,9 +86,7 @@ def serve(
     replicas: int | None,
     checkpoint: Path | None,
     rehash: bool,
-    file: Path | None,
-    print_config: bool,
-    **typed: Any,
+    given: GivenSettings,
 ) -> None:
     """Serve one or more MODELs over gRPC until SIGTERM or Ctrl-C.
 
@@ -100,12 +98,14 @@ def serve(
     port in front of them. A worker that dies is replaced. A second Ctrl-C does not wait for
     running requests. If other machines can call, it requires a certificate and authentication.
     """
-    given = _given(file, replicas, typed)
-    if packages or named or not (given["packages.models"].value or print_config):
+    if replicas is not None:
+        if any(is_given(f"engine__{name}") for name in _BOUNDS):
+            raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
+        for name in _BOUNDS:
+            given.give(f"engine.{name}", replicas, "--replicas")
+    if packages or named or not (given["packages.models"].value or prints_settings()):
         given.give("packages.models", collect_models(packages, named), "the command line")
-    config = given.served()
-    if print_config:
-        return print_settings(given)
+    config = settings_of(given, is_served=True)
     check_gateways_find(has_gateway=config.listen.gateway)
     prepare_to_relay()  # before anything imports gRPC
     if config.http.port is not None:
@@ -152,16 +152,6 @@ def say(text: str, config: Log) -> None:
         return click.echo(text, err=True)
     log_to_stderr(config)
     logging.getLogger(__name__).info(text)
-
-
-def _given(file: Path | None, replicas: int | None, typed: Mapping[str, Any]) -> GivenSettings:
-    """Return the settings of a file, and of those options that were in fact typed."""
-    if replicas is not None and any(is_given(f"engine__{name}") for name in _BOUNDS):
-        raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
-    given = given_settings("serve", file, typed)
-    for name in _BOUNDS if replicas is not None else ():
-        given.give(f"engine.{name}", replicas, "--replicas")
-    return given
 
 
 def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: Settings) -> None:

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.server.gateway.test_loading import Served
-from tests.server.gateway.test_loading import served as served  # a fixture
 from tokenweir import AsyncClient, Client, InvalidArgument
 from tokenweir.v1 import admin_service_pb2 as pb
 
 from server.cli.app import run
 from tests.fakes.scripted_server import scripted_server
+from tests.server.gateway.admin.test_loading import Served
+from tests.server.gateway.admin.test_loading import served as served  # a fixture
 
 
 async def _type(served: Served, *words: str) -> int:

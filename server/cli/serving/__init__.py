@@ -1,0 +1,1 @@
+"""Commands that serve models, and those for their tokens, signatures and cache."""
