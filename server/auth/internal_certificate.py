@@ -39,10 +39,8 @@ def internal_certificate(host: str) -> InternalCertificate | None:
 
     It needs the distribution cryptography.
     """
-    return None if is_loopback(host) else _new_certificate()
-
-
-def _new_certificate() -> InternalCertificate:
+    if is_loopback(host):
+        return None
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

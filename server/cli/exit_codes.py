@@ -38,18 +38,13 @@ def code_of(error: BaseException) -> int | None:
     """Return the exit code for an error that is raised on purpose; None for any other."""
     if isinstance(code := getattr(error, "exit_code", None), int):  # ours, or of the load test
         return code
-    codes = _codes()
-    return next((codes[base] for base in type(error).__mro__ if base in codes), None)
-
-
-def _codes() -> Mapping[type, int]:
-    """Return the codes; a class that is not here has that of the nearest of its bases that is."""
     # Here, for what is imported takes long, and only a command that has failed needs it.
     import tokenweir
 
     from engine import errors
 
-    return {
+    # A class that is not here has the code of the nearest of its bases that is.
+    codes = {
         errors.TokenweirError: FAILED,
         errors.ConfigError: NOT_USABLE,
         errors.PackageError: NOT_USABLE,
@@ -66,6 +61,7 @@ def _codes() -> Mapping[type, int]:
         ModuleNotFoundError: NOT_USABLE,
         OSError: NOT_USABLE,
     }
+    return next((codes[base] for base in type(error).__mro__ if base in codes), None)
 
 
 def explanation() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from dataclasses import dataclass
 from server.api import METHODS
 from server.telemetry.logs import REQUESTS, Fields, with_fields
 from server.telemetry.metrics import Counts, Snapshot
-from server.telemetry.trace_context import trace_id_in
-from server.telemetry.tracing import Tracing, end_span, set_status
+from server.telemetry.tracing import Tracing, end_span, set_status, trace_id_in
 from server.wire.work_pb2 import Part, Record
 
 _OK = "OK"
 _GATHERING = 0.1  # seconds in which calls that end are entered together, when clients have answers
 _MAX_CHARS = 200  # a client's names and an error's text are cut here
-_NAMES = {method: method.rpartition("/")[2] for method in METHODS}
 logger = logging.getLogger(REQUESTS)
 
 
@@ -27,7 +24,7 @@ logger = logging.getLogger(REQUESTS)
 class CallRecord:
     """A call that a worker has answered, or that was cancelled there."""
 
-    method: str  # without its service
+    method: str
     worker: str  # its address
     tenant: str
     waited: float  # seconds at the gateway before the worker had it
@@ -35,6 +32,11 @@ class CallRecord:
     status: str  # the name of a grpc.StatusCode
     told: Record  # by the worker
     traceparent: str = ""
+
+    @property
+    def name(self) -> str:
+        """The method without its service."""
+        return self.method.rpartition("/")[2]
 
     def fields(self) -> Fields:
         """Return what the line says; times are in seconds, of several inputs the longest.
@@ -44,7 +46,7 @@ class CallRecord:
         told = self.told
         fields: dict[str, str | int | float] = {
             "request_id": told.request_id,
-            "method": self.method,
+            "method": self.name,
             "model": told.model[:_MAX_CHARS],
             "tenant": self.tenant[:_MAX_CHARS],
             "input_tokens": sum(part.input_tokens for part in told.parts),
@@ -79,26 +81,13 @@ class Book:
         self._records: list[CallRecord] = []
         self._counts: dict[str, Counts] = {}  # by worker
 
-    def enter(
-        self,
-        method: str,
-        worker: str,
-        told: Record,
-        status: str,
-        *,
-        tenant: str,
-        waited: float,
-        traceparent: str,
-    ) -> None:
+    def enter(self, record: CallRecord) -> None:
         """Take in a call that has just ended; nothing for a method that no worker has."""
-        if (name := _NAMES.get(method)) is None:
+        if record.method not in METHODS:
             return
         if not self._records:
             asyncio.get_running_loop().call_later(_GATHERING, self.flush)
-        ended = time.time()
-        self._records.append(
-            CallRecord(name, worker, tenant, waited, ended, status, told, traceparent)
-        )
+        self._records.append(record)
 
     def flush(self) -> None:
         """Enter all that was taken in."""
@@ -109,12 +98,19 @@ class Book:
         answered: dict[tuple[str, str], list[Record]] = {}  # by worker and model
         for record in records:
             if logger.isEnabledFor(logging.INFO):
-                _log(record)
+                line = logger.makeRecord(
+                    *(REQUESTS, logging.INFO, "", 0, "request", (), None),
+                    extra=with_fields(**record.fields()),
+                )
+                line.created = record.ended
+                logger.handle(line)
             if record.worker in known:
                 if record.status == _OK:
                     answered.setdefault((record.worker, record.told.model), []).append(record.told)
                 else:
-                    _count_failure(self._counts_of(record.worker), record)
+                    reason = record.told.reason or record.status
+                    counts = self._counts_of(record.worker)
+                    counts.count("request_failures", record.told.model, reason)
             if self._tracing is not None:
                 add_spans(self._tracing, record)
         for (worker, model), told in answered.items():
@@ -133,7 +129,7 @@ def add_spans(tracing: Tracing, record: CallRecord) -> None:
     told = record.told
     arrived = record.ended - told.seconds
     span = tracing.span(
-        f"{record.method} {told.model}".strip(),
+        f"{record.name} {told.model}".strip(),
         record.traceparent,
         arrived,
         {
@@ -155,17 +151,6 @@ def add_spans(tracing: Tracing, record: CallRecord) -> None:
             start, end = end, end + getattr(slowest, name)
             tracing.add_part(span, name, start, end)
     end_span(span, record.ended)
-
-
-def _log(record: CallRecord) -> None:
-    extra = with_fields(**record.fields())
-    line = logger.makeRecord(REQUESTS, logging.INFO, "", 0, "request", (), None, extra=extra)
-    line.created = record.ended
-    logger.handle(line)
-
-
-def _count_failure(counts: Counts, record: CallRecord) -> None:
-    counts.count("request_failures", record.told.model, record.told.reason or record.status)
 
 
 def _count(counts: Counts, told: Sequence[Record], model: str) -> None:

@@ -15,11 +15,9 @@ from server.api import METHODS
 from server.call_server import ServerCall
 from server.gateway.request_head import RequestHead
 from server.status import CallStatus
-from server.telemetry.log_budget import LogBudget
-from server.telemetry.logs import REQUESTS, with_fields
+from server.telemetry.logs import REQUESTS, LogBudget, with_fields
 from server.telemetry.metrics import Counts
-from server.telemetry.trace_context import trace_id_in, traceparent_in
-from server.telemetry.tracing import Tracing, set_status
+from server.telemetry.tracing import Tracing, set_status, trace_id_in, traceparent_in
 
 _OF_NO_WORKER = frozenset({ReplicaLost.reason, ReplicasLost.reason, Starting.reason})
 _CANCELLED = grpc.StatusCode.CANCELLED.name

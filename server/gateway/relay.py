@@ -21,14 +21,14 @@ from engine.errors import ReplicaLost, TokenweirError
 from server.auth.tokens import METADATA_KEY
 from server.call_server import ServerCall
 from server.gateway.backend import Backend, WorkerLost, is_workers_own
-from server.gateway.book import Book
+from server.gateway.book import Book, CallRecord
 from server.gateway.losses import HasCrashed, Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.request_head import NO_HEAD, RequestHead
 from server.gateway.resume.resumable import ResumableStream
 from server.status import CallStatus, call_status
 from server.telemetry.metrics import Counts
-from server.telemetry.trace_context import traceparent_in
+from server.telemetry.tracing import traceparent_in
 from server.wire.protocol import Metadata
 from server.wire.work_pb2 import Record
 from server.wire.worker_call import WorkerCall, WorkerFailed, name_of
@@ -195,15 +195,10 @@ class Relay:
             told, code = status.record, name_of(status.code)
         else:
             return
-        self._book.enter(
-            attempts.method,
-            backend.address,
-            told,
-            code,
-            tenant=head.tenant,
-            waited=started - context.arrived,
-            traceparent=traceparent_in(context.invocation_metadata()),
-        )
+        traceparent = traceparent_in(context.invocation_metadata())
+        waited, ended = started - context.arrived, time.time()
+        called = attempts.method, backend.address, head.tenant
+        self._book.enter(CallRecord(*called, waited, ended, code, told, traceparent))
 
     def _attempts(self, method: str, request: bytes, head: RequestHead) -> Attempts:
         return Attempts(method, request, self._worker_wait, self._losses, head)

@@ -9,23 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from engine.errors import ExpiredInQueue, FieldViolation, MalformedMessage, TokenweirError
+from server.call_server import ServerCall
 
 READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
 _LOOK_PERIOD = 1.0  # seconds between two looks for those that have not come
 _CONNECTION_SHARE = 4  # the part of the places, one in so many, that one connection can have
-
-
-class Readable(Protocol):
-    """A call that has not been read."""
-
-    def peer(self) -> bytes:
-        """Return the address of the client."""
-
-    def receive(self, received: Callable[[bytes | None], object]) -> None:
-        """Read a message and call `received` with it; with None if there is none."""
 
 
 Read = Callable[[bytes | TokenweirError], object]
@@ -35,7 +25,7 @@ Read = Callable[[bytes | TokenweirError], object]
 class _Reading:
     """A call whose message is to come."""
 
-    call: Readable
+    call: ServerCall
     connection: bytes
     read: Read
     started: float = 0.0
@@ -56,7 +46,7 @@ class RequestReader:
         self._num_reading: dict[bytes, int] = {}  # by connection
         self._lines: dict[bytes, deque[_Reading]] = {}  # calls that wait for a place
 
-    def read(self, call: Readable, read: Read) -> None:
+    def read(self, call: ServerCall, read: Read) -> None:
         """Call `read`, from any thread, with the message of a call, or with why there is none.
 
         That is MalformedMessage if the call has no message, ExpiredInQueue if none comes in time.

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,11 +17,27 @@ from server.ray.internals import Table
 
 SERVICE = "service"  # its key
 BEAT = 2.0  # seconds between two that a worker writes
-Entry = TypeVar("Entry")
+
+
+class _Entry:
+    def to_json(self) -> bytes:
+        """Return it as `from_json` reads it."""
+        return TypeAdapter(type(self)).dump_json(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Return what `to_json` has written; ValueError for anything else."""
+        try:
+            return TypeAdapter(cls).validate_json(data)
+        except ValidationError:  # its message would tell values, the certificate's key among them
+            raise ValueError(
+                "an entry there is not one that this release reads; neighbouring releases work "
+                "together"
+            ) from None
 
 
 @dataclass(frozen=True)
-class ServiceEntry:
+class ServiceEntry(_Entry):
     """A service: how its workers are reached, and what of its settings concerns gateways."""
 
     id: str  # another one whenever the service is started
@@ -32,18 +48,9 @@ class ServiceEntry:
     is_over: bool = False  # every call has had the time to end
     traffic: Mapping[str, Any] | None = None  # told by a gateway that loads models; see Traffic
 
-    def to_json(self) -> bytes:
-        """Return it as `from_json` reads it."""
-        return _SERVICE.dump_json(self)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> ServiceEntry:
-        """Return what `to_json` has written; ValueError for anything else."""
-        return _read(_SERVICE, data)
-
 
 @dataclass(frozen=True)
-class WorkerEntry:
+class WorkerEntry(_Entry):
     """A worker, as it says itself, again every now and then."""
 
     service: str  # the id
@@ -75,15 +82,6 @@ class WorkerEntry:
         """Whether its process has not ended, on its own machine."""
         return os.path.exists(f"/proc/{self.pid}")
 
-    def to_json(self) -> bytes:
-        """Return it as `from_json` reads it."""
-        return _WORKER.dump_json(self)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> WorkerEntry:
-        """Return what `to_json` has written; ValueError for anything else."""
-        return _read(_WORKER, data)
-
 
 class Presence:
     """Writes the entry of this worker again and again as long as it lives, and changes at once."""
@@ -110,15 +108,3 @@ class Presence:
         while True:
             await self.publish()
             await asyncio.sleep(BEAT)
-
-
-def _read(entry: TypeAdapter[Entry], data: bytes) -> Entry:
-    try:
-        return entry.validate_json(data)
-    except ValidationError:  # its message would tell values, the key of the certificate among them
-        raise ValueError(
-            "an entry there is not one that this release reads; neighbouring releases work together"
-        ) from None
-
-
-_SERVICE, _WORKER = TypeAdapter(ServiceEntry), TypeAdapter(WorkerEntry)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from engine.errors import EngineFailure, LoadFailed
 from engine.factory import device_of
@@ -59,9 +58,16 @@ class RayDeployment:
     async def start(self, group: Group) -> Sequence[str]:
         """Start workers; return their addresses once all are warm. Raises LoadFailed."""
         name, config = self._name(group), self._config_of(group)
-        await self._wait_for_room(config)
+        deadline = time.monotonic() + _SHORTAGE_AFTER
+        while problem := await self._ray.run(shortage_now, config.engine.min_replicas, config):
+            if time.monotonic() > deadline:
+                raise LoadFailed(problem)
+            await asyncio.sleep(_POLL)
         self._applications.add(name)
-        packages = {model: _pinned(one) for model, one in group.packages.items()}
+        packages = {
+            model: PinnedPackage(one.address, one.manifest_sha256.hex())
+            for model, one in group.packages.items()
+        }
         await self._ray.run(deploy, config, self._service, packages, name)
         deadline = time.monotonic() + _START_TIMEOUT
         while len(workers := self._workers(name)) < config.engine.min_replicas:
@@ -76,10 +82,14 @@ class RayDeployment:
         """Drain workers within the grace; return when their processes are gone."""
         if (name := self._name(group)) not in self._applications:
             return  # it has never begun
-        pids = [] if joins_cluster() else [worker.pid for worker in self._workers(name)]
+        here = [] if joins_cluster() else self._workers(name)
         await self._ray.run(undeploy_soon, (name,))
         deadline = time.monotonic() + self._config.listen.grace + _END_TIMEOUT
-        while await self._is_there(name) or _any_runs(pids):
+        while (
+            await self._ray.run(is_deployed, name)
+            or self._workers(name)
+            or any(worker.runs for worker in here)
+        ):
             if time.monotonic() > deadline:
                 raise EngineFailure(f"the processes of {name} do not end; stop the server")
             await asyncio.sleep(_POLL)
@@ -95,18 +105,6 @@ class RayDeployment:
     def undeploy(self) -> None:
         """Take away all workers that are left; replicas drain."""
         undeploy(self._applications)
-
-    async def _is_there(self, name: str) -> bool:
-        is_there: bool = await self._ray.run(is_deployed, name)
-        return is_there or bool(self._workers(name))
-
-    async def _wait_for_room(self, config: Settings) -> None:
-        """Raise LoadFailed if Ray has no room for the workers."""
-        deadline = time.monotonic() + _SHORTAGE_AFTER
-        while problem := await self._ray.run(shortage_now, config.engine.min_replicas, config):
-            if time.monotonic() > deadline:
-                raise LoadFailed(problem)
-            await asyncio.sleep(_POLL)
 
     def _config_of(self, group: Group) -> Settings:
         models = {model: one.address for model, one in group.packages.items()}
@@ -135,11 +133,3 @@ def loaded(package: PinnedPackage, manifest: Manifest) -> LoadedPackage:
         manifest_sha256=bytes.fromhex(package.manifest_sha256),
         target=manifest.target,
     )
-
-
-def _pinned(package: LoadedPackage) -> PinnedPackage:
-    return PinnedPackage(package.address, package.manifest_sha256.hex())
-
-
-def _any_runs(pids: Collection[int]) -> bool:
-    return any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +20,8 @@ from server.settings import Log
 OWN_LOGGERS = ("server", "engine")  # other loggers write errors only
 REQUESTS = "server.requests"  # the logger of the one line that every request has
 
+RECORDS_PER_SECOND = 10.0  # on average, of a LogBudget
+RECORDS_AT_ONCE = 100
 _WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and "="
 Fields = Mapping[str, str | int | float]
 
@@ -102,3 +104,25 @@ def _plain(value: str | int | float) -> str:
     if isinstance(value, str):
         return value if _WORD.fullmatch(value) else json.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else f"{value}"
+
+
+class LogBudget:
+    """So many records a second on average, more at once after a pause; others are counted."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.left_out = 0  # since the last that was taken
+        self._clock = clock
+        self._left = float(RECORDS_AT_ONCE)
+        self._updated = clock()
+
+    def take(self) -> bool:
+        """Is there room for one more?"""
+        now = self._clock()
+        gained = (now - self._updated) * RECORDS_PER_SECOND
+        self._left, self._updated = min(self._left + gained, RECORDS_AT_ONCE), now
+        if self._left < 1:
+            self.left_out += 1
+            return False
+        self._left -= 1
+        self.left_out = 0
+        return True

@@ -5,18 +5,22 @@ Without an endpoint nothing of it is imported; with one, the extra `otel` is nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from server.call_server import ServerCall
 from server.settings import Tracing as TracingSettings
-from server.telemetry.trace_context import TRACEPARENT, traceparent_in
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
+# W3C Trace Context: the trace that a call belongs to, in its metadata.
+TRACEPARENT = "traceparent"
+_IDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_FORM = re.compile(rf"00{_IDS}|(?!00|ff)[0-9a-f]{{2}}{_IDS}(-.*)?")  # later versions may have more
 _NANOSECONDS = 1_000_000_000
 Attributes = Mapping[str, str | int | float]
 
@@ -117,3 +121,16 @@ def make_tracing(config: TracingSettings, name: str, role: str) -> Tracing | Non
 
 def _nanoseconds(seconds: float) -> int:
     return round(seconds * _NANOSECONDS)
+
+
+def traceparent_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return the `traceparent` of a call; "" without a good one."""
+    for key, value in metadata or ():
+        if key == TRACEPARENT and isinstance(value, str) and _FORM.fullmatch(value):
+            return value
+    return ""
+
+
+def trace_id_in(traceparent: str) -> str:
+    """Return the id of the trace, 32 hexadecimal digits; "" of none."""
+    return traceparent[3:35]

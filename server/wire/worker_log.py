@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from server.settings import Log
-from server.telemetry.log_budget import LogBudget
-from server.telemetry.logs import fields_of, formatter_of, traceback_of, with_fields
+from server.telemetry.logs import LogBudget, fields_of, formatter_of, traceback_of, with_fields
 from server.wire.work_pb2 import LogRecord
 
 _MAX_TEXT = 1 << 16  # characters, and as many of a traceback

@@ -14,7 +14,7 @@ from engine.errors import (
     ModelVersionNotFound,
 )
 from server.worker.answers import ServedModel
-from server.worker.engines import Engine, GeneratingEngine, PredictingEngine, ScoringEngine
+from server.worker.engines import Engine, GeneratingEngine, PredictingEngine
 
 _MAX_ECHO = 64  # characters of a name that an error repeats
 
@@ -39,7 +39,6 @@ class Catalog:
         found = self.engines.items()
         self.generators = {n: e for n, e in found if isinstance(e, GeneratingEngine)}
         self.predictors = {n: e for n, e in found if isinstance(e, PredictingEngine)}
-        self._scorers = {n: e for n, e in found if isinstance(e, ScoringEngine)}
 
     def known(self, name: str) -> str:
         """Return the name if a model has it, else ""; what metrics are labelled with has an end."""
@@ -56,10 +55,10 @@ class Catalog:
             return Found(generator, self._served(name, engine))
         raise _cannot(name, engine, "generate")
 
-    def scoring(self, name: str, version: str) -> Found[ScoringEngine]:
+    def scoring(self, name: str, version: str) -> Found[GeneratingEngine]:
         """Return a model that scores."""
         engine = self._find(name, version)
-        scorer = self._scorers.get(name)
+        scorer = self.generators.get(name)
         if scorer is not None and "score" in engine.capabilities:
             return Found(scorer, self._served(name, engine))
         raise _cannot(name, engine, "score")

@@ -56,21 +56,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GeneratingEngine(Engine, Protocol):
-    """Continues prompts; `AsyncEngine` in production."""
+    """Continues prompts, and scores given targets if it can; `AsyncEngine` in production."""
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Yield Admitted, deltas and ends of sequences, then RequestFinished."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text."""
-
-    def source_token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a source."""
-
-
-@runtime_checkable
-class ScoringEngine(Engine, Protocol):
-    """Scores given targets; `AsyncEngine` in production."""
 
     async def score(self, request: ScoreRequest) -> Score:
         """Return the log-probabilities of the target's tokens."""

@@ -32,11 +32,8 @@ class Server:
     @property
     def client_arguments(self) -> dict[str, Any]:
         """The client's arguments besides the address; CommandError for unusable files."""
-        return {"credentials": self._credentials(), "token": self.token}
-
-    def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls_ca is None:
-            return None
+            return {"credentials": None, "token": self.token}
         try:
             # First by OpenSSL: for a wrong file gRPC says only that nobody answers.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -51,7 +48,8 @@ class Server:
             files = ", ".join(map(str, filter(None, (self.tls_ca, self.tls_cert, self.tls_key))))
             raise CommandError(f"TLS cannot use {files}: {error}", NOT_USABLE) from error
 
-        return grpc.ssl_channel_credentials(roots, key, cert)
+        credentials = grpc.ssl_channel_credentials(roots, key, cert)
+        return {"credentials": credentials, "token": self.token}
 
 
 _OPTIONS: tuple[Decorator, ...] = (

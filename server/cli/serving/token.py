@@ -8,7 +8,7 @@ import secrets
 
 import click
 
-from server.auth.token_entries import problem_of
+from server.auth.tokens import problem_of
 from server.cli.options import examples
 
 _PREFIX = "tw_"  # by which people, and programs that look for secrets, know a token

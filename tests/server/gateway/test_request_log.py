@@ -23,9 +23,14 @@ from server.gateway.gateway import Gateway
 from server.gateway.request_head import RequestHead
 from server.settings import Auth
 from server.status import call_status
-from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND, LogBudget
-from server.telemetry.logs import REQUESTS, fields_of
-from server.telemetry.trace_context import trace_id_in, traceparent_in
+from server.telemetry.logs import (
+    RECORDS_AT_ONCE,
+    RECORDS_PER_SECOND,
+    REQUESTS,
+    LogBudget,
+    fields_of,
+)
+from server.telemetry.tracing import trace_id_in, traceparent_in
 from server.wire.work_pb2 import Part, Record
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.clock import FakeClock

@@ -29,7 +29,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineFailure
 from engine.generation.async_engine import AsyncEngine
 from server.config import GatewayConfig
-from server.gateway.book import Book
+from server.gateway.book import Book, CallRecord
 from server.gateway.gateway import Gateway
 from server.settings import Admin, Metrics, Settings, Tls
 from server.telemetry import metrics_page, metrics_server
@@ -206,7 +206,7 @@ def entered(told: Record, status: str) -> Snapshot:
     """Return what is counted of a call."""
     book = Book(lambda: ["w"])
     method = "/tokenweir.v1.GenerationService/Generate"
-    book.enter(method, "w", told, status, tenant="", waited=0.0, traceparent="")
+    book.enter(CallRecord(method, "w", "", 0.0, 0.0, status, told))
     book.flush()
     ((_, snapshot),) = book.snapshots()
     return snapshot

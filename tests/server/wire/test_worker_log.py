@@ -12,8 +12,7 @@ from server.config import WorkerConfig
 from server.gateway.backend import WorkerLink
 from server.gateway.pool import Pool, do_nothing
 from server.settings import Log
-from server.telemetry.log_budget import RECORDS_AT_ONCE, RECORDS_PER_SECOND
-from server.telemetry.logs import TextFormatter, fields_of
+from server.telemetry.logs import RECORDS_AT_ONCE, RECORDS_PER_SECOND, TextFormatter, fields_of
 from server.wire.work_pb2 import LogRecord
 from server.wire.worker_log import WorkerLog, log_of_worker
 from server.worker.worker import Worker
