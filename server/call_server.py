@@ -46,7 +46,7 @@ class CallServer:
 
     def __init__(
         self,
-        arrived: Callable[[ServerCall], None],
+        arrived: Callable[[ServerCall], object],
         options: Iterable[tuple[str, int]],
         back_off: BackOff | None = None,
     ) -> None:

@@ -53,24 +53,18 @@ def start_event_thread(
     Either only when nothing is there. How long an event took to come does not show that: another
     thread may have held the interpreter, and backing off then lets calls pile up.
     """
-    given = (poll, pass_on, back_off)
-    threading.Thread(target=_follow, args=given, name=name, daemon=True).start()
 
+    def follow() -> None:
+        woken, is_soon, goes_on = 0.0, False, True
+        while goes_on:
+            event = poll(0)
+            if event.tag is None:
+                if back_off.is_wanted:
+                    back_off.take()
+                elif is_soon:
+                    sleep(_PAUSE)
+                event, came = poll(None), monotonic()
+                is_soon, woken = came - woken < 2 * _PAUSE, came
+            goes_on = pass_on(event)
 
-def _follow(
-    poll: Callable[[float | None], Event],
-    pass_on: Callable[[Event], bool],
-    back_off: BackOff,
-) -> None:
-    woken, is_soon = 0.0, False
-    while True:
-        event = poll(0)
-        if event.tag is None:
-            if back_off.is_wanted:
-                back_off.take()
-            elif is_soon:
-                sleep(_PAUSE)
-            event, came = poll(None), monotonic()
-            is_soon, woken = came - woken < 2 * _PAUSE, came
-        if not pass_on(event):
-            return
+    threading.Thread(target=follow, name=name, daemon=True).start()

@@ -169,13 +169,13 @@ class GivenSettings:
         for section in SECTIONS:
             names = [name for name, known in KNOWN.items() if known.section == section]
             if names := list(filter(self._command.takes, names)):
-                yield from (f"[{section}]", *map(self._line, names), "")
-
-    def _line(self, name: str) -> str:
-        key, (value, origin) = KNOWN[name].field.name, self[name]
-        origin = origin if origin.isprintable() else ascii(origin)
-        text = f"# {key} is not set" if value is None else f"{key} = {as_toml(value)}"
-        return f"{text}  # {origin}"
+                yield f"[{section}]"
+                for name in names:
+                    key, (value, origin) = KNOWN[name].field.name, self[name]
+                    origin = origin if origin.isprintable() else ascii(origin)
+                    text = f"# {key} is not set" if value is None else f"{key} = {as_toml(value)}"
+                    yield f"{text}  # {origin}"
+                yield ""
 
     def _complete(self) -> None:
         """Give what follows from something else that was given."""
@@ -249,12 +249,11 @@ def _placed(value: Any, folder: Path) -> Any:
             # Links stay: a renewed certificate or list of tokens is often another end of the same.
             return (folder / expanduser(value)).absolute()
         case dict():
-            return {key: _package_at(one, folder) for key, one in value.items()}
+            return {
+                key: place if is_remote(place) else (folder / expanduser(place)).resolve()
+                for key, place in value.items()
+            }
     return value
-
-
-def _package_at(place: str, folder: Path) -> str | Path:
-    return place if is_remote(place) else (folder / expanduser(place)).resolve()
 
 
 def as_toml(value: Any) -> str:

@@ -87,28 +87,13 @@ class Admission:
 
     async def wait(self, head: RequestHead, deadline: float | None) -> float:
         """Wait until it is a call's turn; return when that was. See `slot`."""
-        await self._wait(head, deadline)
-        return self._clock()
-
-    def end(
-        self, head: RequestHead, started: float, deadline: float | None, *, is_good: bool
-    ) -> None:
-        """Give the slot of a call back that has had its turn."""
-        now = self._clock()
-        if is_good:
-            self._note_own_time(now - started)
-        elif deadline is not None and now > deadline - _LATE:
-            self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
-        self._leave(head.tenant)
-
-    async def _wait(self, head: RequestHead, deadline: float | None) -> None:
         if self._refusal is not None:
             raise self._refusal
         if self._has_free_slot(head):
             self._num_under_way += 1
             self._queue.begin(head.tenant)
             self._note(head.tenant)
-            return
+            return self._clock()
         self._judge(head, deadline)
         waiting = Waiting(head.tenant, head.priority)
         self._queue.add(waiting)
@@ -124,6 +109,18 @@ class Admission:
                 self._note(waiting.tenant)
                 self._hand_out()
             raise
+        return self._clock()
+
+    def end(
+        self, head: RequestHead, started: float, deadline: float | None, *, is_good: bool
+    ) -> None:
+        """Give the slot of a call back that has had its turn."""
+        now = self._clock()
+        if is_good:
+            self._note_own_time(now - started)
+        elif deadline is not None and now > deadline - _LATE:
+            self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
+        self._leave(head.tenant)
 
     async def _turn_of(self, waiting: Waiting, deadline: float | None) -> None:
         seconds = None if deadline is None else max(0.0, deadline - self._clock() - _MARGIN)

@@ -170,7 +170,9 @@ class Backend:
 
     def raise_if_lost(self) -> None:
         """Raise WorkerLost if the calls that go there were ended because it does not answer."""
-        if self.is_lost and not _is_cancelled_itself():
+        task = asyncio.current_task()
+        is_cancelled_itself = task is not None and task.cancelling() > 0  # not what it waits for
+        if self.is_lost and not is_cancelled_itself:
             raise WorkerLost(f"worker {self.address} does not answer") from None
 
     async def retire(self) -> bool:
@@ -264,9 +266,3 @@ class Backend:
 def is_workers_own(error: WorkerFailed) -> bool:
     """Return whether a worker itself has ended a call, and not the way to it."""
     return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)
-
-
-def _is_cancelled_itself() -> bool:
-    """Return whether the current task was cancelled, and not only what it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -57,7 +57,7 @@ from server.local_services import LocalServices
 from server.model_pages import page_of
 from server.reflection import enable_reflection
 from server.running_requests import RunningRequests
-from server.status import CallStatus, call_status
+from server.status import call_status
 from server.telemetry.metrics import Snapshot
 from server.telemetry.tracing import Tracing
 
@@ -156,7 +156,13 @@ class Gateway:
         if (socket := self._config.local_socket) is not None:
             listen(self._server, f"unix:{socket}", 0)
         self._publish_health()
-        self._open_admin_port()
+        admin_port = self._config.admin.port
+        if admin_port is not None or socket is not None:
+            service = AdminService(
+                self.pool, self._traffic, self._requests, lambda: self.drain(None), self._versions
+            )
+            self._admin = AdminPort(self._config, service, self._health)
+            self.admin_port = self._admin.start(admin_port)
         self._server.start()
         self._late = in_background("watching for requests", self._reader.end_late_ones)
         return port
@@ -206,19 +212,6 @@ class Gateway:
             await self._admin.close()
         self._book.flush()
         await self.pool.close()
-
-    def _open_admin_port(self) -> None:
-        port, socket = self._config.admin.port, self._config.local_socket
-        if port is not None or socket is not None:
-            service = AdminService(
-                self.pool,
-                self._traffic,
-                self._requests,
-                lambda: self.drain(None),
-                self._versions,
-            )
-            self._admin = AdminPort(self._config, service, self._health)
-            self.admin_port = self._admin.start(port)
 
     def _publish_health(self) -> None:
         serving = self.pool.serving
@@ -278,7 +271,13 @@ class Gateway:
             if isinstance(request, TokenweirError):
                 raise request
             if call.method.startswith(_ADMIN):
-                _check_is_public(call.method)
+                if call.method != _LIST_MODELS:
+                    name = call.method.removeprefix(_ADMIN)
+                    raise CapabilityNotSupported(
+                        f"{name} is not for this port; ask at the admin port, which `tokenweir "
+                        "serve --admin-port` opens",
+                        [name],
+                    )
             else:
                 head = head_of(call.method, request)
                 if identity is not None:
@@ -331,10 +330,14 @@ class Gateway:
             try:
                 if self._draining:
                     raise _draining()
-                response = await self._held(call, request, head)
-            except (CallFailed, TokenweirError) as error:
-                status = self._failed(call, head or NO_HEAD, error)
-                answering.code = status.code.name
+                response = await self._response(call, request, head)
+            except CallFailed as error:
+                status, told = error.status, head or NO_HEAD
+                self._outcomes.failed(call, request_id_of(told), told, status)
+            except TokenweirError as error:
+                told = head or NO_HEAD
+                status = call_status(error, request_id := request_id_of(told))
+                self._outcomes.refused(call, request_id, told, status, error.reason)
             except asyncio.CancelledError:
                 if not call.is_relayed and head is not None:
                     self._outcomes.given_up(call, request_id_of(head), head)
@@ -343,42 +346,26 @@ class Gateway:
                 await call.finish(response)
                 answering.code = _OK
                 return
+            answering.code = status.code.name
             await abort(call, status)
 
-    async def _held(
+    async def _response(
         self, call: ServerCall, request: bytes, head: RequestHead | None
     ) -> bytes | None:
         """Return the one message of an answer, while the bytes of its request are counted."""
         self._wall.hold(len(request))
         try:
             async with InTime(call, _DEADLINE_MARGIN, self._deadlines):
-                return await self._response(call, request, head)
+                if head is None:
+                    return await self._list_models(call, request)
+                relay = self._relay.unary if call.method in _UNARY else self._relay.stream
+                arrived = time.monotonic()
+                with self._requests.abortable(head.request_id):
+                    async with self._admission.slot(head, call.time_remaining()):
+                        self._outcomes.had_its_turn(time.monotonic() - arrived)
+                        return await relay(call.method, request, call, head)
         finally:
             self._wall.release(len(request))
-
-    def _failed(
-        self, call: ServerCall, head: RequestHead, error: CallFailed | TokenweirError
-    ) -> CallStatus:
-        """Note that a call fails; return how it ends for the client."""
-        request_id = request_id_of(head)
-        if isinstance(error, CallFailed):
-            self._outcomes.failed(call, request_id, head, error.status)
-            return error.status
-        status = call_status(error, request_id)
-        self._outcomes.refused(call, request_id, head, status, error.reason)
-        return status
-
-    async def _response(
-        self, call: ServerCall, request: bytes, head: RequestHead | None
-    ) -> bytes | None:
-        if head is None:
-            return await self._list_models(call, request)
-        relay = self._relay.unary if call.method in _UNARY else self._relay.stream
-        arrived = time.monotonic()
-        with self._requests.abortable(head.request_id):
-            async with self._admission.slot(head, call.time_remaining()):
-                self._outcomes.had_its_turn(time.monotonic() - arrived)
-                return await relay(call.method, request, call, head)
 
     async def _list_models(self, call: ServerCall, data: bytes) -> bytes | None:
         """Return the models that the caller may use; wait for a worker if need be."""
@@ -396,17 +383,6 @@ class Gateway:
             and self._traffic.is_open(ModelVersion.of(info))
         ]
         return page_of(models, request).SerializeToString()
-
-
-def _check_is_public(method: str) -> None:
-    """Raise CapabilityNotSupported for what is not for everybody."""
-    if method != _LIST_MODELS:
-        name = method.removeprefix(_ADMIN)
-        raise CapabilityNotSupported(
-            f"{name} is not for this port; ask at the admin port, which `tokenweir serve "
-            "--admin-port` opens",
-            [name],
-        )
 
 
 def _draining() -> Draining:

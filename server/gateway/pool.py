@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSE = 0.05  # seconds before workers that have all refused are asked again
 _RETRY_AFTER = 0.5  # seconds
+_FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 _MAX_LOSSES = 3  # workers that one call may crash: it might be what ends them
 Lost = Callable[[str], Awaitable[None]]  # by the address of a worker
 
@@ -237,8 +238,9 @@ class Pool:
             serving = self._able(attempts)
             fresh = _without(attempts.refused, serving)
             attempts.refuse_poison()
-            if serving and not fresh and _is_full(attempts):
-                raise CallFailed(_last_status(attempts))
+            last = attempts.last
+            if serving and not fresh and last is not None and last.code is _FULL:
+                raise CallFailed(last)
             if fresh:
                 if self._affinity is not None and len(serving) > 1:
                     return self._affinity.choose(attempts.prefix, fresh)
@@ -289,7 +291,9 @@ class Pool:
     async def _wait(self, attempts: Attempts, *, pause: bool) -> None:
         seconds = attempts.give_up - time.monotonic()
         if seconds <= 0:
-            raise CallFailed(_last_status(attempts))
+            what = "no worker is there to take the call; try again later"
+            starting = call_status(Starting(what, _RETRY_AFTER), attempts.request_id)
+            raise CallFailed(attempts.last or starting)
         try:
             async with asyncio.timeout(min(seconds, _PAUSE) if pause else seconds):
                 async with self._news:
@@ -310,14 +314,3 @@ async def do_nothing(address: str) -> None:
 
 def _without(excluded: set[Backend], workers: list[Backend]) -> list[Backend]:
     return [worker for worker in workers if worker not in excluded] if excluded else workers
-
-
-def _is_full(attempts: Attempts) -> bool:
-    return attempts.last is not None and attempts.last.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def _last_status(attempts: Attempts) -> CallStatus:
-    if attempts.last is not None:
-        return attempts.last
-    error = Starting("no worker is there to take the call; try again later", _RETRY_AFTER)
-    return call_status(error, attempts.request_id)

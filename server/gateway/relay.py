@@ -143,7 +143,11 @@ class Relay:
 
         `end_calls` may end it. The worker is told how many calls wait here for each.
         """
-        metadata = tuple(pair for pair in context.invocation_metadata() if _is_clients(pair[0]))
+        metadata = tuple(
+            (key, value)
+            for key, value in context.invocation_metadata()
+            if key not in _OWN and not key.startswith("grpc-")  # those are of the connection
+        )
         num_waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
         started = time.monotonic()
         call = backend.start(
@@ -272,8 +276,3 @@ def _lost(request_id: str) -> CallStatus:
         _RETRY_AFTER,
     )
     return call_status(lost, request_id)
-
-
-def _is_clients(key: str) -> bool:
-    """Return whether a key of metadata goes on to a worker; those of the connection do not."""
-    return key not in _OWN and not key.startswith("grpc-")

@@ -98,23 +98,17 @@ class RemotePackage:
     def _failure(self, name: str, error: Exception) -> PackageError:
         if isinstance(error, ImportError):
             return PackageError(f"{self._url} cannot be read: {_to_install(error)}")
-        if (cause := _network_error(error)) is not None:
-            return PackageUnreachable(f"{self._url} does not answer: {_told(cause)}")
+        cause: BaseException | None = error
+        while cause is not None:  # fsspec calls a file missing behind an error of the network
+            if isinstance(cause, _OF_NETWORK):
+                return PackageUnreachable(f"{self._url} does not answer: {_told(cause)}")
+            cause = cause.__cause__
         if isinstance(error, FileNotFoundError):
             return PackageError(
                 f"{self._url}/{name} is missing; a package is a directory with its "
                 f"{MANIFEST_NAME} and all files that this names"
             )
         return PackageError(f"{self._url}/{name} cannot be read: {_told(error)}")
-
-
-def _network_error(error: BaseException | None) -> OSError | None:
-    """Return what of the network an error comes from: fsspec calls a file missing behind it."""
-    while error is not None:
-        if isinstance(error, _OF_NETWORK):
-            return error
-        error = error.__cause__
-    return None
 
 
 def _to_install(error: ImportError) -> str:

@@ -34,7 +34,8 @@ async def running_ray(config: Settings) -> AsyncIterator[RayThread]:
         stack.push_async_callback(ray.finish, _stop_ray)
         await ray.run(_start_ray, config, local)
         await ray.run(check_gpus_of_cluster, config)
-        _reinstall_signal_handler()
+        if threading.current_thread() is threading.main_thread():  # Ray has put its own before it
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         claim = await ray.run(claim_name, config.listen.name) if local is None else None
         stack.callback(lambda: claim)  # held until then
         watching = partial(watch, await ray.run(_servers), ray.lose)
@@ -75,12 +76,6 @@ def _start_ray(config: Settings, local: LocalRay | None) -> None:
         if local is not None:
             raise
         raise ConfigError(not_joined(address, error)) from error
-
-
-def _reinstall_signal_handler() -> None:
-    """Restore Python's handler of SIGTERM: Ray's core has put its own before it."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _stop_ray() -> None:

@@ -66,9 +66,18 @@ def worker_options(config: Settings, name: str) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": config.listen.grace + 10,
         "graceful_shutdown_wait_loop_s": 0.1,
         "max_constructor_retry_count": 2,
-        "ray_actor_options": _actor_options(config, name),
+        "ray_actor_options": actor_options(config, name),
         **scaling(config),
     }
+
+
+def actor_options(config: Settings, name: str) -> dict[str, float]:
+    """Return the resources that Ray gives each of these workers."""
+    names = {"CPU": "num_cpus", "GPU": "num_gpus"}
+    wanted = resources(config)
+    if name != config.listen.name and not joins_cluster():
+        wanted["CPU"] = 0  # a Ray of our own has the cores of the first workers; they share them
+    return {names[resource]: amount for resource, amount in wanted.items()}
 
 
 def undeploy(names: Collection[str]) -> None:
@@ -110,11 +119,3 @@ def deployment_problem(name: str) -> str | None:
     lines = [line.strip() for line in messages[0].splitlines() if line.strip()]
     # The end of a traceback: `module.Class: message`.
     return re.sub(r"^[\w.]+: ", "", lines[-1]) if lines else "Ray Serve gives no reason"
-
-
-def _actor_options(config: Settings, name: str) -> dict[str, float]:
-    names = {"CPU": "num_cpus", "GPU": "num_gpus"}
-    wanted = resources(config)
-    if name != config.listen.name and not joins_cluster():
-        wanted["CPU"] = 0  # a Ray of our own has the cores of the first workers; they share them
-    return {names[resource]: amount for resource, amount in wanted.items()}

@@ -11,10 +11,8 @@ import secrets
 import traceback
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from engine.background import in_background
-from engine.config import EngineConfig
 from engine.errors import EngineFailure, PackageError, TokenweirError
 from engine.factory import load_engine
 from server.auth.internal_certificate import internal_certificate
@@ -53,6 +51,8 @@ class WorkerReplica:
         group: str,
     ) -> None:
         """`service` is the id that a command has given it; an application has none."""
+        import ray
+
         switch_threads_often()
         log = WorkerLog(config.log)
         logging.getLogger().addHandler(log)  # nobody reads the files of a worker
@@ -63,7 +63,8 @@ class WorkerReplica:
             tell = partial(_tell_application, self._table, config, self._serve_port.host)
             await asyncio.to_thread(tell)
         found = await asyncio.to_thread(_service_in, self._table, service)
-        entry = WorkerEntry(found.id, _actor_name(), group, os.getpid(), own_stderr())
+        actor = str(ray.get_runtime_context().get_actor_name())
+        entry = WorkerEntry(found.id, actor, group, os.getpid(), own_stderr())
         self._presence = Presence(self._table, entry)
         if found.is_claimed:
             look = partial(_end_without_command, config.listen.name, group)
@@ -132,23 +133,19 @@ class WorkerReplica:
 
 def _load_engines(config: Settings, packages: Mapping[str, PinnedPackage]) -> Mapping[str, Engine]:
     engine_config = dataclasses.replace(config.engine_config, num_threads=num_threads(config))
-    return {
-        name: _load_engine(package, config.packages.cache, engine_config)
-        for name, package in packages.items()
-    }
-
-
-def _load_engine(pinned: PinnedPackage, cache: Path | None, config: EngineConfig) -> Engine:
-    package = pinned.load(cache)
-    try:
-        return load_engine(package, config)
-    except PackageError as error:
-        if not is_remote(pinned.address):
-            raise
-        raise PackageError(
-            f"{error}; that is a copy of {pinned.address}, and a changed copy is fetched again: "
-            "change the package there"
-        ) from error
+    engines: dict[str, Engine] = {}
+    for name, pinned in packages.items():
+        package = pinned.load(config.packages.cache)
+        try:
+            engines[name] = load_engine(package, engine_config)
+        except PackageError as error:
+            if not is_remote(pinned.address):
+                raise
+            raise PackageError(
+                f"{error}; that is a copy of {pinned.address}, and a changed copy is fetched "
+                "again: change the package there"
+            ) from error
+    return engines
 
 
 async def _end_without_command(name: str, group: str) -> None:
@@ -176,9 +173,3 @@ def _service_in(table: Table, service: str | None) -> ServiceEntry:
     if data is None or (found := ServiceEntry.from_json(data)).id != (service or found.id):
         raise EngineFailure("the command that has started this worker is gone")
     return found
-
-
-def _actor_name() -> str:
-    import ray
-
-    return str(ray.get_runtime_context().get_actor_name())

@@ -107,21 +107,18 @@ class Connection:
         )
 
     def _follow(self) -> None:
-        while self._passed_on(self._channel.next_call_event()):
-            pass
-
-    def _passed_on(self, event: Event) -> bool:
-        """Pass on what happened to a call, in the thread; return whether more may come."""
-        try:
-            if event.tag is not None:
-                event.tag(event)
-        except Exception:
-            logger.exception("what a worker has sent was not passed on")
-        with self._closing:
-            if self._open or not self._is_closing:
-                return True
-            self._channel.close(CANCELLED, "the connection is closed")
-        return False
+        """Pass on what happens to calls, in the thread, until the connection is closed."""
+        while True:
+            event = self._channel.next_call_event()
+            try:
+                if event.tag is not None:
+                    event.tag(event)
+            except Exception:
+                logger.exception("what a worker has sent was not passed on")
+            with self._closing:
+                if self._is_closing and not self._open:
+                    self._channel.close(CANCELLED, "the connection is closed")
+                    return
 
 
 class Carrier:

@@ -102,23 +102,19 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         return [self._model_info(name) for name in self._catalog.engines]
 
     def _model_info(self, name: str) -> pb.ModelInfo:
-        state, message = self._state(name)
+        engine, state, message = self._catalog.engines[name], pb.MODEL_STATE_READY, ""
+        if engine.is_warming:
+            state = pb.MODEL_STATE_WARMING
+        elif not engine.healthy:
+            state, message = pb.MODEL_STATE_FAILED, "the engine reports itself unhealthy"
+        elif self._admission.draining:
+            state = pb.MODEL_STATE_DRAINING
         return answers.model_info(
             self._catalog.served(name),
             state=state,
             message=message,
             config=self._config,
         )
-
-    def _state(self, name: str) -> tuple[pb.ModelState.ValueType, str]:
-        engine = self._catalog.engines[name]
-        if engine.is_warming:
-            return pb.MODEL_STATE_WARMING, ""
-        if not engine.healthy:
-            return pb.MODEL_STATE_FAILED, "the engine reports itself unhealthy"
-        if self._admission.draining:
-            return pb.MODEL_STATE_DRAINING, ""
-        return pb.MODEL_STATE_READY, ""
 
 
 def _not_of_a_worker(method: str) -> CapabilityNotSupported:

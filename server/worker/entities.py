@@ -62,19 +62,13 @@ def find_entities(
 def _chosen(
     probabilities: Probabilities, spans: Sequence[tuple[int, int]], strategy: Strategy
 ) -> _Part:
-    row = _row(probabilities, strategy)
+    if strategy == "average":
+        row = probabilities.mean(axis=0)  # (num_labels,)
+    else:
+        surest = int(probabilities.max(axis=1).argmax()) if strategy == "max" else 0
+        row = probabilities[surest]
     index = int(row.argmax())
     return _Part(spans[0][0], spans[-1][1], index, float(row[index]))
-
-
-def _row(probabilities: Probabilities, strategy: Strategy) -> Probabilities:
-    """Return the one row (num_labels,) that decides for several tokens."""
-    if strategy == "average":
-        mean: Probabilities = probabilities.mean(axis=0)
-        return mean
-    surest = int(probabilities.max(axis=1).argmax()) if strategy == "max" else 0
-    row: Probabilities = probabilities[surest]
-    return row
 
 
 def _groups(parts: Sequence[_Part], labels: Sequence[str]) -> Iterator[list[_Part]]:

@@ -94,7 +94,9 @@ class Worker:
         options = server_options(
             max_bytes, config.client_keepalive_timeout, max_connections(config.host)
         )
-        self._server = CallServer(self._arrived, options)
+        self._server = CallServer(
+            lambda call: self._loop.call_soon_threadsafe(self._begin, call), options
+        )
         credentials = None if self._certificate is None else self._certificate.server_credentials()
         port = listen(self._server, config.host, config.port, credentials)
         self._publish_health()
@@ -132,10 +134,6 @@ class Worker:
         self._health.go_down()
         self._admission.draining = True
         self._tell_state()
-
-    def _arrived(self, call: ServerCall) -> None:
-        """In the thread of the server."""
-        self._loop.call_soon_threadsafe(self._begin, call)
 
     def _begin(self, call: ServerCall) -> None:
         if call.method != protocol.METHOD:

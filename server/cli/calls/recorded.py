@@ -7,9 +7,8 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tokenweir import Generation
 
@@ -59,7 +58,16 @@ def recording(path: Path | None) -> Iterator[Note]:
         raise CommandError(f"cannot write {path}: {error.strerror}", NOT_USABLE) from error
     try:
         with file:
-            yield partial(_note, file)
+
+            def note(
+                model: str, prompt: object, options: Mapping[str, Any], answer: Generation
+            ) -> None:
+                asked = {name: one for name, one in options.items() if name not in _NOT_ASKED_AGAIN}
+                found = {"model": model, "prompt": prompt, "options": asked, "answer": answer}
+                line = json.dumps(plain(found), ensure_ascii=False, separators=(",", ":"))
+                file.write(f"{line}\n")
+
+            yield note
     except OSError:  # a full disk, say: the last line may be cut off
         temporary.unlink(missing_ok=True)
         raise
@@ -67,14 +75,6 @@ def recording(path: Path | None) -> Iterator[Note]:
         end()
         raise
     end()
-
-
-def _note(
-    file: TextIO, model: str, prompt: object, options: Mapping[str, Any], answer: Generation
-) -> None:
-    asked = {name: one for name, one in options.items() if name not in _NOT_ASKED_AGAIN}
-    found = plain({"model": model, "prompt": prompt, "options": asked, "answer": answer})
-    file.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def read_recorded(path: Path) -> Iterator[Recorded]:

@@ -86,7 +86,8 @@ def train(
     configure_openmp()  # before torch is loaded
     with cleaned_up():
         if check:
-            _tell_data(_builder(task, given)(seed or 0))
+            made = _builder(task, given)(seed or 0)
+            click.echo(made.data_summary or f"{len(made.held_out):,} examples are held out")
             return
         if out is None:
             raise click.UsageError("Missing option '--out'.")
@@ -104,11 +105,6 @@ def train(
             "may help",
             TARGET_MISSED,
         )
-
-
-def _tell_data(task: Task) -> None:
-    """Print how much of each kind is in the data."""
-    click.echo(task.data_summary or f"{len(task.held_out):,} examples are held out")
 
 
 # The option by which a task gets its data; the others make their own.

@@ -222,11 +222,15 @@ def collect_models(
 ) -> dict[str, Path | str]:
     """Return the packages to serve by model name; UsageError if a name is missing or double."""
     from engine.package.recognised import recognise
+    from server.packages.build import is_package
+    from server.packages.pinned import manifest_at
 
     pairs = [_split_pair(pair) for pair in named]
     if not packages and not pairs:
         raise click.UsageError("give at least one MODEL, or --model NAME=PATH")
-    pairs = [(_name_of(address), address) for address in packages] + pairs
+    pairs = [
+        (manifest_at(one).name if is_package(one) else recognise(one).name, one) for one in packages
+    ] + pairs
     models: dict[str, Path | str] = {}
     for name, path in pairs:
         if name in models:
@@ -240,14 +244,6 @@ def collect_models(
             found = recognise(path)
             models[name] = f"hf://{found.given}" if found.stage == "name" else path
     return models
-
-
-def _name_of(given: Path | str) -> str:
-    from engine.package.recognised import recognise
-    from server.packages.build import is_package
-    from server.packages.pinned import manifest_at
-
-    return manifest_at(given).name if is_package(given) else recognise(given).name
 
 
 def _split_pair(pair: str) -> tuple[str, Path | str]:

@@ -56,7 +56,6 @@ class HttpProcess:
 
     async def start(self) -> None:
         """Start it and wait until it serves; ConfigError with its words if it does not."""
-        self.url = ""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", end_with_parent.__file__, *_COMMAND),
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -84,16 +83,13 @@ class HttpProcess:
                 _log(line.decode(errors="replace").rstrip())
             code = await self._process.wait()
             logger.error("the HTTP server has ended with %d, and is started again", code)
-            while not await self._started():
-                await asyncio.sleep(_PAUSE)
-
-    async def _started(self) -> bool:
-        try:
-            await self.start()
-        except ConfigError as error:
-            logger.error("%s", error)
-            return False
-        return True
+            self.url = ""
+            while not self.url:
+                try:
+                    await self.start()
+                except ConfigError as error:
+                    logger.error("%s", error)
+                    await asyncio.sleep(_PAUSE)
 
     async def stop(self) -> None:
         """Drain its open requests, and end it."""

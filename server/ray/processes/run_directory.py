@@ -49,24 +49,13 @@ def remove_what_dead_owners_left(parent: Path | None = None) -> list[Path]:
     removed = []
     for path in (parent or socket_directory()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # it has just been removed, or is another user's
-            if _is_private(path) and _removed_if_ownerless(path):
-                logger.info("removed %s, which a killed server had left", path)
-                removed.append(path)
+            found = path.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if not is_ours or stat.S_IMODE(found.st_mode) & 0o077:
+                continue
+            with (path / _OWNER).open() as owner:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it lives
+                shutil.rmtree(path, ignore_errors=True)
+            logger.info("removed %s, which a killed server had left", path)
+            removed.append(path)
     return removed
-
-
-def _removed_if_ownerless(path: Path) -> bool:
-    with (path / _OWNER).open() as owner:
-        try:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        shutil.rmtree(path, ignore_errors=True)
-        return True
-
-
-def _is_private(path: Path) -> bool:
-    """Does a directory belong to this user, and to nobody else?"""
-    found = path.lstat()
-    mode_is_private = not stat.S_IMODE(found.st_mode) & 0o077
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and mode_is_private

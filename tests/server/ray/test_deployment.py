@@ -18,7 +18,7 @@ from server.config import GatewayConfig, WorkerConfig, gateway_config, worker_co
 from server.listening import check_ports_are_free
 from server.ray.autoscaling import LiveRequestsPolicy
 from server.ray.cluster import _start_ray, running_ray
-from server.ray.deployment import _actor_options
+from server.ray.deployment import actor_options
 from server.ray.processes.local import LocalRay
 from server.ray.resources import check_gpus, num_threads, resources, shortage
 from server.ray.serving import serve_models
@@ -292,7 +292,7 @@ def test_a_replica_has_a_gpu_where_a_model_runs_on_one(
 
     found = config.for_targets(targets)
     assert resources(found) == {"CPU": 3, **gpus}
-    asked = _actor_options(found, found.listen.name)
+    asked = actor_options(found, found.listen.name)
     assert asked == {"num_cpus": 3} | ({"num_gpus": gpus["GPU"]} if gpus else {})
 
 

@@ -14,7 +14,7 @@ from engine.errors import LoadFailed, PackageError
 from server.gateway.admin.versions import Group, LoadedPackage
 from server.packages.signature import sign
 from server.ray import versions
-from server.ray.deployment import _actor_options
+from server.ray.deployment import actor_options
 from server.ray.entries import WorkerEntry
 from server.ray.versions import RayDeployment
 from server.settings import Engine, Packages, Settings
@@ -132,11 +132,11 @@ async def test_without_room_nothing_is_started_and_a_moment_is_waited_for_it(
 
 def test_versions_share_the_cores_of_a_ray_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert _actor_options(CONFIG, "tokenweir")["num_cpus"] >= 1
-    assert _actor_options(CONFIG, NAME)["num_cpus"] == 0
+    assert actor_options(CONFIG, "tokenweir")["num_cpus"] >= 1
+    assert actor_options(CONFIG, NAME)["num_cpus"] == 0
 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert _actor_options(CONFIG, NAME)["num_cpus"] >= 1
+    assert actor_options(CONFIG, NAME)["num_cpus"] >= 1
 
 
 async def test_a_version_is_read_only_if_the_required_key_has_signed_it(
