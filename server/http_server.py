@@ -13,41 +13,18 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from server.auth.certified import certified_name
+from server.settings import Http
 
 CERTIFIED = "certified"  # in the state of a request: the name on the certificate of its client
 _Parser: Any = AutoHTTPProtocol  # httptools' if that is installed, else h11's
 _GOODBYE = 1.0  # seconds for the other side to close too
 _FRAMES = 8  # times as long as a body may be what comes on the wire, in chunks of a byte each
-
-
-class Bounds(Protocol):
-    """Limits of a server; those of HttpConfig, for one."""
-
-    @property
-    def head_seconds(self) -> float:
-        """How long a client may take for the head of a request."""
-
-    @property
-    def max_head_bytes(self) -> int:
-        """How long a head may be."""
-
-    @property
-    def max_body_bytes(self) -> int:
-        """How long a body may be; its reader limits its time."""
-
-    @property
-    def keep_alive_seconds(self) -> float:
-        """How long a connection is kept without a request."""
-
-    @property
-    def grace(self) -> float:
-        """How long open requests may take when the server ends, in seconds."""
 
 
 class HttpServer(uvicorn.Server):
@@ -56,11 +33,17 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         app: Any,
-        bounds: Bounds,
+        bounds: Http,
         tls: ssl.SSLContext | None,
         headers: Sequence[tuple[str, str]] = (),
+        *,
+        grace: float,
     ) -> None:
-        """Encrypt by this, if it is given; every answer has these headers, too."""
+        """Encrypt by `tls`, if it is given; every answer has the headers, too.
+
+        Open requests have `grace` seconds when the server ends. The time of a body is limited by
+        its reader.
+        """
         config = uvicorn.Config(
             app,
             http=bounded(bounds),
@@ -73,7 +56,7 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             headers=list(headers),
             timeout_keep_alive=bounds.keep_alive_seconds,  # type: ignore[arg-type]  # asyncio's
-            timeout_graceful_shutdown=bounds.grace,  # type: ignore[arg-type]  # likewise
+            timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  # likewise
         )
         super().__init__(config)
         config.load()
@@ -89,7 +72,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def bounded(bounds: Bounds, parser: Any = _Parser) -> type[asyncio.Protocol]:
+def bounded(bounds: Http, parser: Any = _Parser) -> type[asyncio.Protocol]:
     """Return the protocol of connections whose requests are no longer than they may be."""
     return type("Bounded", (_Bounded, parser), {"bounds": bounds})
 
@@ -97,7 +80,7 @@ def bounded(bounds: Bounds, parser: Any = _Parser) -> type[asyncio.Protocol]:
 class _Bounded(asyncio.Protocol):
     """Limits beside one of uvicorn's protocols, which comes behind it."""
 
-    bounds: Bounds
+    bounds: Http
     transport: asyncio.Transport
     app_state: dict[str, Any]  # the state of every request
     cycle: Any  # the last request whose head has come, None before the first

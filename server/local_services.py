@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -26,11 +26,13 @@ from engine.errors import (
     MalformedMessage,
     TokenweirError,
 )
+from server.call_server import ServerCall
 from server.deadlines import Deadlines, InTime, abort
 from server.grpc_core import Pairs
 from server.request_ids import client_request_id, made_request_id
 from server.status import call_status
 from server.telemetry.logs import with_fields
+from server.wire.bearer import BearerCall
 from server.wire.record import current_record
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ Context = aio.ServicerContext[Any, Any]
 Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here
 Behavior = Callable[[Any, Context], Awaitable[Any]]  # a stream writes to the context instead
 Interceptor = Callable[[str, Behavior], Behavior]  # does something around what a method does
+
+AnswerableCall = ServerCall | BearerCall
 
 # Set when a call is parsed, for everything further in and for the log lines further out; until
 # somebody asks for it, "" of a call that has none.
@@ -53,25 +57,6 @@ def current_request_id() -> str:
     if not (request_id := _request_id.get()):
         _request_id.set(request_id := made_request_id())
     return request_id
-
-
-class AnswerableCall(Protocol):
-    """A call, as far as it is answered here: a ServerCall, or a BearerCall."""
-
-    method: str
-    response_serializer: Callable[[Any], bytes] | None
-
-    def invocation_metadata(self) -> Pairs:
-        """Return what the client sent besides its message."""
-
-    async def read(self) -> Any:
-        """Return the next message; aio.EOF at the end of them."""
-
-    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
-        """End the call with an error."""
-
-    async def finish(self, response: Any = None) -> None:
-        """End the call with success; `response` is the one message of a unary call."""
 
 
 @dataclass(frozen=True)

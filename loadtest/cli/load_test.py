@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,26 @@ from loadtest.interruption import signals_noted
 from server.cli.exit_codes import DONE, FAILED
 from server.cli.extras import needs
 from server.cli.interruption import Interruption, cleaned_up
-from server.cli.options import Number, any_path, examples, read_rates
+from server.cli.options import Number, any_path, examples
 
 if TYPE_CHECKING:
     from loadtest.load_report import LoadReport
     from loadtest.series import SeriesReport
+
+
+def _read_rates(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[float, ...]:
+    """Turn "10,20,40" into requests a second; none if nothing was given."""
+    if text is None:
+        return ()
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0 < value < math.inf for value in values):
+        raise click.BadParameter(f"{text[:100]!r} is not a list of rates above 0, such as 10,20,40")
+    return values
 
 
 @click.group(
@@ -51,7 +67,7 @@ if TYPE_CHECKING:
     help="Width of the interval at which a round of --search ends.",
 )
 @click.option(
-    "--sweep", callback=read_rates, metavar="RATE,...", help="Run at each rate, such as 10,20,40."
+    "--sweep", callback=_read_rates, metavar="RATE,...", help="Run at each rate, such as 10,20,40."
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 if the load test itself was late.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")

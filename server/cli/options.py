@@ -130,21 +130,6 @@ def read_numbers(
     return values
 
 
-def read_rates(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> tuple[float, ...]:
-    """Turn "10,20,40" into requests a second; none if nothing was given."""
-    if text is None:
-        return ()
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or not all(0 < value < math.inf for value in values):
-        raise click.BadParameter(f"{text[:100]!r} is not a list of rates above 0, such as 10,20,40")
-    return values
-
-
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print all there is, one JSON object a line."
 )

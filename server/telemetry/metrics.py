@@ -41,21 +41,24 @@ class Metric:
 _MODEL = ("model_name",)
 
 
-def _latency(name: str, what: str) -> Metric:
-    return Metric(name, "histogram", _MODEL, what, LATENCY_BOUNDS)
+def _latency(name: str, help: str) -> Metric:
+    return Metric(name, "histogram", _MODEL, help, LATENCY_BOUNDS)
+
+
+def _gauge(name: str, help: str) -> Metric:
+    return Metric(name, "gauge", _MODEL, help)
+
+
+def _counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "counter", (*_MODEL, *labels), help)
 
 
 # The page adds the label `worker`.
 WORKER_METRICS = (
-    Metric("num_sequences_running", "gauge", _MODEL, "Sequences in the batch now."),
-    Metric("num_requests_waiting", "gauge", _MODEL, "Requests in the queue of the engine."),
-    Metric(
-        "num_tokens_waiting",
-        "gauge",
-        _MODEL,
-        "Most tokens that the requests in that queue may take.",
-    ),
-    Metric("kv_cache_usage_perc", "gauge", _MODEL, "Share of the KV cache in use, from 0 to 1."),
+    _gauge("num_sequences_running", "Sequences in the batch now."),
+    _gauge("num_requests_waiting", "Requests in the queue of the engine."),
+    _gauge("num_tokens_waiting", "Most tokens that the requests in that queue may take."),
+    _gauge("kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1."),
     _latency("time_to_first_token_seconds", "From arrival at the worker to the first token."),
     Metric(
         "inter_token_latency_seconds",
@@ -71,29 +74,20 @@ WORKER_METRICS = (
     _latency("request_decode_time_seconds", "From the first token to the last."),
     Metric("step_seconds", "histogram", _MODEL, "Time of a step of the engine.", STEP_BOUNDS),
     Metric("step_batch_size", "histogram", _MODEL, "Sequences or items in a step.", SIZE_BOUNDS),
-    Metric("prompt_tokens", "counter", _MODEL, "Input tokens of answered requests."),
-    Metric("generation_tokens", "counter", _MODEL, "Output tokens of answered requests."),
-    Metric(
-        "prefix_cache_queries", "counter", _MODEL, "Input tokens looked up in the prefix cache."
+    _counter("prompt_tokens", "Input tokens of answered requests."),
+    _counter("generation_tokens", "Output tokens of answered requests."),
+    _counter("prefix_cache_queries", "Input tokens looked up in the prefix cache."),
+    _counter("prefix_cache_hits", "Input tokens found in the prefix cache."),
+    _counter(
+        "request_success", "Finished sequences, by the reason of their end.", "finished_reason"
     ),
-    Metric("prefix_cache_hits", "counter", _MODEL, "Input tokens found in the prefix cache."),
-    Metric(
-        "request_success",
-        "counter",
-        (*_MODEL, "finished_reason"),
-        "Finished sequences, by the reason of their end.",
+    _counter(
+        "request_failures", "Requests that failed at a worker or were refused there.", "reason"
     ),
-    Metric(
-        "request_failures",
-        "counter",
-        (*_MODEL, "reason"),
-        "Requests that failed at a worker or were refused there.",
-    ),
-    Metric(
+    _counter(
         "wasted_tokens",
-        "counter",
-        (*_MODEL, "kind"),
         "Tokens computed in vain: padding, cancelled, expired, failed, discarded, preempted.",
+        "kind",
     ),
 )
 GATEWAY_METRICS = (

@@ -11,23 +11,14 @@ import contextlib
 import socket
 import ssl
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from server.hosts import family_of
 from server.http_server import HttpServer
+from server.settings import Http
 
 _MOST = 32  # connections at once
 _SECONDS = 10.0  # per connection, which has one request
-
-
-@dataclass(frozen=True)
-class _Bounds:
-    head_seconds: float = _SECONDS
-    max_head_bytes: int = 64 << 10
-    max_body_bytes: int = 0
-    keep_alive_seconds: float = _SECONDS
-    grace: float = 1.0
 
 
 class MetricsServer:
@@ -44,7 +35,8 @@ class MetricsServer:
             self._listener.close()
             raise
         self.port: int = self._listener.getsockname()[1]
-        self._server = HttpServer(app, _Bounds(), tls, [("connection", "close")])
+        bounds = Http(head_seconds=_SECONDS, keep_alive_seconds=_SECONDS, max_body_bytes=0)
+        self._server = HttpServer(app, bounds, tls, [("connection", "close")], grace=1.0)
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 

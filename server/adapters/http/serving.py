@@ -33,7 +33,8 @@ async def serve(
     history = None if admin is None else LoadHistory(admin)
     tls = None if config.tls.cert is None else server_context(config.tls)
     listener = listener or listen_at(config.host, config.port)
-    server = HttpServer(application(client, config, history), config, tls)
+    app = application(client, config, history)
+    server = HttpServer(app, config, tls, grace=config.grace)
     serving = asyncio.create_task(server.serve_at(listener))
     watching = None if history is None else in_background("looking at the load", history.watch)
     scheme = "http" if tls is None else "https"

@@ -7,15 +7,15 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import TypeVar
 
+from google.protobuf.message import Message
 from tokenweir.v1 import admin_service_pb2 as pb
 from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.errors import CapabilityNotSupported
 from server.api import ADMIN, API_MINOR, HEALTH, RELEASE
-from server.gateway.admin.versions import LoadOrder, Versions
-from server.gateway.backend import Backend
+from server.gateway.admin.versions import Versions
+from server.gateway.backend import Answer, Backend
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic
 from server.local_services import Context
@@ -24,7 +24,6 @@ from server.running_requests import RunningRequests
 from server.wire.worker_call import WorkerFailed
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _GET_SERVER_INFO, _GET_LOAD, _ABORT, _DRAIN = (
     f"/{ADMIN}/{name}" for name in ("GetServerInfo", "GetLoad", "AbortRequests", "Drain")
@@ -59,9 +58,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
         """Return what this gateway is, and its replicas."""
-        infos = await self._ask(
-            lambda worker: worker.ask(_GET_SERVER_INFO, request, pb.GetServerInfoResponse, _TIMEOUT)
-        )
+        infos = await self._ask(_GET_SERVER_INFO, request, pb.GetServerInfoResponse)
         response = pb.GetServerInfoResponse(
             version=RELEASE,
             api_minor=API_MINOR,
@@ -79,9 +76,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Return the load of all workers together."""
-        loads = await self._ask(
-            lambda worker: worker.ask(_GET_LOAD, request, pb.GetLoadResponse, _TIMEOUT)
-        )
+        loads = await self._ask(_GET_LOAD, request, pb.GetLoadResponse)
         return pb.GetLoadResponse(replicas=[one for load in loads for one in load.replicas])
 
     async def AbortRequests(
@@ -89,9 +84,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> pb.AbortRequestsResponse:
         """End requests that wait here or run anywhere, those that came by other gateways too."""
         found = self._requests.abort(request.request_ids)
-        answers = await self._ask(
-            lambda worker: worker.ask(_ABORT, request, pb.AbortRequestsResponse, _TIMEOUT)
-        )
+        answers = await self._ask(_ABORT, request, pb.AbortRequestsResponse)
         found.update(*(answer.aborted for answer in answers))
         logger.info("aborted: %s", ", ".join(map(ascii, sorted(found))) or "nothing")
         aborted = [one for one in dict.fromkeys(request.request_ids) if one in found]
@@ -101,24 +94,16 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         """Refuse new calls for good; return when none runs any more, here or at a worker."""
         logger.info("draining: an operator has asked for it")
         await self._drain()
-        await self._ask(lambda worker: worker.ask(_DRAIN, request, pb.DrainResponse))
+        await self._ask(_DRAIN, request, pb.DrainResponse, None)
         return pb.DrainResponse()
 
     async def LoadModel(
         self, request: pb.LoadModelRequest, context: Context
     ) -> pb.LoadModelResponse:
         """Load a version beside what serves; answer once it takes calls."""
-        order = LoadOrder(
-            package=request.package,
-            model=request.model,
-            model_version=request.model_version,
-            replicas=request.replicas,
-            share=request.share,
-            validate_only=request.validate_only,
-            request_id=request.request_id,
-        )
-        one, package = await self._operated("LoadModel").load(order)
-        info = await self._info(one)
+        one, package = await self._operated("LoadModel").load(request)
+        found = (info for info in await self._list() if ModelVersion.of(info) == one)
+        info = next(found, _named(one))
         info.manifest_sha256 = package.manifest_sha256
         return pb.LoadModelResponse(model_info=info)
 
@@ -161,30 +146,30 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
             info.traffic.replicas = len(self._pool.serving_version(one))
         return [models[one] for one in sorted(models)]
 
-    async def _info(self, one: ModelVersion) -> pb.ModelInfo:
-        """Return what is told of a version; its names if it is not there."""
-        found = (info for info in await self._list() if ModelVersion.of(info) == one)
-        return next(found, _named(one))
-
     def _operated(self, method: str) -> Versions:
         if self._versions is None:
             what = f"{method} is not for a gateway without workers of its own"
             raise CapabilityNotSupported(what, [method])
         return self._versions
 
-    async def _ask(self, ask: Callable[[Backend], Awaitable[T]]) -> list[T]:
+    async def _ask(
+        self,
+        method: str,
+        request: Message,
+        answer: type[Answer],
+        timeout: float | None = _TIMEOUT,  # noqa: ASYNC109  # one without is no error
+    ) -> list[Answer]:
         """Return what the workers answer; those that do not are left out, and logged."""
-        workers = self._pool.backends
-        asked = await asyncio.gather(*(_answer(ask, worker) for worker in workers))
-        return [answer for answer in asked if answer is not None]
 
+        async def one(worker: Backend) -> Answer | None:
+            try:
+                return await worker.ask(method, request, answer, timeout)
+            except WorkerFailed as error:
+                logger.warning("worker %s did not answer: %s", worker.address, error.details)
+                return None
 
-async def _answer(ask: Callable[[Backend], Awaitable[T]], worker: Backend) -> T | None:
-    try:
-        return await ask(worker)
-    except WorkerFailed as error:
-        logger.warning("worker %s did not answer: %s", worker.address, error.details)
-        return None
+        answers = await asyncio.gather(*map(one, self._pool.backends))
+        return [found for found in answers if found is not None]
 
 
 def _named(one: ModelVersion) -> pb.ModelInfo:

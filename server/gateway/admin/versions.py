@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
+from tokenweir.v1.admin_service_pb2 import LoadModelRequest
+
 from engine.config import Device
 from engine.errors import (
     FieldViolation,
@@ -72,19 +74,6 @@ class Deployment(Protocol):
         """Drain workers within the server's grace; return when their processes are gone."""
 
 
-@dataclass(frozen=True)
-class LoadOrder:
-    """An operator's order to load a package; fields as in LoadModelRequest."""
-
-    package: str
-    model: str = ""
-    model_version: str = ""
-    replicas: int = 0
-    share: float = 0.0
-    validate_only: bool = False
-    request_id: str = ""
-
-
 @dataclass
 class _Operation:
     """A load or unload that runs."""
@@ -108,7 +97,7 @@ class Versions:
         self.loading: ModelVersion | None = None
         self.leaving: ModelVersion | None = None
 
-    async def load(self, order: LoadOrder) -> tuple[ModelVersion, LoadedPackage]:
+    async def load(self, order: LoadModelRequest) -> tuple[ModelVersion, LoadedPackage]:
         """Load a version beside what serves; return it once it takes calls.
 
         Raises InvalidRequest for a package or field that cannot be used, OperationRefused if
@@ -182,7 +171,7 @@ class Versions:
         logger.info("%s is done", what)
         return result
 
-    async def _load(self, order: LoadOrder) -> LoadedPackage:
+    async def _load(self, order: LoadModelRequest) -> LoadedPackage:
         package = await self._read(order)
         one = ModelVersion(order.model or package.name, package.version)
         if (loaded := self._find(one)) is not None:
@@ -206,7 +195,7 @@ class Versions:
             await self._pool.notify()
         return package
 
-    async def _read(self, order: LoadOrder) -> LoadedPackage:
+    async def _read(self, order: LoadModelRequest) -> LoadedPackage:
         """Return a package that is as it was ordered; InvalidRequest for any other."""
         if not order.package:
             what = "is empty; give the directory of a package, as the server sees it, or a URL"

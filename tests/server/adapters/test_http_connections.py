@@ -13,7 +13,8 @@ import uvicorn.protocols.http.auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.adapters.config import HttpConfig
-from server.http_server import Bounds, bounded
+from server.http_server import bounded
+from server.settings import Http
 from tests.fakes.http_calls import Caller, http_server
 
 PARSERS = {H11Protocol, uvicorn.protocols.http.auto.AutoHTTPProtocol}  # httptools', if it is here
@@ -23,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @pytest.fixture(params=sorted(PARSERS, key=str), ids=lambda parser: parser.__name__)
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def chosen(bounds: Bounds) -> type[asyncio.Protocol]:
+    def chosen(bounds: Http) -> type[asyncio.Protocol]:
         return bounded(bounds, request.param)
 
     monkeypatch.setattr("server.http_server.bounded", chosen)
