@@ -9,7 +9,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2
 from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 
-from server.reflection import REFLECTION
+from server.calls.reflection import REFLECTION
 
 RELEASE = metadata.version("tokenweir")
 API_MINOR = 6

@@ -26,11 +26,11 @@ from engine.errors import (
     MalformedMessage,
     TokenweirError,
 )
-from server.call_server import ServerCall
-from server.deadlines import Deadlines, InTime, abort
-from server.grpc_core import Pairs
-from server.request_ids import client_request_id, made_request_id
-from server.status import call_status
+from server.calls.call_server import ServerCall
+from server.calls.deadlines import Deadlines, InTime, abort
+from server.calls.grpc_core import Pairs
+from server.calls.request_ids import client_request_id, made_request_id
+from server.calls.status import call_status
 from server.telemetry.logs import with_fields
 from server.wire.bearer import BearerCall
 from server.wire.record import current_record

@@ -19,7 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from loadtest.errors import LoadTestError
 from loadtest.metrics import OwnLoad, distribution
-from server import grpc_core as core
+from server.calls import grpc_core as core
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PATIENCE = 10.0  # seconds behind the deadline of the last call, in which all have ended

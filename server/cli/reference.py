@@ -20,11 +20,11 @@ from engine.requests.options import BY_NAME, OPTIONS, Option, Range
 from engine.setting import told_bounds
 from server.adapters.http.counts import HTTP_REQUESTS
 from server.adapters.http.errors import http_error
+from server.calls.status import STATUS_CODES, status_code
 from server.cli.app import COMMANDS, cli
 from server.cli.calls.generation_options import request_options
 from server.cli.exit_codes import MEANINGS
 from server.given_settings import KNOWN, SECTIONS, Known, as_toml, default_of
-from server.status import STATUS_CODES, status_code
 from server.telemetry.metrics import GATEWAY_METRICS, WORKER_METRICS, Metric
 
 ROOT = Path(server.__file__).parents[1]

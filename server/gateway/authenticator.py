@@ -15,7 +15,7 @@ from server.auth.certified import forwarded_name
 from server.auth.quotas import Lease, Quotas
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity, TokenFile
-from server.call_server import ServerCall
+from server.calls.call_server import ServerCall
 from server.config import GatewayConfig
 from server.gateway.request_head import RequestHead, stamped
 from server.listening import check_ports_are_free

@@ -21,8 +21,8 @@ from tokenweir.v1 import admin_service_pb2
 from engine.background import in_background
 from server.api import HEALTH
 from server.auth.internal_certificate import CHANNEL_OPTIONS, InternalCertificate
+from server.calls.status import DETAILS_KEY
 from server.gateway.traffic import ModelVersion
-from server.status import DETAILS_KEY
 from server.telemetry.metrics import Snapshot, known_samples
 from server.wire.carrier import Connection
 from server.wire.protocol import Metadata

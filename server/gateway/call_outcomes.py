@@ -12,9 +12,9 @@ import grpc
 
 from engine.errors import ReplicaLost, ReplicasLost, Starting
 from server.api import METHODS
-from server.call_server import ServerCall
+from server.calls.call_server import ServerCall
+from server.calls.status import CallStatus
 from server.gateway.request_head import RequestHead
-from server.status import CallStatus
 from server.telemetry.logs import REQUESTS, LogBudget, with_fields
 from server.telemetry.metrics import Counts
 from server.telemetry.tracing import Tracing, set_status, trace_id_in, traceparent_in

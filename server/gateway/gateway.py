@@ -31,11 +31,15 @@ from server.auth.internal_certificate import InternalCertificate
 from server.auth.quotas import Lease
 from server.auth.tls import server_credentials
 from server.auth.tokens import Identity
-from server.call_server import CallServer, ServerCall
-from server.call_wall import CallWall
+from server.calls.call_server import CallServer, ServerCall
+from server.calls.call_wall import CallWall
+from server.calls.deadlines import CLOSE_TIMEOUT, Deadlines, InTime, abort
+from server.calls.event_thread import BackOff
+from server.calls.health import Health
+from server.calls.reflection import enable_reflection
+from server.calls.running_requests import RunningRequests
+from server.calls.status import call_status
 from server.config import GatewayConfig
-from server.deadlines import CLOSE_TIMEOUT, Deadlines, InTime, abort
-from server.event_thread import BackOff
 from server.gateway.admin.admin_port import AdminPort
 from server.gateway.admin.admin_service import AdminService
 from server.gateway.admin.versions import Deployment, Group, Versions
@@ -51,13 +55,9 @@ from server.gateway.relay import Relay
 from server.gateway.request_head import NO_HEAD, RequestHead, head_of, request_id_of
 from server.gateway.request_reader import READ_TIMEOUT, RequestReader
 from server.gateway.traffic import ModelVersion, Traffic
-from server.health import Health
 from server.listening import listen, max_connections, max_message_bytes, server_options
 from server.local_services import LocalServices
 from server.model_pages import page_of
-from server.reflection import enable_reflection
-from server.running_requests import RunningRequests
-from server.status import call_status
 from server.telemetry.metrics import Snapshot
 from server.telemetry.tracing import Tracing
 

@@ -17,13 +17,13 @@ from tokenweir.v1.admin_service_pb2 import ModelInfo
 from engine.background import in_background
 from engine.errors import ReplicasLost, Starting, TokenweirError
 from server.auth.internal_certificate import InternalCertificate
+from server.calls.status import CallStatus, call_status
 from server.gateway.affinity import Affinity, least_loaded, prefix_of
 from server.gateway.backend import Backend, WorkerLink
 from server.gateway.losses import Loss, Losses
 from server.gateway.request_head import RequestHead, request_id_of
 from server.gateway.resume.resumable import STREAM, asked_at_first
 from server.gateway.traffic import ModelVersion, Traffic
-from server.status import CallStatus, call_status
 
 logger = logging.getLogger(__name__)
 

@@ -19,14 +19,14 @@ from grpc import aio
 
 from engine.errors import ReplicaLost, TokenweirError
 from server.auth.tokens import METADATA_KEY
-from server.call_server import ServerCall
+from server.calls.call_server import ServerCall
+from server.calls.status import CallStatus, call_status
 from server.gateway.backend import Backend, WorkerLost, is_workers_own
 from server.gateway.book import Book, CallRecord
 from server.gateway.losses import HasCrashed, Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.request_head import NO_HEAD, RequestHead
 from server.gateway.resume.resumable import ResumableStream
-from server.status import CallStatus, call_status
 from server.telemetry.metrics import Counts
 from server.telemetry.tracing import traceparent_in
 from server.wire.protocol import Metadata

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from server.api import GENERATION, PREDICTION
+from server.calls.request_ids import is_request_id, made_request_id
 from server.gateway.views_pb2 import GenerateHead, PredictHead, ScoreHead, StreamHead
-from server.request_ids import is_request_id, made_request_id
 
 _Scheduled = type[GenerateHead] | type[ScoreHead] | type[StreamHead]
 _SCHEDULED: Mapping[str, _Scheduled] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.errors import ExpiredInQueue, FieldViolation, MalformedMessage, TokenweirError
-from server.call_server import ServerCall
+from server.calls.call_server import ServerCall
 
 READ_TIMEOUT = 10.0  # seconds for the bytes of a request to come
 _LOOK_PERIOD = 1.0  # seconds between two looks for those that have not come

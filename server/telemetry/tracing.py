@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from server.call_server import ServerCall
+from server.calls.call_server import ServerCall
 from server.settings import Tracing as TracingSettings
 
 if TYPE_CHECKING:

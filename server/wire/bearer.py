@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from engine.errors import Draining
-from server.call_server import ServerCall
-from server.deadlines import abort
-from server.grpc_core import Pairs
-from server.status import CallStatus, call_status
+from server.calls.call_server import ServerCall
+from server.calls.deadlines import abort
+from server.calls.grpc_core import Pairs
+from server.calls.status import CallStatus, call_status
 from server.wire import protocol
 from server.wire.protocol import NUM_TAKEN, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of
 from server.wire.record import begin_record

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from server import grpc_core as core
-from server.grpc_core import CANCELLED, NO_FLAGS, Event
+from server.calls import grpc_core as core
+from server.calls.grpc_core import CANCELLED, NO_FLAGS, Event
 from server.wire import protocol
 from server.wire.protocol import CHUNK, NUM_HEARD, Metadata, metadata_of, pairs_of
 from server.wire.work_pb2 import (

@@ -10,10 +10,10 @@ from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.errors import CapabilityNotSupported
 from server.api import API_MINOR, FEATURES, RELEASE
+from server.calls.running_requests import RunningRequests
 from server.config import WorkerConfig
 from server.local_services import Context
 from server.model_pages import page_of
-from server.running_requests import RunningRequests
 from server.worker import admin_answers as answers
 from server.worker.admission import WorkerAdmission
 from server.worker.catalog import Catalog

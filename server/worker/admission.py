@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from engine.errors import Draining
 from server.api import GENERATION, PREDICTION
-from server.call_wall import CallWall
+from server.calls.call_wall import CallWall
 from server.local_services import Behavior, Context
 
 _RUNNING = tuple(f"/{service}/" for service in (GENERATION, PREDICTION))

@@ -15,7 +15,7 @@ from engine.requests.checks import check_logprobs, check_sampling_params, raise_
 from engine.requests.defaults import ALL
 from engine.requests.generation_defaults import GenerationDefaults
 from engine.requests.request import SamplingParams
-from server.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
+from server.calls.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 from server.worker.params import named_options
 
 MAX_TENANT_CHARS = 128

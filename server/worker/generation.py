@@ -23,7 +23,7 @@ from engine.requests.events import (
     TextDelta,
 )
 from engine.requests.request import Deltas, GenerationRequest
-from server.deadlines import engine_deadline
+from server.calls.deadlines import engine_deadline
 from server.local_services import Context, current_request_id
 from server.wire.record import current_record
 from server.worker import requests

@@ -16,7 +16,7 @@ from engine.one_pass.scores import SCORES, softmax
 from engine.package.manifest import LabelScores
 from engine.requests.checks import raise_if_any
 from engine.requests.events import Usage
-from server.deadlines import engine_deadline
+from server.calls.deadlines import engine_deadline
 from server.local_services import Context, current_request_id
 from server.wire.record import current_record
 from server.worker import requests

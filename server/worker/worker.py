@@ -20,15 +20,15 @@ from engine.background import in_background
 from engine.errors import ConfigError
 from server.api import ADMIN, GENERATION, HEALTH, PREDICTION, SERVICES
 from server.auth.internal_certificate import InternalCertificate
-from server.call_server import CallServer, ServerCall
-from server.call_wall import CallWall
+from server.calls.call_server import CallServer, ServerCall
+from server.calls.call_wall import CallWall
+from server.calls.deadlines import CLOSE_TIMEOUT
+from server.calls.health import Health
+from server.calls.reflection import enable_reflection
+from server.calls.running_requests import RunningRequests
 from server.config import WorkerConfig
-from server.deadlines import CLOSE_TIMEOUT
-from server.health import Health
 from server.listening import address_of, listen, max_connections, server_options
 from server.local_services import Behavior, Context, LocalServices, current_request_id
-from server.reflection import enable_reflection
-from server.running_requests import RunningRequests
 from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
 from server.wire.work_pb2 import Models, State

@@ -16,7 +16,7 @@ from tokenweir.received import ORIGIN_KEY
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import QueueFull, ReplicaLost, TokenweirError
-from server.status import CallStatus, call_status
+from server.calls.status import CallStatus, call_status
 from tests.fakes.clock import FakeClock
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from server.call_server import CallServer, ServerCall
+from server.calls.call_server import CallServer, ServerCall
 from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
 from server.wire.work_pb2 import Models, State

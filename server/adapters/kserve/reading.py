@@ -10,7 +10,7 @@ import grpc
 from grpc import aio
 
 from engine.errors import QueueFull
-from server.call_wall import CallWall
+from server.calls.call_wall import CallWall
 
 _SECONDS = 10.0  # for the message of a call to come
 Handler = Any  # a grpc.RpcMethodHandler, which has no types of use here

@@ -26,7 +26,7 @@ from server.adapters.kserve.inference import Inference
 from server.adapters.kserve.requests import parameters_of, read_message
 from server.adapters.kserve.tasks import Answered
 from server.adapters.kserve.tensors import write_outputs
-from server.call_wall import CallWall
+from server.calls.call_wall import CallWall
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]

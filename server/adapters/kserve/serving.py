@@ -14,13 +14,13 @@ from server.adapters.kserve.inference import Inference
 from server.adapters.kserve.reading import Reading
 from server.adapters.kserve.service import KserveService
 from server.auth.tls import server_credentials
+from server.calls.reflection import enable_reflection
 from server.listening import (
     address_of,
     connection_options,
     listen,
     max_connections,
 )
-from server.reflection import enable_reflection
 
 
 async def serve(client: AsyncClient, config: KserveConfig, announce: Callable[[str], None]) -> None:

@@ -15,17 +15,17 @@ from engine.errors import Unauthenticated
 from server.api import ADMIN, HEALTH
 from server.auth.tls import server_credentials
 from server.auth.tokens import TokenFile
-from server.call_server import CallServer, ServerCall
+from server.calls.call_server import CallServer, ServerCall
+from server.calls.deadlines import CLOSE_TIMEOUT
+from server.calls.health import Health
+from server.calls.reflection import enable_reflection
+from server.calls.request_ids import made_request_id
+from server.calls.status import call_status
 from server.config import GatewayConfig
-from server.deadlines import CLOSE_TIMEOUT
 from server.gateway.admin.admin_service import AdminService
 from server.gateway.request_reader import READ_TIMEOUT
-from server.health import Health
 from server.listening import listen, server_options
 from server.local_services import LocalServices
-from server.reflection import enable_reflection
-from server.request_ids import made_request_id
-from server.status import call_status
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from tokenweir.v1 import admin_service_pb2_grpc
 
 from engine.errors import CapabilityNotSupported
 from server.api import ADMIN, API_MINOR, HEALTH, RELEASE
+from server.calls.running_requests import RunningRequests
 from server.gateway.admin.versions import Versions
 from server.gateway.backend import Answer, Backend
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic
 from server.local_services import Context
 from server.model_pages import page_of
-from server.running_requests import RunningRequests
 from server.wire.worker_call import WorkerFailed
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from tokenweir.received import ORIGIN_KEY
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import FieldViolation, InvalidRequest
-from server.call_server import ServerCall
+from server.calls.call_server import ServerCall
 from server.gateway.resume.fast_forward import Different, FastForward
 from server.gateway.resume.received_answer import ReceivedAnswer
 from server.wire.protocol import Metadata

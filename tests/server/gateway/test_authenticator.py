@@ -19,8 +19,8 @@ from tokenweir.v1 import admin_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2 as prediction
 
+from server.calls.event_thread import BackOff
 from server.config import GatewayConfig
-from server.event_thread import BackOff
 from server.settings import Auth
 from server.telemetry.logs import REQUESTS, fields_of
 from server.wire.bearer import BearerCall
@@ -271,8 +271,8 @@ async def test_the_tokens_of_answers_are_counted(streamed: bool, tmp_path: Path)
 async def test_an_answer_that_nobody_waits_for_is_counted_too(
     deadline: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.deadlines._ENGINE_MARGIN_SHARE", 0.99)
-    monkeypatch.setattr("server.deadlines._MAX_ENGINE_MARGIN", 60.0)
+    monkeypatch.setattr("server.calls.deadlines._ENGINE_MARGIN_SHARE", 0.99)
+    monkeypatch.setattr("server.calls.deadlines._MAX_ENGINE_MARGIN", 60.0)
     engine = FakeGenerator()
     async with served(tmp_path, engine, tokens_per_minute=1) as stubs:
         call = stubs.generation.Generate(generate("HOLD"), metadata=ACME, timeout=deadline)

@@ -23,13 +23,13 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import generation_service_pb2_grpc
 
 from engine.errors import EngineFailure, QueueFull, ReplicaLost
+from server.calls.status import call_status
 from server.config import GatewayConfig
 from server.gateway.admission import Admission
 from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
 from server.gateway.request_head import RequestHead
 from server.listening import max_connections
-from server.status import call_status
 from server.wire.bearer import BearerCall
 from server.worker.worker import Worker
 from tests.fakes.calls import (
@@ -613,7 +613,7 @@ async def test_draining_refuses_new_calls_and_lets_running_ones_end(cell: Cell) 
 async def test_who_asks_again_behind_the_last_answer_is_told_to_go_elsewhere(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.call_server._QUIET", 60.0)
+    monkeypatch.setattr("server.calls.call_server._QUIET", 60.0)
     running = asyncio.ensure_future(cell.stubs.generation.Generate(generate("HOLD")))
     await until(lambda: sum(cell.requests()) == 1)
     draining = asyncio.create_task(cell.gateway.drain(grace=60))

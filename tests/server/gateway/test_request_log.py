@@ -15,14 +15,14 @@ from tokenweir.v1 import generation_service_pb2 as pb
 from tokenweir.v1 import prediction_service_pb2
 
 from engine.errors import EngineFailure, QueueFull
-from server.call_server import ServerCall
+from server.calls.call_server import ServerCall
+from server.calls.status import call_status
 from server.config import GatewayConfig
 from server.gateway.book import CallRecord
 from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.gateway import Gateway
 from server.gateway.request_head import RequestHead
 from server.settings import Auth
-from server.status import call_status
 from server.telemetry.logs import (
     RECORDS_AT_ONCE,
     RECORDS_PER_SECOND,

@@ -13,7 +13,7 @@ from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.errors import ConfigError
-from server import deadlines
+from server.calls import deadlines
 from server.config import GatewayConfig, WorkerConfig
 from server.gateway.gateway import Gateway
 from server.telemetry.logs import TextFormatter

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from engine import errors
-from server.status import DETAILS_KEY, PUSHBACK_KEY, STATUS_CODES, call_status
+from server.calls.status import DETAILS_KEY, PUSHBACK_KEY, STATUS_CODES, call_status
 
 
 def _classes(root: type[errors.TokenweirError]) -> set[type[errors.TokenweirError]]:

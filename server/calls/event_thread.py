@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic, sleep
 
-from server.grpc_core import Event
+from server.calls.grpc_core import Event
 
 _PAUSE = 0.001  # seconds
 _BACK_OFF = 0.01  # seconds

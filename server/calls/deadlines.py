@@ -12,7 +12,7 @@ import grpc
 from grpc import aio
 
 from engine.errors import ExpiredInDecode
-from server.status import CallStatus
+from server.calls.status import CallStatus
 
 CLOSE_TIMEOUT = 1.0  # seconds in which calls that were ended tell their clients
 _MARGIN_SHARE = 0.05  # share of the time that a call has

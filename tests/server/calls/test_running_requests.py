@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.errors import RequestAborted
-from server.running_requests import RunningRequests
+from server.calls.running_requests import RunningRequests
 
 
 async def wait(requests: RunningRequests, request_id: str, begun: asyncio.Event) -> None:

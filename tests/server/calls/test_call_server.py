@@ -17,10 +17,10 @@ import pytest
 from grpc import aio
 
 from engine.errors import Draining, QueueFull
-from server import call_server, event_thread
-from server.call_server import CallServer, ServerCall
-from server.event_thread import BackOff
-from server.status import call_status
+from server.calls import call_server, event_thread
+from server.calls.call_server import CallServer, ServerCall
+from server.calls.event_thread import BackOff
+from server.calls.status import call_status
 from tests.fakes.calls import failure_of, until
 
 METHOD = "/test.Service/Method"
@@ -444,7 +444,7 @@ async def _num_pauses_of_20_calls(first: float, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_file_knows_the_core_of_grpc() -> None:
-    root = Path(call_server.__file__).parents[1]
+    root = Path(call_server.__file__).parents[2]
     files = (file for room in ("server", "loadtest") for file in (root / room).rglob("*.py"))
 
     assert [file.name for file in files if "cygrpc" in file.read_text()] == ["grpc_core.py"]

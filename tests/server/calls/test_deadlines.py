@@ -15,8 +15,8 @@ import pytest
 from grpc import aio
 
 from engine.errors import EngineFailure, ExpiredInDecode
-from server.deadlines import Deadlines, InTime, abort
-from server.status import call_status
+from server.calls.deadlines import Deadlines, InTime, abort
+from server.calls.status import call_status
 from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for, until
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
@@ -142,7 +142,7 @@ async def test_a_call_whose_engine_does_not_end_it_expires_with_details(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The client waits for a long time yet when the call ends half a second after its start.
-    monkeypatch.setattr("server.deadlines._MARGIN_SHARE", 0.99)
+    monkeypatch.setattr("server.calls.deadlines._MARGIN_SHARE", 0.99)
     monkeypatch.setattr("server.local_services._DEADLINE_MARGIN", 60.0)
     monkeypatch.setattr("server.worker.generation.engine_deadline", lambda context: None)
     engine = FakeGenerator()

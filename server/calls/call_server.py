@@ -21,10 +21,10 @@ import grpc
 from grpc import aio
 
 from engine.errors import Draining
-from server import grpc_core as core
-from server.event_thread import BackOff, start_event_thread
-from server.grpc_core import Event, Pairs
-from server.status import CallStatus, call_status
+from server.calls import grpc_core as core
+from server.calls.event_thread import BackOff, start_event_thread
+from server.calls.grpc_core import Event, Pairs
+from server.calls.status import CallStatus, call_status
 
 logger = logging.getLogger(__name__)
 

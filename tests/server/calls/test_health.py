@@ -8,11 +8,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from server import health as health_module
+from server.calls import health as health_module
+from server.calls.health import Health
 from server.config import GatewayConfig
 from server.gateway import gateway as gateway_module
 from server.gateway.gateway import Gateway
-from server.health import Health
 from tests.fakes.calls import DOWN, UP, stubs_for, until
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

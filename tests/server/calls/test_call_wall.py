@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import ExpiredInQueue, MalformedMessage, QueueFull, TokenweirError
-from server.call_wall import CallWall
+from server.calls.call_wall import CallWall
 from server.gateway import request_reader
 from server.gateway.request_reader import RequestReader
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from server import event_thread
-from server.event_thread import BackOff, start_event_thread
+from server.calls import event_thread
+from server.calls.event_thread import BackOff, start_event_thread
 
 
 @dataclass(frozen=True)

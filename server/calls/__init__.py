@@ -1,0 +1,1 @@
+"""The gRPC server under gateway and worker, and the parts of every call."""
