@@ -150,7 +150,12 @@ class GivenSettings:
 
     def settings(self) -> Settings:
         """Return the settings; ConfigError, with file and key, where they do not fit together."""
-        self._complete()
+        low, high = self["engine.min_replicas"].value, self["engine.max_replicas"].value
+        if low > high and "engine.max_replicas" not in self:  # it follows
+            self.give("engine.max_replicas", low, "engine.min_replicas")
+        buckets = self["engine.decode_buckets"].value
+        if buckets and "engine.max_num_seqs" not in self:
+            self.give("engine.max_num_seqs", max(buckets), "engine.decode_buckets")
         taken = {known.section for known in KNOWN.values() if self._command.takes(known.name)}
         return Settings(**{name: self._section(name, SECTIONS[name]) for name in taken})
 
@@ -176,15 +181,6 @@ class GivenSettings:
                     text = f"# {key} is not set" if value is None else f"{key} = {as_toml(value)}"
                     yield f"{text}  # {origin}"
                 yield ""
-
-    def _complete(self) -> None:
-        """Give what follows from something else that was given."""
-        low, high = self["engine.min_replicas"].value, self["engine.max_replicas"].value
-        if low > high and "engine.max_replicas" not in self:
-            self.give("engine.max_replicas", low, "engine.min_replicas")
-        buckets = self["engine.decode_buckets"].value
-        if buckets and "engine.max_num_seqs" not in self:
-            self.give("engine.max_num_seqs", max(buckets), "engine.decode_buckets")
 
     def _section(self, section: str, owner: type) -> Any:
         known = [one for one in KNOWN.values() if one.section == section]

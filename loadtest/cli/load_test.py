@@ -14,25 +14,21 @@ from loadtest.interruption import signals_noted
 from server.cli.exit_codes import DONE, FAILED
 from server.cli.extras import needs
 from server.cli.interruption import Interruption, cleaned_up
-from server.cli.options import Number, any_path, examples
+from server.cli.options import Number, Parsed, any_path, examples
 
 if TYPE_CHECKING:
     from loadtest.load_report import LoadReport
     from loadtest.series import SeriesReport
 
 
-def _read_rates(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> tuple[float, ...]:
-    """Turn "10,20,40" into requests a second; none if nothing was given."""
-    if text is None:
-        return ()
+def _read_rates(text: str) -> tuple[float, ...]:
+    """Turn "10,20,40" into requests a second."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         values = ()
     if not values or not all(0 < value < math.inf for value in values):
-        raise click.BadParameter(f"{text[:100]!r} is not a list of rates above 0, such as 10,20,40")
+        raise ValueError(f"{text[:100]!r} is not a list of rates above 0, such as 10,20,40")
     return values
 
 
@@ -67,7 +63,10 @@ def _read_rates(
     help="Width of the interval at which a round of --search ends.",
 )
 @click.option(
-    "--sweep", callback=_read_rates, metavar="RATE,...", help="Run at each rate, such as 10,20,40."
+    "--sweep",
+    type=Parsed("rates", _read_rates),
+    metavar="RATE,...",
+    help="Run at each rate, such as 10,20,40.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 if the load test itself was late.")
 @click.option("--json", "json_file", type=any_path, help="Write every number here.")
@@ -95,7 +94,7 @@ def loadtest(context: click.Context, /, **typed: Any) -> int | None:
 
 @needs("loadtest")
 def _measure(
-    *, search: bool, rounds: int, tolerance: float, sweep: tuple[float, ...], **typed: Any
+    *, search: bool, rounds: int, tolerance: float, sweep: tuple[float, ...] | None, **typed: Any
 ) -> int:
     if search and sweep:
         raise click.UsageError("--search and --sweep both say at which rates; give one of them")
@@ -109,7 +108,9 @@ def _measure(
 
             test = Measurement(typed, stack, early, is_series=bool(search or sweep))
         if search or sweep:
-            return _end(test.report_series(rounds, tolerance, sweep), interruption, typed["strict"])
+            return _end(
+                test.report_series(rounds, tolerance, sweep or ()), interruption, typed["strict"]
+            )
         return _end(test.report(), interruption, typed["strict"])
 
 

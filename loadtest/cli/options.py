@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from loadtest.errors import LoadTestError
 from server.cli.calls.generation_options import request_options
 from server.cli.calls.server_options import server_option
-from server.cli.options import Decorator, Number, existing_file, timeout_option
+from server.cli.options import Decorator, Number, Parsed, existing_file, timeout_option
 
 
 class _Parsed(click.ParamType[Any]):
@@ -32,19 +32,12 @@ class _Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-class _TokenIds(click.ParamType[Any]):
-    """A range of token ids."""
-
-    name = "range"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the first and the last of them."""
-        if not isinstance(value, str):
-            return value
-        low, _, high = value.partition("-")
-        if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high) < 2**31):
-            self.fail(f"{value[:100]!r} is not a range of token ids, such as 100-999", param, ctx)
-        return int(low), int(high)
+def _range(text: str) -> tuple[int, int]:
+    """Return the first and the last of a range of token ids."""
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high) < 2**31):
+        raise ValueError(f"{text[:100]!r} is not a range of token ids, such as 100-999")
+    return int(low), int(high)
 
 
 _WORK = (
@@ -68,7 +61,7 @@ _WORK = (
     ),
     click.option(
         "--token-ids",
-        type=_TokenIds(),
+        type=Parsed("range", _range),
         default="100-999",
         show_default=True,
         metavar="LOW-HIGH",

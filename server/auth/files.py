@@ -68,12 +68,11 @@ def _stamps(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
 
     A link counts as what it leads to: secrets are often renewed by another link.
     """
-    return [_stamp(path) for path in paths]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found

@@ -35,6 +35,21 @@ class Number(click.FloatRange):
         return number
 
 
+class Parsed(click.ParamType[Any]):
+    """A text that a function reads; its ValueError is wrong usage."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of a text."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Text(click.types.StringParamType):
     """A text is UTF-8, in every locale; bytes that are none are read as the locale has them."""
 

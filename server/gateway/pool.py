@@ -72,15 +72,8 @@ class Attempts:
         """Bytes that are the same whenever the call is made, also if it goes on with a stream."""
         return asked_at_first(self.request) if self.method == STREAM else self.request
 
-    def failed(self, backend: Backend, status: CallStatus, *, lost: bool) -> None:
-        """Remember that a worker did not take the call, or was lost."""
-        self.refused.add(backend)
-        if lost:
-            self.give_up = time.monotonic() + self.wait
-        self.last = status
-
     def go_on(self, backend: Backend, status: CallStatus, *, anew: bool) -> None:
-        """Look for a worker that goes on with what this one had; this is the end if none comes.
+        """Look for another worker than this one; its status is the end if none comes.
 
         With `anew` for as long as a call waits at first.
         """

@@ -217,7 +217,7 @@ def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | 
     is_lost = status.reason == ReplicaLost.reason
     if is_lost:
         attempts.lost(backend, _crashed(error))
-    attempts.failed(backend, status, lost=is_lost)
+    attempts.go_on(backend, status, anew=is_lost)
 
 
 def _go_on_or_raise(

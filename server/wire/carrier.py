@@ -88,23 +88,12 @@ class Connection:
             return
         with self._closing:
             self._is_closing = True
-            self._wake()
+            waking = object()  # a call that ends at once, so that the thread sees it
+            self._open.add(waking)
+            operations = (core.send_metadata(()), core.send_close(), core.receive_status())
+            ended = ((operations, lambda event: self._open.discard(waking)),)
+            self._channel.integrated_call(NO_FLAGS, b"/", None, 0.0, (), None, ended)
         self.carrier.cancel()
-
-    def _wake(self) -> None:
-        """Run something in the thread: a call that ends at once."""
-        waking = object()
-        self._open.add(waking)
-        operations = (core.send_metadata(()), core.send_close(), core.receive_status())
-        self._channel.integrated_call(
-            NO_FLAGS,
-            b"/",
-            None,
-            0.0,
-            (),
-            None,
-            ((operations, lambda event: self._open.discard(waking)),),
-        )
 
     def _follow(self) -> None:
         """Pass on what happens to calls, in the thread, until the connection is closed."""

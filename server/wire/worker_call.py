@@ -183,7 +183,9 @@ class WorkerCall:
             return
         if self._is_over:
             self._waiting.clear()
-        if len(self._waiting) > (1 if self._has_succeeded else 0) and self._client is not None:
+        # The last message of a good end waits for it.
+        is_last_kept = self._status is not None and self._status.code == _OK
+        if len(self._waiting) > is_last_kept and self._client is not None:
             message = self._waiting.popleft()
             more = bool(self._waiting)
             self._pass(self._client.pass_message, message, self._has_passed, is_followed=more)
@@ -193,11 +195,6 @@ class WorkerCall:
                 self._sender.took(self.number, times)
         else:
             self._settle()
-
-    @property
-    def _has_succeeded(self) -> bool:
-        """Whether nothing comes any more but what waits here."""
-        return self._status is not None and self._status.code == _OK
 
     def _pass(
         self, pass_on: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs

@@ -48,20 +48,15 @@ class Catalog:
         """Return what answers say of the model."""
         return self._served(name, self.engines[name])
 
-    def generating(self, name: str, version: str) -> Found[GeneratingEngine]:
-        """Return a model that generates."""
+    def generating(
+        self, name: str, version: str, capability: str = "generate"
+    ) -> Found[GeneratingEngine]:
+        """Return a model that generates, or can "score"."""
         engine = self._find(name, version)
-        if (generator := self.generators.get(name)) is not None:
+        generator = self.generators.get(name)
+        if generator is not None and capability in ("generate", *engine.capabilities):
             return Found(generator, self._served(name, engine))
-        raise _cannot(name, engine, "generate")
-
-    def scoring(self, name: str, version: str) -> Found[GeneratingEngine]:
-        """Return a model that scores."""
-        engine = self._find(name, version)
-        scorer = self.generators.get(name)
-        if scorer is not None and "score" in engine.capabilities:
-            return Found(scorer, self._served(name, engine))
-        raise _cannot(name, engine, "score")
+        raise _cannot(name, engine, capability)
 
     def predicting(self, name: str, version: str, capability: str) -> Found[PredictingEngine]:
         """Return a model that can "classify", "label" or "embed"."""

@@ -55,8 +55,13 @@ def find_entities(
         _chosen(probabilities[first:last], spans[first:last], strategy)
         for first, last in pairwise([*starts, count])
     ]
-    found = [_entity(group, labels) for group in _groups(parts, labels)]
-    return [entity for entity in found if entity.label != _OUTSIDE]
+    found = []
+    for group in _groups(parts, labels):
+        index, probability = group[0].index, sum(part.probability for part in group) / len(group)
+        _, label = _read(labels[index])
+        if label != _OUTSIDE:
+            found.append(Entity(group[0].start, group[-1].end, label, probability, index))
+    return found
 
 
 def _chosen(
@@ -82,12 +87,6 @@ def _groups(parts: Sequence[_Part], labels: Sequence[str]) -> Iterator[list[_Par
         group.append(part)
     if group:
         yield group
-
-
-def _entity(group: Sequence[_Part], labels: Sequence[str]) -> Entity:
-    probability = sum(part.probability for part in group) / len(group)
-    index = group[0].index
-    return Entity(group[0].start, group[-1].end, _read(labels[index])[1], probability, index)
 
 
 def _read(label: str) -> tuple[bool, str]:

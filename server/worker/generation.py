@@ -64,8 +64,11 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         """Answer all inputs, in order; one that fails fails the call and aborts the others."""
         found, inputs = self._prepare(request, context)
         results = await _all_of([_generate(found.engine, one) for one in inputs])
+        record = current_record()
         for result in results:
-            _note(result)
+            for sequence in result.sequences:
+                note(record, sequence)
+            note(record, result.end)
         return _answering(request, found).response(results)
 
     async def GenerateStream(  # type: ignore[override]  # it writes: nothing is handed through
@@ -87,7 +90,7 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         """Answer all inputs, in order; one that fails fails the call and cancels the others."""
         record = current_record()
         record.model = self._catalog.known(request.model)
-        found = self._catalog.scoring(request.model, request.model_version)
+        found = self._catalog.generating(request.model, request.model_version, "score")
         inputs = requests.score_requests(request, **self._given(found.model, context))
         scores = await _all_of([found.engine.score(one) for one in inputs])
         for score in scores:
@@ -163,13 +166,6 @@ async def _send(
                 message.prompt.CopyFrom(answering.prompt(admitted))
                 admitted = None
             await context.write(message)
-
-
-def _note(result: FinishedInput) -> None:
-    record = current_record()
-    for sequence in result.sequences:
-        note(record, sequence)
-    note(record, result.end)
 
 
 async def _generate(engine: GeneratingEngine, request: GenerationRequest) -> FinishedInput:

@@ -14,80 +14,58 @@ from tokenweir import Chat, Message, Prompt
 from engine.json_file import parse_object
 from engine.lines import read_text
 from engine.requests.options import OPTIONS, Kind, Option
-from server.cli.options import Decorator, existing_file
+from server.cli.options import Decorator, Parsed, existing_file
 
 _MAX_FILE_BYTES = 2**22  # the largest message that a server takes
 _MAX_TOKEN_ID = 2**31 - 1  # the protocol has room for no more; the server knows the vocabulary
 
 
-class _TokenId(click.ParamType[int]):
-    name = "token id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; fail for what is not an id of any vocabulary."""
-        if not re.fullmatch(r"[0-9]{1,10}", str(value)) or int(value) > _MAX_TOKEN_ID:
-            self.fail(
-                f"{value!r} is not a token id; give a number from 0 to {_MAX_TOKEN_ID}", param, ctx
-            )
-        return int(value)
+def _token_id(text: str) -> int:
+    """Return the number; ValueError for what is not an id of any vocabulary."""
+    if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) > _MAX_TOKEN_ID:
+        raise ValueError(f"{text!r} is not a token id; give a number from 0 to {_MAX_TOKEN_ID}")
+    return int(text)
 
 
-class _LogitBias(click.ParamType[tuple[int, float]]):
-    name = "token id and bias"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        """Return the token id and what is added to its logit."""
-        token_id, is_given, bias = str(value).partition("=")
-        try:
-            number = float(bias)
-        except ValueError:
-            number = math.nan
-        if not is_given or not math.isfinite(number):
-            self.fail(
-                f"{value!r} is not TOKEN_ID=VALUE; give a token id and a finite number, "
-                "such as 17=-2.5, or --ban TOKEN_ID to keep the token out",
-                param,
-                ctx,
-            )
-        return _token_id.convert(token_id, param, ctx), number
+def _token_ids(text: str) -> tuple[int, ...]:
+    """Return the numbers, between commas or spaces."""
+    return tuple(map(_token_id, text.replace(",", " ").split()))
 
 
-class _TokenIds(click.ParamType[tuple[int, ...]]):
-    name = "token ids"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Return the numbers, between commas or spaces."""
-        parts = str(value).replace(",", " ").split()
-        return tuple(_token_id.convert(part, param, ctx) for part in parts)
-
-
-class _JsonObject(click.ParamType[dict[str, Any]]):
-    name = "JSON object"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, Any]:
-        """Return the object."""
-        try:
-            return parse_object(str(value).encode())
-        except ValueError as error:
-            self.fail(f"{value!r} is not a JSON object: {error}", param, ctx)
+def _logit_bias(text: str) -> tuple[int, float]:
+    """Return the token id and what is added to its logit."""
+    token_id, is_given, bias = text.partition("=")
+    try:
+        number = float(bias)
+    except ValueError:
+        number = math.nan
+    if not is_given or not math.isfinite(number):
+        raise ValueError(
+            f"{text!r} is not TOKEN_ID=VALUE; give a token id and a finite number, "
+            "such as 17=-2.5, or --ban TOKEN_ID to keep the token out"
+        )
+    return _token_id(token_id), number
 
 
-_token_id = _TokenId()
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        return parse_object(text.encode())
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a JSON object: {error}") from error
+
+
+_A_TOKEN_ID = Parsed("token id", _token_id)
+_TOKEN_IDS = Parsed("token ids", _token_ids)
+_JSON_OBJECT = Parsed("JSON object", _json_object)
 
 _TYPES: Mapping[Kind, Any] = {
     "whole": int,
     "number": float,
-    "id": _token_id,
-    "ids": _token_id,
-    "run": _TokenIds(),
-    "runs": _TokenIds(),
-    "biases": _LogitBias(),
+    "id": _A_TOKEN_ID,
+    "ids": _A_TOKEN_ID,
+    "run": _TOKEN_IDS,
+    "runs": _TOKEN_IDS,
+    "biases": Parsed("token id and bias", _logit_bias),
     "text": str,
     "texts": str,
     "file": existing_file,
@@ -141,14 +119,14 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option("--system", metavar="TEXT", help="System message of --chat."),
     click.option(
         "--chat-template-kwargs",
-        type=_JsonObject(),
+        type=_JSON_OBJECT,
         metavar="JSON",
         help='Variables of the template of --chat, such as {"enable_thinking": false}.',
     ),
     click.option(
         "--tool",
         "tools",
-        type=_JsonObject(),
+        type=_JSON_OBJECT,
         multiple=True,
         metavar="JSON",
         help='A function that the answer to --chat may call: {"type": "function", "function": '
@@ -253,9 +231,9 @@ def client_options(typed: dict[str, Any]) -> dict[str, Any]:
 def token_ids(text: str) -> list[int]:
     """Return token ids that were typed as 5,7,9 or with spaces."""
     try:
-        return [_token_id.convert(part, None, None) for part in text.replace(",", " ").split()]
-    except click.BadParameter as error:
-        raise click.UsageError(f"--ids: {error.message}, several such as 5,7,9") from error
+        return [*_token_ids(text)]
+    except ValueError as error:
+        raise click.UsageError(f"--ids: {error}, several such as 5,7,9") from error
 
 
 def _by_token_id(biases: Iterable[tuple[int, float]]) -> dict[int, float]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from engine.errors import PackageError
 from server.cli.extras import needs
-from server.cli.options import examples, json_option
+from server.cli.options import Parsed, examples, json_option
 from server.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -22,15 +22,11 @@ if TYPE_CHECKING:
 _PREFIXES = ["", "k", "m", "g", "t"]
 
 
-def _read_size(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> float | None:
+def _read_size(text: str) -> float:
     """Turn "20GB" into bytes."""
-    if text is None:
-        return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text, re.IGNORECASE)
     if found is None:
-        raise click.BadParameter(f"{text[:100]!r} is no size, as 20GB or 500M are.")
+        raise ValueError(f"{text[:100]!r} is no size, as 20GB or 500M are.")
     return float(found[1]) * (1024.0 if found[3] else 1000.0) ** _PREFIXES.index(found[2].lower())
 
 
@@ -45,7 +41,7 @@ def _read_size(
 @click.option("--clear", is_flag=True, help="Remove all.")
 @click.option(
     "--max-size",
-    callback=_read_size,
+    type=Parsed("size", _read_size),
     metavar="SIZE",
     help="Remove the least recently used until at most SIZE is left.",
 )

@@ -26,7 +26,7 @@ class FastForward:
         """Note the second answer in `answer`."""
         self._received = received
         self._answer = answer
-        self._behind = {index for index, one in received.items() if _has_anything(one)}
+        self._behind = {index for index, one in received.items() if any(_size(one))}
 
     @property
     def is_done(self) -> bool:
@@ -96,7 +96,3 @@ class FastForward:
 
 def _size(one: pb.Received) -> tuple[int, int, int, bool]:
     return one.text_bytes, one.tokens, one.logprobs, one.finished
-
-
-def _has_anything(one: pb.Received) -> bool:
-    return any(_size(one))

@@ -6,7 +6,7 @@ from tokenweir.received import ReceivedSequence
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from server.gateway.views_pb2 import DeltaRun, RunView, StreamView
+from server.gateway.views_pb2 import RunView, StreamView
 
 _MAX_BYTES = 16 * 2**10  # kept at most until they are looked at
 
@@ -52,18 +52,16 @@ class ReceivedAnswer:
         self._waiting.clear()
         run = RunView.FromString(data)
         if not run.delta.index:  # all are of the first sequence
-            self._add_run(run.delta)
+            deltas = run.delta
+            if deltas.text or deltas.tokens or deltas.logprobs:
+                tokens = common_pb2.TokenIds.FromString(b"".join(deltas.tokens))
+                self._of(0).add(b"".join(deltas.text), tokens.ids, deltas.logprobs)
         else:
             for delta in StreamView.FromString(data).delta:
                 self._of(delta.index).add(delta.text, delta.tokens.ids, delta.logprobs)
         for end in run.finished:
             self._of(index_of_end(end)).end = end
         self._has_summary = self._has_summary or bool(run.summary)
-
-    def _add_run(self, deltas: DeltaRun) -> None:
-        if deltas.text or deltas.tokens or deltas.logprobs:
-            tokens = common_pb2.TokenIds.FromString(b"".join(deltas.tokens))
-            self._of(0).add(b"".join(deltas.text), tokens.ids, deltas.logprobs)
 
     def _of(self, index: int) -> ReceivedSequence:
         if (found := self._sequences.get(index)) is None:

@@ -16,6 +16,7 @@ import pytest
 from grpc import aio
 from tokenweir.v1 import admin_service_pb2
 
+from server.calls import grpc_core as core
 from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
 from server.wire.carrier import Connection
@@ -686,13 +687,13 @@ async def test_a_connection_whose_calls_end_at_once_is_closed(
     def threads() -> list[str]:
         return [one.name for one in threading.enumerate() if one.name.startswith("calls to")]
 
-    wake = calls._wake
+    send_close = core.send_close
 
-    def late() -> None:
+    def late() -> core.Operation:
         time.sleep(0.2)  # in which the thread would find nothing open any more
-        wake()
+        return send_close()
 
-    monkeypatch.setattr(calls, "_wake", late)
+    monkeypatch.setattr(core, "send_close", late)
     calls.close()
 
     await until(lambda: not threads())
