@@ -32,8 +32,7 @@ from server.calls.grpc_core import Pairs
 from server.calls.request_ids import client_request_id, made_request_id
 from server.calls.status import call_status
 from server.telemetry.logs import with_fields
-from server.wire.bearer import BearerCall
-from server.wire.record import current_record
+from server.wire.bearer import BearerCall, current_record
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 from engine.errors import TenantQuota
@@ -44,15 +45,13 @@ class Quotas:
             self._tenants[lease.identity.tenant].release(lease, num_tokens, self._clock())
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
     """A call that counts against the quota of its tenant."""
 
-    __slots__ = ("identity", "reserved", "since")
-
-    def __init__(self, identity: Identity, reserved: float, since: float) -> None:
-        self.identity = identity
-        self.reserved = reserved  # tokens that are expected of it
-        self.since = since  # seconds, by the clock
+    identity: Identity
+    reserved: float  # tokens that are expected of it
+    since: float  # seconds, by the clock
 
 
 class _Tenant:

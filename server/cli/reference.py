@@ -25,7 +25,7 @@ from server.cli.app import COMMANDS, cli
 from server.cli.calls.generation_options import request_options
 from server.cli.exit_codes import MEANINGS
 from server.given_settings import KNOWN, SECTIONS, Known, as_toml, default_of
-from server.telemetry.metrics import GATEWAY_METRICS, WORKER_METRICS, Metric
+from server.telemetry.metrics import GATEWAY_METRICS, WORKER_METRICS
 
 ROOT = Path(server.__file__).parents[1]
 _WIDTH = 100  # columns of the helps
@@ -113,13 +113,16 @@ def _metrics() -> Iterator[str]:
         ("HTTP server, at `/metrics` of its own port", (HTTP_REQUESTS,), ()),
     ):
         yield from ("", f"## {title}")
-        rows = (_metric(metric, more) for metric in metrics)
+        rows = [
+            (
+                f"`{metric.exported}`",
+                metric.kind,
+                ", ".join(f"`{label}`" for label in (*metric.labels, *more)),
+                metric.help,
+            )
+            for metric in metrics
+        ]
         yield from _table("metric", "type", "labels", "", rows=rows)
-
-
-def _metric(metric: Metric, more_labels: tuple[str, ...]) -> tuple[str, ...]:
-    labels = ", ".join(f"`{label}`" for label in (*metric.labels, *more_labels))
-    return f"`{metric.exported}`", metric.kind, labels, metric.help
 
 
 def _errors() -> Iterator[str]:
@@ -228,14 +231,10 @@ def _default(option: Option) -> str:
 
 def _range(option: Option) -> str:
     bounds = option.bounds
-    if isinstance(bounds, Range):
-        return _interval(bounds)
-    if option.words:
-        return ", ".join(f"`{word}`" for word in option.words)
-    return f"at most {getattr(_LIMITS, bounds):,} (`{bounds}`)" if bounds else ""
-
-
-def _interval(bounds: Range) -> str:
+    if not isinstance(bounds, Range):
+        if option.words:
+            return ", ".join(f"`{word}`" for word in option.words)
+        return f"at most {getattr(_LIMITS, bounds):,} (`{bounds}`)" if bounds else ""
     low, high = f"{bounds.low:,}", bounds.high
     if high == float("inf"):
         return f"{low} or more" if bounds.ends[0] == "[" else f"above {low}"

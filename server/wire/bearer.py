@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import grpc
@@ -21,7 +22,6 @@ from server.calls.grpc_core import Pairs
 from server.calls.status import CallStatus, call_status
 from server.wire import protocol
 from server.wire.protocol import NUM_TAKEN, NUM_UNHEARD, NUM_UNTAKEN, metadata_of, pairs_of
-from server.wire.record import begin_record
 from server.wire.work_pb2 import (
     MORE_OF_MESSAGE,
     MORE_UNSPECIFIED,
@@ -42,6 +42,15 @@ _RETRY_AFTER = 0.5  # seconds
 _FAILED = "the server failed; see its log"
 
 Answer = Callable[["BearerCall"], Coroutine[Any, Any, None]]
+_record: ContextVar[Record] = ContextVar("record")
+
+
+def current_record() -> Record:
+    """Return the record of the call that is being answered; its gateway gets it with the end.
+
+    Without one it is read by no gateway.
+    """
+    return _record.get(None) or Record()
 
 
 class Bearer:
@@ -308,7 +317,7 @@ class BearerCall:
         self._end(CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata)))
 
     async def _run(self, answer: Coroutine[Any, Any, None]) -> None:
-        self._record = begin_record()
+        _record.set(self._record)
         try:
             await answer
         except asyncio.CancelledError:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from google.protobuf.struct_pb2 import Struct
 from tokenweir.v1 import admin_service_pb2 as pb
 
-from engine.package.manifest import Certificate, Judged, Loss
+from engine.package.manifest import Certificate, Loss
 from engine.requests.load import LoadSnapshot
 from server.config import WorkerConfig
 from server.telemetry.metrics import Snapshot
@@ -119,24 +119,23 @@ def _parity(certificate: Certificate, toolchain: dict[str, str]) -> pb.ParityCer
         batch_invariant=certificate.shows_invariance,
         text_quality=_text_quality(certificate.loss),
         proof=certificate.proof,
-        losses=map(_loss, certificate.judged),
+        losses=[
+            pb.ParityLoss(
+                play=judged.play,
+                what=judged.what,
+                positions=judged.positions,
+                median=judged.exported.median,
+                largest=judged.exported.largest,
+                eager_median=judged.eager.median,
+                eager_largest=judged.eager.largest,
+            )
+            for judged in certificate.judged
+        ],
         largest_float16=certificate.largest_float16,
         original=certificate.original,
         answers=None
         if answers is None
         else pb.ParityAnswers(**answers.model_dump(exclude_none=True)),
-    )
-
-
-def _loss(judged: Judged) -> pb.ParityLoss:
-    return pb.ParityLoss(
-        play=judged.play,
-        what=judged.what,
-        positions=judged.positions,
-        median=judged.exported.median,
-        largest=judged.exported.largest,
-        eager_median=judged.eager.median,
-        eager_largest=judged.eager.largest,
     )
 
 

@@ -25,7 +25,7 @@ from engine.requests.events import (
 from engine.requests.request import Deltas, GenerationRequest
 from server.calls.deadlines import engine_deadline
 from server.local_services import Context, current_request_id
-from server.wire.record import current_record
+from server.wire.bearer import current_record
 from server.worker import requests
 from server.worker.answers import ServedModel, answered, note
 from server.worker.catalog import Catalog, Found

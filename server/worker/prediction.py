@@ -18,7 +18,7 @@ from engine.requests.checks import raise_if_any
 from engine.requests.events import Usage
 from server.calls.deadlines import engine_deadline
 from server.local_services import Context, current_request_id
-from server.wire.record import current_record
+from server.wire.bearer import current_record
 from server.worker import requests
 from server.worker.answers import ServedModel, answered, provenance, timing
 from server.worker.catalog import Catalog

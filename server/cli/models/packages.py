@@ -25,12 +25,12 @@ from server.cli.options import (
     existing_file,
     package_path,
 )
-from server.cli.progress import show_progress
+from server.cli.progress import Tell, show_progress
 from server.cli.serving.setting_options import engine_option
 from server.cli.tables import certificate_table, device_table, print_table
 
 if TYPE_CHECKING:
-    from engine.package.manifest import CacheDtype, Precision, Proof, Target, Weights
+    from engine.package.manifest import CacheDtype, Precision, Target, Weights
     from exporter.prover.loss import LossLimits
 
 _SHARE = Number(min=0)
@@ -149,42 +149,13 @@ def _loss_limits(
     return replace(DEFAULT_LIMITS[form.weights], **given)
 
 
-def export_with_progress(
-    checkpoint: Path,
-    out: Path,
-    *,
-    name: str | None = None,
-    version: str = "1",
-    target: Target,
-    precision: Precision = "fp32",
-    weights: Weights | None = None,
-    kv_cache: CacheDtype | None = None,
-    text: Path | None = None,
-    limits: LossLimits | None = None,
-    proof: Proof = "standard",
-) -> None:
-    """Export, show the progress, print the certificate."""
+def export_with_progress(checkpoint: Path, out: Path, **options: Any) -> None:
+    """Export as `export_package` does, show the progress, print the certificate."""
     configure_openmp()  # before torch is loaded
     from exporter.export import export_package
 
-    with (
-        _interruptible(f"interrupted: nothing was written to {out}"),
-        show_progress("Comparing with PyTorch") as progress,
-    ):
-        manifest = export_package(
-            checkpoint,
-            out,
-            name=name,
-            version=version,
-            target=target,
-            precision=precision,
-            weights=weights,
-            kv_cache=kv_cache,
-            text=text,
-            limits=limits,
-            proof=proof,
-            progress=progress,
-        )
+    with _comparing(f"interrupted: nothing was written to {out}") as progress:
+        manifest = export_package(checkpoint, out, progress=progress, **options)
     print_table(certificate_table(manifest, manifest.certificate))
 
 
@@ -262,10 +233,7 @@ def _verify_graphs(package: Path, checkpoint: Path, text: Path | None) -> None:
     configure_openmp()  # before torch is loaded
     from exporter.verification import verify_package
 
-    with (
-        _interruptible(f"interrupted: {package} is as it was"),
-        show_progress("Comparing with PyTorch") as progress,
-    ):
+    with _comparing(f"interrupted: {package} is as it was") as progress:
         found = verify_package(package, checkpoint, text=text, progress=progress)
     print_table(certificate_table(found.package.manifest, found.certificate))
     click.echo(found.summary())
@@ -279,17 +247,15 @@ def verify_device_with_progress(package: Path, checkpoint: Path, config: EngineC
     configure_openmp()  # before torch is loaded
     from exporter.verify_device import verify_on_device
 
-    with (
-        _interruptible(f"interrupted: {package} is as it was"),
-        show_progress("Comparing with PyTorch") as progress,
-    ):
+    with _comparing(f"interrupted: {package} is as it was") as progress:
         found = verify_on_device(package, checkpoint, config, progress=progress)
     print_table(device_table(found.package.manifest, found.certificate))
     click.echo(found.summary())
 
 
 @contextmanager
-def _interruptible(last_word: str) -> Iterator[None]:
-    """End the block soon after a signal, even amid a computation, with a last line."""
+def _comparing(last_word: str) -> Iterator[Tell]:
+    """Show the progress of a block that ends soon after a signal, even amid a computation."""
     with cleaned_up(), ended_soon(last_word, remove_own_directories):
-        yield
+        with show_progress("Comparing with PyTorch") as progress:
+            yield progress

@@ -225,7 +225,13 @@ def collect_models(
     from server.packages.build import is_package
     from server.packages.pinned import manifest_at
 
-    pairs = [_split_pair(pair) for pair in named]
+    pairs: list[tuple[str, Path | str]] = []
+    for pair in named:
+        name, _, given = pair.partition("=")
+        if not name or not given:
+            raise click.UsageError(f"--model {pair!r} is not NAME=PATH")
+        is_path = "://" not in given and os.path.lexists(given)
+        pairs.append((name, Path(given) if is_path else given))
     if not packages and not pairs:
         raise click.UsageError("give at least one MODEL, or --model NAME=PATH")
     pairs = [
@@ -244,11 +250,3 @@ def collect_models(
             found = recognise(path)
             models[name] = f"hf://{found.given}" if found.stage == "name" else path
     return models
-
-
-def _split_pair(pair: str) -> tuple[str, Path | str]:
-    name, equals, path = pair.partition("=")
-    if not name or not equals or not path:
-        raise click.UsageError(f"--model {pair!r} is not NAME=PATH")
-    is_path = "://" not in path and os.path.lexists(path)
-    return name, Path(path) if is_path else path

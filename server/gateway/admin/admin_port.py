@@ -77,16 +77,13 @@ class AdminPort:
         """In the thread of the server; health is told to everybody."""
         if not call.method.startswith(_HEALTH):
             try:
-                who = self._name(call)
+                if self._tokens is None:
+                    who = call.peer().decode()
+                else:
+                    who = self._tokens.identity(call.invocation_metadata()).tenant
             except Unauthenticated as error:
                 call.refuse(call_status(error, made_request_id()))
                 return
             level = logging.DEBUG if call.method in _ASKED_OFTEN else logging.INFO
             logger.log(level, "%s, asked by %s", call.method, who)
         self._loop.call_soon_threadsafe(lambda: call.answer(self._services.answer(call)))
-
-    def _name(self, call: ServerCall) -> str:
-        """Return the caller's name; Unauthenticated if it is not known."""
-        if self._tokens is None:
-            return call.peer().decode()
-        return self._tokens.identity(call.invocation_metadata()).tenant

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -17,9 +16,8 @@ import pytest
 from grpc import aio
 
 from engine.errors import Draining, QueueFull
-from server.calls import call_server, event_thread
+from server.calls import call_server
 from server.calls.call_server import CallServer, ServerCall
-from server.calls.event_thread import BackOff
 from server.calls.status import call_status
 from tests.fakes.calls import failure_of, until
 
@@ -398,49 +396,6 @@ async def test_stopping_answers_calls_that_grpc_has_not_told_of(
         await stopping
 
     assert {(one.code, one.reason) for one in ended} == {(grpc.StatusCode.UNAVAILABLE, "DRAINING")}
-
-
-async def test_a_server_that_backs_off_passes_several_calls_on_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(event_thread, "_BACK_OFF", 60.0)  # wanted as long as this takes
-    for seconds in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2):  # until all calls come during one rest
-        if (num_pauses := await _num_pauses_of_20_calls(seconds, monkeypatch)) < 5:
-            break
-
-    assert num_pauses < 5
-
-
-async def _num_pauses_of_20_calls(first: float, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how often a server rests that refuses these; they come in the `first` seconds."""
-    has_paused, pauses = threading.Event(), list[float]()
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        assert has_paused.wait(60)
-
-    def refuse(call: ServerCall) -> None:
-        call.refuse(call_status(QueueFull("no room", 0.3), "r"))
-        back_off.want()
-
-    monkeypatch.setattr(event_thread, "sleep", sleep)
-    back_off = BackOff()
-    server = CallServer(refuse, (), back_off)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        ask = channel.unary_unary(METHOD)
-        await failure_of(ask(b"", timeout=60))
-        await until(lambda: len(pauses) == 1)
-        others = [asyncio.ensure_future(failure_of(ask(b"", timeout=60))) for _ in range(20)]
-        _, pending = await asyncio.wait(others, timeout=first)
-        assert len(pending) == 20
-
-        has_paused.set()
-        await asyncio.wait(others)
-        num_pauses = len(pauses)
-    await server.stop(0)
-    return num_pauses
 
 
 def test_one_file_knows_the_core_of_grpc() -> None:

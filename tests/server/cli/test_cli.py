@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 
 from engine.config import EngineConfig
 from engine.errors import CertificateError, QueueFull
-from engine.requests.request import Constraint, LogitControls
 from exporter.checkpoint import save_checkpoint
 from exporter.models import build_model
 from exporter.training.state import STATE_NAME, RunState
@@ -376,23 +375,6 @@ async def test_tokens_are_printed_with_their_alternatives(
         "'<3>' -2.0000\t'<90>' -1.0000",
         "'<5>' -2.0000\t'<90>' -1.0000",
     ]
-
-
-async def test_options_reach_the_engine(generator: FakeGenerator, tmp_path: Path) -> None:
-    schema = tmp_path / "schema.json"
-    schema.write_text('{"type": "integer"}')
-    typed = "--top-k 0 --logprobs 0 --priority -1 --tenant team --prefix 20 --batch-invariant"
-    penalties = "--repetition-penalty 1.5 --no-repeat-ngram 3 --allow-partial --best-of 2"
-    async with running_worker(generator) as (_, address):
-        arguments = ("generate", "--model", "dates", "one", "--json-schema", str(schema))
-        assert await _tokenweir(address, *arguments, *typed.split(), *penalties.split()) == 0
-
-    (request,) = generator.requests
-    assert request.params.constraint == Constraint("json_schema", ('{"type": "integer"}',))
-    assert request.params.controls == LogitControls(repetition_penalty=1.5, no_repeat_ngram=3)
-    assert (request.params.strategy, request.params.best_of) == ("sampling", 2)
-    assert (request.params.logprobs, request.params.allow_partial) == (0, True)
-    assert (request.priority, request.tenant, request.target_prefix) == (-1, "team", "20")
 
 
 async def test_a_target_is_scored_with_its_tokens(
