@@ -24,7 +24,6 @@ from server.telemetry.metrics import (
     WORKER_METRICS,
     Metric,
     Snapshot,
-    Value,
 )
 from server.telemetry.metrics_server import MetricsServer
 
@@ -133,16 +132,11 @@ def _add(families: dict[str, Family], samples: Snapshot, more_labels: tuple[str,
     for name, labels, value in samples:
         family, all_labels = families[name], (*labels, *more_labels)
         if isinstance(family, HistogramMetricFamily):
-            buckets, total = _buckets(name, value)
-            family.add_metric(all_labels, buckets, total)
+            assert isinstance(value, list), f"{name} is a histogram"
+            *counts, total = value
+            bounds = [*(f"{bound:g}" for bound in METRICS[name].bounds), "+Inf"]
+            below = itertools.accumulate(counts)  # all that is below a bound, as the page has it
+            family.add_metric(all_labels, list(zip(bounds, below, strict=True)), total)
         elif isinstance(family, CounterMetricFamily | GaugeMetricFamily):
             assert not isinstance(value, list), f"{name} is a number"
             family.add_metric(all_labels, value)
-
-
-def _buckets(name: str, value: Value) -> tuple[list[tuple[str, float]], float]:
-    """Return the buckets with all that is below their bounds, as the page has them, and the sum."""
-    assert isinstance(value, list), f"{name} is a histogram"
-    *counts, total = value
-    bounds = [*(f"{bound:g}" for bound in METRICS[name].bounds), "+Inf"]
-    return list(zip(bounds, itertools.accumulate(counts), strict=True)), total

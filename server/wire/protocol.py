@@ -70,8 +70,7 @@ def pairs_of(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
 
 def metadata_of(pairs: Iterable[Pair]) -> Metadata:
     """Return metadata as it was before `pairs_of`."""
-    return tuple((pair.key, _value(pair.key, pair.value)) for pair in pairs)
-
-
-def _value(key: str, value: bytes) -> str | bytes:
-    return value if key.endswith(_BINARY) else value.decode(errors="replace")
+    return tuple(
+        (one.key, one.value if one.key.endswith(_BINARY) else one.value.decode(errors="replace"))
+        for one in pairs
+    )

@@ -216,17 +216,12 @@ class WorkerCall:
         metadata = self._status.trailing_metadata
         if self._status.code != _OK:
             code = _CODES.get(self._status.code, grpc.StatusCode.UNKNOWN)
-            self._tell(WorkerFailed(code, self._status.details, metadata))
-        elif self._pass_end(metadata):
-            self._tell(metadata)
-        else:
-            self._tell(aio.InternalError("the client is gone"))
-
-    def _pass_end(self, metadata: Metadata) -> bool:
-        if (client := self._client) is None or self._is_over:
-            return True
-        message = self._waiting.popleft() if self._waiting else None
-        return self._pass(client.pass_end, message, metadata)
+            return self._tell(WorkerFailed(code, self._status.details, metadata))
+        is_there = True
+        if self._client is not None and not self._is_over:
+            message = self._waiting.popleft() if self._waiting else None
+            is_there = self._pass(self._client.pass_end, message, metadata)
+        self._tell(metadata if is_there else aio.InternalError("the client is gone"))
 
     def _tell(self, end: Metadata | Exception) -> None:
         with suppress(RuntimeError):  # the event loop is closed

@@ -48,7 +48,11 @@ class KnownOptions:
         """Return how to decode; raises as `generation_requests`."""
         if request.ByteSize() > _MAX_BYTES:
             return _checked_params(request, manifest, capabilities, limits)
-        key = _options_in(request), capabilities
+        options = pb.GenerateRequest()  # without what is the request's own
+        options.CopyFrom(request)
+        options.ClearField("inputs")
+        options.ClearField("request_id")
+        key = options.SerializeToString(), capabilities
         if (params := self._params.get(key)) is None:
             params = _checked_params(request, manifest, capabilities, limits)
             self._params[key] = params
@@ -63,16 +67,6 @@ class KnownOptions:
         return params
 
 
-def _options_in(request: pb.GenerateRequest) -> bytes:
-    """Return the bytes of a request without what is its own."""
-    options = pb.GenerateRequest()
-    options.CopyFrom(request)
-    options.ClearField("inputs")
-    options.ClearField("request_id")
-    data: bytes = options.SerializeToString()
-    return data
-
-
 def _checked_params(
     request: pb.GenerateRequest,
     manifest: Manifest,
@@ -84,21 +78,12 @@ def _checked_params(
     check_sizes(request, manifest.generation, limits)
     check_generation(request, capabilities)
     params = sampling_params(request, manifest.defaults)
-    raise_if_any(_wrong_fields(request, params, manifest, limits))
-    return params
-
-
-def _wrong_fields(
-    request: pb.GenerateRequest,
-    params: SamplingParams,
-    manifest: Manifest,
-    limits: RequestLimits,
-) -> list[FieldViolation]:
-    """Return what is wrong with a generation, saying where the package's defaults have made it."""
-    assert manifest.generation is not None
     found = wrong_fields(request, params, manifest.generation, limits)
-    if not found or not manifest.defaults.given:
-        return found
-    own = wrong_fields(request, sampling_params(request), manifest.generation, limits)
-    hint = "; defaults of the package hold here: name the option, or its default to leave away"
-    return [v if v in own else FieldViolation(v.field, f"{v.description}{hint}") for v in found]
+    if found and manifest.defaults.given:  # they may have made it wrong
+        own = wrong_fields(request, sampling_params(request), manifest.generation, limits)
+        hint = "; defaults of the package hold here: name the option, or its default to leave away"
+        found = [
+            v if v in own else FieldViolation(v.field, f"{v.description}{hint}") for v in found
+        ]
+    raise_if_any(found)
+    return params
