@@ -19,8 +19,7 @@ from server.cli.models.checkpoints import print_report
 from server.cli.models.packages import export_with_progress
 from server.cli.options import any_path, examples
 from server.cli.progress import show_progress
-from server.cli.serving.service import announce, serve_until_ended
-from server.cli.serving.verification import verify_apart
+from server.cli.serving.service import announce, serve_until_ended, verify_apart
 from server.cli.typed_dates import TYPED_DATES
 from server.process import prepare_to_relay
 from server.settings import Admin, Engine, Listen, Packages, Settings

@@ -1,9 +1,10 @@
-"""The deployments of workers on Ray Serve, and their state."""
+"""The deployments of workers on Ray Serve: their number, resources and state."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,10 +13,26 @@ from engine.factory import device_of
 from engine.package.manifest import Manifest
 from server.packages.pinned import PinnedPackage, pin_all
 from server.ray.address import joins_cluster
-from server.ray.autoscaling import scaling
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
 from server.settings import Settings
+
+
+class LiveRequestsPolicy:
+    """Autoscaling policy of Ray Serve: so many live requests per replica.
+
+    Ray pickles the class by value, so it uses nothing of this file.
+    """
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of replicas that the load asks for, and no state."""
+        load = sum((context.aggregated_metrics or {}).get("live_requests", {}).values())
+        wanted = math.ceil(load / self._target)
+        low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return max(low, min(high, wanted)), {}
 
 
 def checked_packages(
@@ -67,7 +84,7 @@ def worker_options(config: Settings, name: str) -> dict[str, Any]:
         "graceful_shutdown_wait_loop_s": 0.1,
         "max_constructor_retry_count": 2,
         "ray_actor_options": actor_options(config, name),
-        **scaling(config),
+        **_scaling(config),
     }
 
 
@@ -78,6 +95,28 @@ def actor_options(config: Settings, name: str) -> dict[str, float]:
     if name != config.listen.name and not joins_cluster():
         wanted["CPU"] = 0  # a Ray of our own has the cores of the first workers; they share them
     return {names[resource]: amount for resource, amount in wanted.items()}
+
+
+def _scaling(config: Settings) -> dict[str, Any]:
+    """Return the options of a deployment that say how many replicas it has."""
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    if config.engine.min_replicas == config.engine.max_replicas:
+        return {"num_replicas": config.engine.min_replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=config.engine.min_replicas,
+            max_replicas=config.engine.max_replicas,
+            upscale_delay_s=1,
+            downscale_delay_s=config.engine.downscale_delay,
+            metrics_interval_s=0.5,
+            look_back_period_s=2,
+            policy=AutoscalingPolicy(
+                policy_function=LiveRequestsPolicy,
+                policy_kwargs={"target": config.engine.target_live_requests},
+            ),
+        )
+    }
 
 
 def undeploy(names: Collection[str]) -> None:

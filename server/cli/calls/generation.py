@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from rich.table import Table
+from rich.text import Text
 from tokenweir import (
     Chat,
     Client,
@@ -28,7 +30,6 @@ from server.cli.calls.generation_options import client_options, generation_optio
 from server.cli.calls.json_lines import print_json
 from server.cli.calls.recorded import recording
 from server.cli.calls.server_options import Server, server_option
-from server.cli.calls.token_tables import alignment_table, prompt_table, quoted
 from server.cli.options import (
     any_file,
     examples,
@@ -213,13 +214,13 @@ def _print_details(
     if typed["logprobs"] is not None:
         _print_logprobs(sequence.logprobs)
     if sequence.alignment:
-        print_table(alignment_table(sequence, answer.source_pieces))
+        print_table(_alignment_table(sequence, answer.source_pieces))
 
 
 def _print_prompt(answer: Generation | Result) -> None:
     if ids := answer.prompt_token_ids:
         tokens = zip(ids, answer.source_pieces, strict=True)
-        click.echo("prompt\t" + "\t".join(f"{one} {quoted(piece)}" for one, piece in tokens))
+        click.echo("prompt\t" + "\t".join(f"{one} {_quoted(piece)}" for one, piece in tokens))
     if answer.prompt_logprobs:
         print_table(prompt_table(answer.prompt_logprobs))
 
@@ -228,4 +229,50 @@ def _print_logprobs(positions: Iterable[PositionLogprobs]) -> None:
     """Print a token a line: what it adds to the text, its log-probability, the alternatives."""
     for position in positions:
         tokens = (position.chosen, *position.top)
-        click.echo("\t".join(f"{quoted(one.piece)} {one.logprob:.4f}" for one in tokens))
+        click.echo("\t".join(f"{_quoted(one.piece)} {one.logprob:.4f}" for one in tokens))
+
+
+def _alignment_table(sequence: GeneratedSequence, source_pieces: Sequence[bytes]) -> Table:
+    """Return each generated token with the source token of its largest attention, one a row.
+
+    The sequence has the attention and, for the names of its tokens, log-probabilities.
+    """
+    table = _table("Attention to the source", "token", "source token")
+    table.add_column("at", justify="right")
+    table.add_column("share", justify="right")
+    for position, attention in zip(sequence.logprobs, sequence.alignment, strict=True):
+        place = max(range(len(attention)), key=attention.__getitem__)
+        source = _quoted(source_pieces[place]) if place < len(source_pieces) else "?"
+        table.add_row(
+            Text(_quoted(position.chosen.piece)),
+            Text(source),
+            f"{place + 1} of {len(attention)}",
+            f"{attention[place]:.1%}",
+        )
+    return table
+
+
+def prompt_table(positions: Iterable[PositionLogprobs]) -> Table:
+    """Return each token of a prompt with its log-probability, its rank and the alternatives."""
+    table = _table("Prompt, from its second token on", "token")
+    for name in ("logprob", "rank"):
+        table.add_column(name, justify="right")
+    table.add_column("likeliest")
+    for position in positions:
+        chosen = position.chosen
+        likeliest = ", ".join(f"{_quoted(one.piece)} {one.logprob:.4f}" for one in position.top)
+        piece = Text(_quoted(chosen.piece))
+        table.add_row(piece, f"{chosen.logprob:.4f}", str(chosen.rank), Text(likeliest))
+    return table
+
+
+def _quoted(piece: bytes) -> str:
+    """Return a piece so that spaces, line ends and bytes of unfinished characters are seen."""
+    return repr(piece.decode(errors="backslashreplace"))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name)
+    return table

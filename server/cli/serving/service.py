@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 from engine.config import EngineConfig
 from engine.distributions import check_cuda_distribution
 from engine.errors import PackageError
-from server.cli.exit_codes import FAILED
+from server.cli.exit_codes import FAILED, CommandError
 from server.cli.extras import check_extras, needs
 from server.cli.interruption import cleaned_up
 from server.cli.options import ModelPath, checkpoint_path, examples
@@ -24,7 +25,6 @@ from server.cli.serving.setting_options import (
     setting_options,
     settings_of,
 )
-from server.cli.serving.verification import verify_apart
 from server.given_settings import GivenSettings
 from server.packages.address import is_remote
 from server.process import prepare_to_relay
@@ -34,6 +34,7 @@ from server.settings import MAX_REPLICAS, Log, Settings
 from server.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
+    from engine.package.manifest import Target
     from server.ray.serving import Service
 
 _BOUNDS = ("min_replicas", "max_replicas")
@@ -171,6 +172,25 @@ def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: Settings
     with cleaned_up():
         path = pinned.load(config.packages.cache).path
         verify_apart(path, checkpoint, manifest.target, engine)
+
+
+def verify_apart(package: Path, checkpoint: Path, target: Target, config: EngineConfig) -> None:
+    """Compare a package with its checkpoint where an engine with these settings runs it.
+
+    A process of its own gives back what it takes of a GPU; it prints what `tokenweir verify`
+    prints. Raises CommandError if it fails.
+    """
+    from engine.cuda.certificate import verify_options
+    from server.packages.build import COMMAND
+
+    options = verify_options(config) if config.device_for(target) == "cuda" else []
+    command = [*COMMAND, "verify", str(package), str(checkpoint), *options]
+    code = subprocess.run(command).returncode
+    if code:
+        raise CommandError(
+            f"{package} was not shown to match {checkpoint}, so it is not served",
+            code if code > 0 else FAILED,
+        )
 
 
 def _check_may_be_written(package: Path | str, config: Settings, engine: EngineConfig) -> None:

@@ -16,9 +16,8 @@ from engine.config import Device
 from engine.errors import ConfigError, EngineFailure, PackageError
 from server.config import GatewayConfig, WorkerConfig, gateway_config, worker_config
 from server.listening import check_ports_are_free
-from server.ray.autoscaling import LiveRequestsPolicy
 from server.ray.cluster import _start_ray, running_ray
-from server.ray.deployment import actor_options
+from server.ray.deployment import LiveRequestsPolicy, actor_options
 from server.ray.processes.local import LocalRay
 from server.ray.resources import check_gpus, num_threads, resources, shortage
 from server.ray.serving import serve_models

@@ -12,7 +12,7 @@ from tokenweir import PositionLogprobs, TokenLogprob
 
 from engine.requests.request import Chat, ChatMessage
 from server.cli.app import run
-from server.cli.calls.token_tables import prompt_table
+from server.cli.calls.generation import prompt_table
 from server.cli.tables import print_table
 from tests.fakes.engines import OPTIONS, FakeGenerator, running_worker
 

@@ -42,7 +42,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr("server.cli.serving.service.check_cuda_distribution", lambda: None)
-    monkeypatch.setattr("server.cli.serving.verification.subprocess.run", verify)
+    monkeypatch.setattr("server.cli.serving.service.subprocess.run", verify)
     monkeypatch.setattr(
         "server.cli.serving.service.serve_until_ended", lambda _: done.append("served")
     )
