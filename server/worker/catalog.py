@@ -54,7 +54,8 @@ class Catalog:
         """Return a model that generates, or can "score"."""
         engine = self._find(name, version)
         generator = self.generators.get(name)
-        if generator is not None and capability in ("generate", *engine.capabilities):
+        can = capability == "generate" or capability in engine.capabilities
+        if generator is not None and can:
             return Found(generator, self._served(name, engine))
         raise _cannot(name, engine, capability)
 
