@@ -26,6 +26,7 @@ from tests.fakes.kserve_calls import kserve_server
 
 Tensor = protocol.ModelMetadataResponse.TensorMetadata
 Response = protocol.ModelInferResponse
+Piece = protocol.ModelStreamInferResponse
 
 
 class ScriptedKserve(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
@@ -38,6 +39,7 @@ class ScriptedKserve(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.inputs = [Tensor(name="text_input", datatype="BYTES", shape=[-1, 1])]
         self.outputs = [Tensor(name="text_output", datatype="BYTES", shape=[-1, 1])]
         self.answer: Callable[[grpc.ServicerContext], Response] = lambda context: text("ab")
+        self.pieces: Callable[[grpc.ServicerContext], Iterator[Piece]] = unimplemented
 
     def ModelMetadata(
         self, request: protocol.ModelMetadataRequest, context: grpc.ServicerContext
@@ -54,6 +56,17 @@ class ScriptedKserve(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.asked.append(request)
         self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
         return self.answer(context)
+
+    def ModelStreamInfer(
+        self, requests: Iterator[protocol.ModelInferRequest], context: grpc.ServicerContext
+    ) -> Iterator[Piece]:
+        (request,) = requests
+        yield from self.pieces(context)
+        self.asked.append(request)
+
+
+def unimplemented(context: grpc.ServicerContext) -> Iterator[Piece]:
+    context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
 
 
 def text(*values: str) -> Response:
@@ -110,6 +123,48 @@ def test_tokens_of_whole_answers_are_counted(
 
     assert report.summary.output_tokens == 21
     assert "output tokens/s" in capsys.readouterr().out
+
+
+def test_pieces_of_a_text_have_their_times(server: ScriptedKserve):
+    def pieces(context: grpc.ServicerContext) -> Iterator[Piece]:
+        yield from (Piece(infer_response=text(said)) for said in ("a", "b", "c", ""))
+
+    server.pieces = pieces
+    report = load(server, InTurn("one", (Ask("p", expected={"text": "abc"}),)))
+
+    assert [record.check for record in report.records] == ["right"] * 3
+    assert {(len(one.token_times), one.output_tokens) for one in report.records} == {(3, 3)}
+    first = report.summary.time_to_first_token
+    assert first is not None and first.count == 3
+
+
+@pytest.mark.parametrize("options", [{"stream": False}, {"num_outputs": 2}])
+def test_what_cannot_come_in_pieces_is_asked_as_a_whole(
+    options: dict[str, Any], server: ScriptedKserve
+):
+    server.pieces = lambda context: iter((Piece(error_message="not to be streamed"),))
+
+    report = load(server, InTurn("one", (Ask("p", options=options),)))
+
+    assert report.num_failed == 0 and report.summary.time_to_first_token is None
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "message"),
+    [
+        ("RESOURCE_EXHAUSTED/QUEUE_FULL: 9 wait", "RESOURCE_EXHAUSTED QUEUE_FULL", "9 wait"),
+        ("INVALID_ARGUMENT: no such model", "INVALID_ARGUMENT", "no such model"),
+        ("in ensemble: no memory", "UNKNOWN", "in ensemble: no memory"),
+    ],
+)
+def test_an_error_of_a_stream_has_the_code_that_it_names(
+    said: str, error: str, message: str, server: ScriptedKserve
+):
+    server.pieces = lambda context: iter((Piece(error_message=said),))
+
+    report = load(server, texts(("p",)))
+
+    assert {(one.error, one.message) for one in report.records} == {(error, message)}
 
 
 def test_tokens_that_the_server_had_kept_are_not_told(server: ScriptedKserve):
@@ -196,4 +251,4 @@ async def test_our_own_server_is_asked_for_all_that_it_does(
     }
     assert found == answer
     assert reply.input_tokens > 0
-    assert reply.output_tokens == (2 if model == "dates" else 0)
+    assert reply.output_tokens == len(reply.message_times) == (2 if model == "dates" else 0)
