@@ -21,14 +21,12 @@ from engine.package.package import Package
 from engine.requests.request import (
     Chat,
     ChatMessage,
-    Constraint,
     Deltas,
     GenerationRequest,
     LogitControls,
     SamplingParams,
     ScoreRequest,
 )
-from server.worker import known_options
 from server.worker import requests as convert
 from tests.fakes.calls import generate
 from tests.fakes.engines import OPTIONS, generation_package
@@ -79,44 +77,6 @@ def test_an_empty_conversation_is_refused() -> None:
     )
 
 
-def test_every_field_reaches_the_engine() -> None:
-    request = pb.GenerateRequest(
-        model="dates",
-        inputs=[pb.Input(tokens=common_pb2.TokenIds(ids=[3, 4]))],
-        decoding=pb.Decoding(
-            sampling=pb.Sampling(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=2**64 - 1),
-            num_outputs=3,
-        ),
-        stopping=pb.Stopping(
-            max_new_tokens=9,
-            min_new_tokens=2,
-            strings=["\n", "END"],
-            token_ids=[5],
-            include_stop=True,
-            ignore_eos=True,
-        ),
-    )
-
-    (converted,) = _convert(request)
-
-    assert converted.prompt == (3, 4)
-    assert converted.params == SamplingParams(
-        strategy="sampling",
-        temperature=0.5,
-        top_k=7,
-        top_p=0.25,
-        min_p=0.125,
-        seed=2**64 - 1,
-        num_outputs=3,
-        max_new_tokens=9,
-        min_new_tokens=2,
-        stop_strings=("\n", "END"),
-        stop_token_ids=(5,),
-        include_stop=True,
-        ignore_eos=True,
-    )
-
-
 def test_inputs_keep_their_order_paths_and_names() -> None:
     requests = _convert(generate("a", "b", "c"))
 
@@ -134,78 +94,10 @@ def test_one_seed_is_drawn_for_all_inputs_of_a_call() -> None:
     assert first.params.seed == second.params.seed
 
 
-def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
-    request = generate(
-        "a",
-        decoding=pb.Decoding(
-            beam=pb.BeamSearch(width=4, length_penalty=0, end=pb.BEAM_END_LIMIT), num_outputs=3
-        ),
-        output=pb.Output(
-            logprobs=0, prompt_logprobs=2, prompt_tokens=True, alignment=True, allow_partial=True
-        ),
-    )
-
-    (converted,) = _convert(request)
-
-    assert converted.params == SamplingParams(
-        strategy="beam",
-        beam_width=4,
-        length_penalty=0.0,
-        beam_end="limit",
-        num_outputs=3,
-        logprobs=0,
-        prompt_logprobs=2,
-        prompt_token_ids=True,
-        alignment=True,
-        allow_partial=True,
-    )
-
-
 def test_what_beam_search_leaves_out_takes_the_defaults_of_the_engine() -> None:
     (converted,) = _convert(generate("a", decoding=pb.Decoding(beam=pb.BeamSearch(width=2))))
 
     assert converted.params == SamplingParams(strategy="beam", beam_width=2)
-
-
-def test_controls_reach_the_engine() -> None:
-    controls = pb.LogitControls(
-        repetition_penalty=1.25,
-        frequency_penalty=-0.5,
-        presence_penalty=0.5,
-        no_repeat_ngram=3,
-        logit_bias={9: 1.5, 3: -2.0},
-        banned_tokens=[7, 5],
-    )
-    sampling = pb.Sampling(typical_p=0.5, best_of=4)
-
-    (converted,) = _convert(
-        generate("a", decoding=pb.Decoding(sampling=sampling, controls=controls))
-    )
-
-    assert (converted.params.typical_p, converted.params.best_of) == (0.5, 4)
-    assert converted.params.controls == LogitControls(
-        repetition_penalty=1.25,
-        frequency_penalty=-0.5,
-        presence_penalty=0.5,
-        no_repeat_ngram=3,
-        logit_bias=((3, -2.0), (9, 1.5)),
-        banned_tokens=(7, 5),
-    )
-
-
-@pytest.mark.parametrize(
-    ("constraint", "expected"),
-    [
-        (pb.Constraint(json_schema="{}"), Constraint("json_schema", ("{}",))),
-        (pb.Constraint(regex="a*"), Constraint("regex", ("a*",))),
-        (pb.Constraint(grammar='start: "a"'), Constraint("grammar", ('start: "a"',))),
-        (pb.Constraint(choice=pb.Phrases(values=["a", "b"])), Constraint("choice", ("a", "b"))),
-    ],
-)
-def test_constraints_reach_the_engine(constraint: pb.Constraint, expected: Constraint) -> None:
-    (converted,) = _convert(generate("a", decoding=pb.Decoding(constraint=constraint)))
-
-    assert converted.params.constraint == expected
 
 
 def test_prefix_priority_and_tenant_reach_the_engine() -> None:
@@ -643,51 +535,26 @@ def test_a_side_that_is_newer_than_this_worker_is_named() -> None:
         convert.prediction_items(request, RequestLimits())
 
 
-def _many(count: int) -> dict[str, Any]:
-    """Return requests with so many of everything that may be repeated, by what that is."""
-    ids = common_pb2.TokenIds(ids=[1] * count)
-    phrases = pb.Constraint(choice=pb.Phrases(values=["a"] * count))
-    controls = pb.LogitControls(banned_tokens=[1] * count)
-    biases = pb.LogitControls(logit_bias=dict.fromkeys(range(count), 1.0))
-    return {
-        "inputs": pb.GenerateRequest(inputs=[pb.Input()] * count),
-        "inputs[0].tokens": pb.GenerateRequest(inputs=[pb.Input(tokens=ids)]),
-        "inputs[0].prefix_tokens": pb.GenerateRequest(
-            inputs=[pb.Input(text="a", prefix_tokens=ids)]
-        ),
-        "stopping.strings": generate("a", stopping=pb.Stopping(strings=["a"] * count)),
-        "stopping.token_ids": generate("a", stopping=pb.Stopping(token_ids=[1] * count)),
-        "decoding.constraint.choice": generate("a", decoding=pb.Decoding(constraint=phrases)),
-        "decoding.controls.banned_tokens": generate("a", decoding=pb.Decoding(controls=controls)),
-        "decoding.controls.logit_bias": generate("a", decoding=pb.Decoding(controls=biases)),
-    }
+_WRONG = common_pb2.TokenIds(ids=[-1] * 2_000)  # each would be named
 
 
-@pytest.mark.parametrize("path", _many(0))
-def test_everything_repeated_is_counted_before_any_of_it_is_looked_at(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(*_: object) -> None:
-        raise AssertionError("looked at before it was counted")
-
-    for name in ("check_generation", "sampling_params"):
-        monkeypatch.setattr(known_options, name, look)
-    for name in ("_prompt", "_target_prefix"):
-        monkeypatch.setattr(convert, name, look)
-
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("inputs[0].tokens", pb.Input(tokens=_WRONG)),
+        ("inputs[0].prefix_tokens", pb.Input(text="a", prefix_tokens=_WRONG)),
+    ],
+)
+def test_token_ids_are_counted_before_they_are_looked_at(path: str, given: pb.Input) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        _convert(_many(2_000)[path])
+        _convert(pb.GenerateRequest(inputs=[given]))
 
     assert [violation.field for violation in caught.value.violations] == [path]
 
 
-def test_token_ids_to_be_scored_are_counted_before_they_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(convert, "_prompt", None)
-
+def test_token_ids_to_be_scored_are_counted_before_they_are_looked_at() -> None:
     with pytest.raises(InvalidRequest, match="2000 tokens are more than 64"):
-        _convert_scores(pb.ScoreRequest(inputs=_many(2_000)["inputs[0].prefix_tokens"].inputs))
+        _convert_scores(pb.ScoreRequest(inputs=[pb.Input(text="a", prefix_tokens=_WRONG)]))
 
 
 def test_of_many_extensions_a_few_are_named() -> None:
