@@ -35,6 +35,7 @@ from tests.fakes.engines import (
     prediction_package,
     running_worker,
 )
+from tests.fakes.gateways import running_gateway
 
 EVERYTHING = """
 [listen]
@@ -462,17 +463,13 @@ def test_settings_are_printed_without_a_package_and_nothing_is_served(
 
 @asynccontextmanager
 async def served(settings: Settings, *engines: object) -> AsyncIterator[Stubs]:
-    worker = worker_config(settings, "127.0.0.1")
-    async with running_worker(*engines, config=worker) as (_, address):
-        gateway = Gateway(gateway_config(settings))
-        port = await gateway.start()
-        try:
-            await gateway.sync([address])
-            await until(lambda: gateway.num_serving == 1)
-            async with stubs_for(f"127.0.0.1:{port}") as stubs:
-                yield stubs
-        finally:
-            await gateway.close()
+    worker, front = worker_config(settings, "127.0.0.1"), gateway_config(settings)
+    async with (
+        running_worker(*engines, config=worker) as (_, address),
+        running_gateway(address, config=front) as (gateway, stubs),
+    ):
+        await until(lambda: gateway.num_serving == 1)
+        yield stubs
 
 
 def settings_of(tmp_path: Path, text: str) -> Settings:
