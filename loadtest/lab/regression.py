@@ -177,13 +177,14 @@ def server_of(tree: Tree, limits: Limits, vocab_size: int) -> Iterator[ServerSid
     package, threads = tree.package.resolve(), limits.num_threads
     with served(package, "", threads=threads, options=options, tree=tree.path) as server:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            client = runner.run(_client(server.address))
+            client = runner.run(open_client(server.address))
             yield ServerSide(client, runner, server.pid, vocab_size)
             runner.run(client.close())
 
 
-async def _client(address: str) -> AsyncClient:
-    return AsyncClient(address, timeout=600)  # on the loop that it is used on
+async def open_client(address: str) -> AsyncClient:
+    """Return a client of the loop that this runs on."""
+    return AsyncClient(address, timeout=600)
 
 
 def take_turns(

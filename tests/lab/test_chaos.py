@@ -40,7 +40,7 @@ from loadtest.lab.chaos.harm import Harmed, harm
 from loadtest.lab.chaos.load import Case, Load
 from loadtest.lab.chaos.report import failures, summary, table
 from loadtest.lab.chaos.server import CONTROLLER, Server
-from loadtest.lab.stand_in import cell
+from loadtest.lab.stand_in.cell import Cell
 from tests.fakes.calls import until
 from tests.fakes.stand_in_certificate import export_with_stand_in
 
@@ -175,7 +175,7 @@ def test_what_stands_still_goes_on(
     states: list[str] = []
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     server = Server(tmp_path, 1, tmp_path / "log", with_ray=True)
-    monkeypatch.setattr(server, "_process", victim, raising=False)
+    monkeypatch.setattr(server, "process", victim, raising=False)
     monkeypatch.setattr(server, "find", lambda what: [victim.pid] if what == CONTROLLER else [])
 
     def state() -> str:
@@ -215,7 +215,7 @@ def test_a_server_is_whole_when_it_has_noticed_the_harm_and_is_whole_again(
 ) -> None:
     server = Server(tmp_path, 2, tmp_path / "log", with_ray=False)
     said = [2, 2, 1, 1]  # workers: at first nobody knows that one is dead
-    monkeypatch.setattr(server, "_process", SimpleNamespace(poll=lambda: None), raising=False)
+    monkeypatch.setattr(server, "process", SimpleNamespace(poll=lambda: None), raising=False)
     monkeypatch.setattr(server, "num_serving", lambda: said.pop(0) if said else 2)
 
     server.wait_until_whole()
@@ -260,10 +260,9 @@ async def test_what_was_found_is_told_of_a_run_that_breaks_off(
         return time.monotonic() + recovery
 
     monkeypatch.setattr("loadtest.lab.chaos.command.harm", lambda kind, server: None)
-    monkeypatch.setattr("loadtest.lab.chaos.command._PAUSE", 0.0)
     server = cast(Server, SimpleNamespace(wait_until_whole=wait_until_whole))
 
-    outcome = await do_harm(server, load, Plan(("kill", "stop"), 1.0, 9, 0, 1, 1))
+    outcome = await do_harm(server, load, Plan(("kill", "stop"), 1.0, 9, 0, 1, 1), pause=0.0)
 
     assert [(one.kind, round(one.recovery)) for one in outcome.harmed] == [("kill", 2), ("stop", 3)]
     assert outcome.broken_off == "behind kill: too few workers serve"
@@ -271,15 +270,12 @@ async def test_what_was_found_is_told_of_a_run_that_breaks_off(
     assert replace(outcome, broken_off="").is_good
 
 
-async def test_a_worker_that_stands_still_before_it_is_there_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_stands_still_before_it_is_there_is_replaced(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.touch()
     still = ("sh", "-c", f"echo $$ >> {begun}; kill -STOP $$")
-    monkeypatch.setattr(cell, "_WORKER", still)
-    monkeypatch.setattr(cell, "_START", 0.05)
-    keeping = asyncio.create_task(cell.Cell("a package", 0).keep_worker())
+    server = Cell("a package", 0, worker=still, start_timeout=0.05)
+    keeping = asyncio.create_task(server.keep_worker())
 
     await until(lambda: len(begun.read_text().split()) > 1)
 
@@ -296,7 +292,7 @@ def test_who_stands_still_ends_with_the_server(
     waits = (sys.executable, "-c", "input()")
     worker = subprocess.Popen(waits, stdin=subprocess.PIPE)
     process = subprocess.Popen(waits, stdin=subprocess.PIPE)
-    monkeypatch.setattr(server, "_process", process, raising=False)
+    monkeypatch.setattr(server, "process", process, raising=False)
     monkeypatch.setattr(server, "find", lambda what: [worker.pid] if what == server.worker else [])
     worker.send_signal(signal.SIGSTOP)
 

@@ -29,6 +29,7 @@ from loadtest.lab.gpu.part import Part, Result, Settings
 from loadtest.lab.gpu.running import run_parts
 from tests.engine.cuda.fake_device_session import FakeDeviceSession
 from tests.fakes import fake_gpu, fake_parts
+from tests.fakes.processes import is_alive
 from tests.parity.uncertified import write_uncertified
 
 ROOT = Path(__file__).parents[2]
@@ -78,15 +79,8 @@ def test_what_a_part_has_started_ends_with_it(settings: Settings, tmp_path: Path
     pid = re.search(r"^\d+$", (tmp_path / "log.txt").read_text(), re.M)
     assert pid is not None
     deadline = time.monotonic() + 20
-    while is_running(Path("/proc", pid[0], "stat")):
+    while is_alive(int(pid[0])):
         assert time.monotonic() < deadline
-
-
-def is_running(stat: Path) -> bool:
-    try:
-        return not stat.read_text().rpartition(") ")[2].startswith("Z")
-    except OSError:
-        return False
 
 
 def test_what_would_pass_the_limit_is_not_begun_and_what_is_shorter_still_runs(

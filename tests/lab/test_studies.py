@@ -30,8 +30,8 @@ from loadtest.lab.regression import (
     ServerSide,
     Tree,
     Turn,
-    _client,
     engine_of,
+    open_client,
     pairs_of,
     result_of,
     take_turns,
@@ -49,7 +49,7 @@ def test_a_server_is_asked_for_the_work_of_a_turn_and_no_prompt_twice() -> None:
     work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=2)
     with scripted_server() as server, asyncio.Runner() as runner:
         server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
-        client = runner.run(_client(server.address))
+        client = runner.run(open_client(server.address))
         side = ServerSide(client, runner, os.getpid(), 11)
         turns = [side.do(2, number, work) for number in range(3)]
         with pytest.raises(LoadTestError, match="asked for 3 tokens, got 2"):

@@ -140,7 +140,7 @@ def test_what_is_below_the_noise_of_a_measurement_has_no_share(
 ) -> None:
     """The whole step is a difference of two rounds, its parts were measured in it."""
     step = DecodeStep(100e-6, 150e-6, 5e-6, 2e-6, -57e-6)
-    monkeypatch.setattr("loadtest.benchmark.report._decode_step", lambda _: step)
+    monkeypatch.setattr("loadtest.benchmark.report.decode_step", lambda _: step)
 
     assert bench(package, "--concurrency", "1", "--rounds", "1", "--new-tokens", "2") == 0
 

@@ -770,14 +770,14 @@ async def test_a_worker_is_watched_on_after_an_error_in_what_it_told(
         running_worker(FakeGenerator()) as (worker, address),
         running_gateway() as (gateway, _),
     ):
-        publish, failures = gateway._pool._changed, [ZeroDivisionError("a bug")]
+        publish, failures = gateway.pool._changed, [ZeroDivisionError("a bug")]
 
         def fail_once() -> None:
             if gateway.num_serving and failures:
                 raise failures.pop()
             publish()
 
-        gateway._pool._changed = fail_once
+        gateway.pool._changed = fail_once
         await gateway.sync([address])
 
         await until(lambda: not failures)
@@ -853,13 +853,13 @@ async def test_time_at_a_worker_that_was_lost_is_not_time_of_waiting_for_one(
     ):
         call = asyncio.ensure_future(stubs.generation.Generate(generate("WAIT then go")))
         assert await doomed.next_prompt() == "WAIT then go"
-        wait, is_waiting = gateway._pool._wait, asyncio.Event()
+        wait, is_waiting = gateway.pool._wait, asyncio.Event()
 
         async def note(*attempts: Any, **how: Any) -> None:
             is_waiting.set()
             await wait(*attempts, **how)
 
-        monkeypatch.setattr(gateway._pool, "_wait", note)
+        monkeypatch.setattr(gateway.pool, "_wait", note)
         clock.now += 3600
 
         doomed.kill()
@@ -896,7 +896,7 @@ async def test_a_closed_gateway_leaves_no_thread_and_no_task_of_its_workers() ->
 
 
 async def test_workers_may_come_while_another_thread_counts_those_that_serve(cell: Cell) -> None:
-    pool = cell.gateway._pool
+    pool = cell.gateway.pool
     coming = SimpleNamespace(serving=True)
 
     class Looked(SimpleNamespace):
