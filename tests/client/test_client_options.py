@@ -192,6 +192,11 @@ def test_a_score_is_scheduled_as_asked() -> None:
         ({"target_prefix": ["a"]}, "target_prefix is a list that is neither text nor"),
         ({"logprobs": "all"}, "logprobs='all'"),
         ({"priority": 2**40}, "priority="),
+        ({"seed": -1}, "seed=-1"),
+        ({"top_k": "many"}, "top_k='many'"),
+        ({"stop_token_ids": [2**40]}, "stop_token_ids"),
+        ({"strategy": "beams"}, "strategy='beams' must be one of greedy, sampling, beam"),
+        ({"stop": "no\udce9"}, "stop is not Unicode text: half a surrogate pair at character 3"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_its_name(options: dict[str, Any], message: str) -> None:
@@ -199,6 +204,13 @@ def test_what_cannot_be_sent_is_refused_by_its_name(options: dict[str, Any], mes
         _request(**options)
 
     assert message in str(caught.value)
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with Client("127.0.0.1:9") as client:
+        for call in (client.generate, client.stream, client.classify, client.label):
+            with pytest.raises(ValueError, match=r"(prompt|items\[0\]) is not Unic.* character 4"):
+                call("m", "caf\udce9")
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), float("inf")])

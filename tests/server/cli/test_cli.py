@@ -21,8 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.config import EngineConfig
-from engine.errors import CertificateError, QueueFull
-from engine.requests.request import Constraint, LogitControls
+from engine.errors import CertificateError
 from exporter.checkpoint import save_checkpoint
 from exporter.models import build_model
 from exporter.training.state import STATE_NAME, RunState
@@ -378,23 +377,6 @@ async def test_tokens_are_printed_with_their_alternatives(
     ]
 
 
-async def test_options_reach_the_engine(generator: FakeGenerator, tmp_path: Path) -> None:
-    schema = tmp_path / "schema.json"
-    schema.write_text('{"type": "integer"}')
-    typed = "--top-k 0 --logprobs 0 --priority -1 --tenant team --prefix 20 --batch-invariant"
-    penalties = "--repetition-penalty 1.5 --no-repeat-ngram 3 --allow-partial --best-of 2"
-    async with running_worker(generator) as (_, address):
-        arguments = ("generate", "--model", "dates", "one", "--json-schema", str(schema))
-        assert await _tokenweir(address, *arguments, *typed.split(), *penalties.split()) == 0
-
-    (request,) = generator.requests
-    assert request.params.constraint == Constraint("json_schema", ('{"type": "integer"}',))
-    assert request.params.controls == LogitControls(repetition_penalty=1.5, no_repeat_ngram=3)
-    assert (request.params.strategy, request.params.best_of) == ("sampling", 2)
-    assert (request.params.logprobs, request.params.allow_partial) == (0, True)
-    assert (request.priority, request.tenant, request.target_prefix) == (-1, "team", "20")
-
-
 async def test_a_target_is_scored_with_its_tokens(
     generator: FakeGenerator, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -616,23 +598,6 @@ async def test_loadtest_prints_a_table_and_writes_its_files(
     assert "20 of 20" in capsys.readouterr().out
     assert (tmp_path / "run.json").stat().st_size > 0
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.usefixtures("never_late")
-async def test_loadtest_with_failed_requests_exits_with_1(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one\nFAIL\n")
-    engine = FakeGenerator()
-    engine.error = QueueFull("full", 1.0)
-    options = ("--prompts", str(prompts), "--requests", "5", "--concurrency", "1")
-    async with running_worker(engine) as (_, address):
-        assert await _tokenweir(address, "loadtest", "--model", "dates", *options) == 1
-
-    out, err = capsys.readouterr()
-    assert "3 of 5" in out
-    assert err == "error: 2 of 5 requests failed\n"
 
 
 @pytest.mark.usefixtures("never_late")
