@@ -15,10 +15,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import Client
 
+from engine.package.manifest import PackageFormat
 from exporter.checkpoint import save_checkpoint
-from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from loadtest.lab.serve import free_port
+from tests.fakes.stand_in_certificate import export_with_stand_in
 
 _MODEL = TransformerConfig(
     architecture="decoder",
@@ -39,7 +40,7 @@ def tiny_package(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     torch.manual_seed(0)
     save_checkpoint(folder / "checkpoint", "continue", build_model(_MODEL), tokenizer)
-    export_package(folder / "checkpoint", folder / "package")
+    export_with_stand_in(folder / "checkpoint", folder / "package", PackageFormat())
     return folder / "package"
 
 

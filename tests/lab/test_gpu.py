@@ -252,13 +252,15 @@ def test_rows_on_a_device_that_computes_pass_and_rows_that_depend_on_others_fail
     config = models.converted(models.shape_of("gpt2", quick=True))
     path = write_uncertified(config, tmp_path, PackageFormat.of("cuda", "fp16")).path
     monkeypatch.setattr(answers, "make_package", lambda *_: path)
-    monkeypatch.setattr(answers, "find_elsewhere", answers.find)
+    monkeypatch.setattr(answers, "LENGTHS", (5, 12))  # this device is slow
+    for find in ("find", "find_elsewhere"):  # tests/exporter has what a digest is
+        monkeypatch.setattr(answers, find, lambda *_: SimpleNamespace(digest="same"))
     settings = Settings(tmp_path)
 
     right = answers.rows(settings, "gpt2", "fp16")
 
     assert right.passed, right.summary
-    assert right.found["tokens_equal"] == 64
+    assert right.found["tokens_equal"] == 16
 
     generate = answers.generate
 

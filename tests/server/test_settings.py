@@ -485,17 +485,17 @@ def image(num_bytes: int) -> prediction_service_pb2.ClassifyRequest:
 
 
 async def test_a_large_image_passes_where_messages_may_be_so_large(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, "[limits]\nmax_request_bytes = 67108864")
+    settings = settings_of(tmp_path, "[limits]\nmax_request_bytes = 16777216")
     digits = FakePredictor(prediction_package("digits", task="classify"))
 
     async with served(settings, digits) as stubs:
-        response = await stubs.prediction.Classify(image((64 << 20) - 100))
-        too_large = await failure_of(stubs.prediction.Classify(image(64 << 20)))
+        response = await stubs.prediction.Classify(image((16 << 20) - 100))
+        too_large = await failure_of(stubs.prediction.Classify(image(16 << 20)))
 
     assert len(response.results) == 1
     assert too_large.code is grpc.StatusCode.INVALID_ARGUMENT
     assert (
-        "more than 67,108,864, the most that a request may have" in too_large.violations["request"]
+        "more than 16,777,216, the most that a request may have" in too_large.violations["request"]
     )
 
 

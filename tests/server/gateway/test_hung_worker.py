@@ -22,7 +22,7 @@ from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.gateways import running_gateway
 from tests.fakes.processes import Process, worker_process
 
-SILENCE = GatewayConfig(worker_wait=60, worker_keepalive_timeout=1)
+SILENCE = GatewayConfig(worker_wait=60, worker_keepalive_timeout=0.5)
 
 
 @dataclass
