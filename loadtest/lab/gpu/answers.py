@@ -19,7 +19,7 @@ from loadtest.lab.gpu.part import Found, Outcome, Settings
 from loadtest.lab.gpu.product import tokenweir
 
 _NUM_ROWS, _NUM_STEPS, _CHUNK = 8, 8, 16
-LENGTHS = (5, 50, 31, 16, 7, 17, 12, 45)  # tokens of prompts
+_LENGTHS = (5, 50, 31, 16, 7, 17, 12, 45)  # tokens of prompts
 _CERTIFIED_ROWS = 32
 # Limits to the CPU's result in the same type; both round, so twice the error that one may have.
 _FURTHEST = {"fp32": 1e-4, "fp16": 0.04}  # in standard deviations of the logits
@@ -46,7 +46,7 @@ def rows(settings: Settings, model: str, form: str) -> Outcome:
             prompt_length=3 if contract.cross_cache else min(length, most),
             num_tokens=_NUM_STEPS,
         )
-        for length in LENGTHS
+        for length in _LENGTHS
     ]
     runner, _ = execution.load_runners(contract, package.path)
     tokens = [case.chosen(generate(runner, [case], Asked(_CHUNK))[0]) for case in cases]
