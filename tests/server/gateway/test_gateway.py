@@ -329,33 +329,6 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
     assert [request.tenant for request in engine.requests[:3]] == ["flood", "other", "flood"]
 
 
-async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_worker() -> None:
-    engine = FakeGenerator()
-    engine.capabilities += OPTIONS
-    config = GatewayConfig(max_calls_per_worker=6, contended_calls_per_worker=2)
-    async with running_cell(engine, config=config) as cell:
-        gateway, stubs = cell.gateway, cell.stubs
-
-        def ask(tenant: str) -> aio.UnaryStreamCall[Any, Any]:
-            scheduling = pb.Scheduling(tenant=tenant)
-            return stubs.generation.GenerateStream(stream("HOLD", scheduling=scheduling))
-
-        others = [ask("other")]
-        await until(lambda: len(engine.requests) == 1)
-        flood = [ask("flood") for _ in range(20)]
-        await until(lambda: num_waiting(gateway) == 15)  # the others were there in time
-        await until(lambda: len(engine.requests) == 1 + 5)
-        for call in flood[:5]:
-            call.cancel()
-        await until(lambda: num_waiting(gateway) == 13)
-        others.append(ask("other"))
-        await until(lambda: len(engine.requests) == 1 + 5 + 2 + 1)
-
-        assert engine.requests[-1].tenant == "other"
-        for call in (*others, *flood):
-            call.cancel()
-
-
 async def test_a_call_that_would_come_too_late_is_refused_while_the_event_loop_is_busy() -> None:
     gateway = Gateway(GatewayConfig())
     port = await gateway.start()

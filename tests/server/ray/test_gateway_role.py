@@ -146,17 +146,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, str]]:
     return found
 
 
-def test_the_command_takes_the_options_of_a_gateway(started: list[tuple[Settings, str]]) -> None:
-    options = "--name a --port 7 --no-prefix-affinity --grace 3 --admin-port 0 --metrics-port 9"
-
-    assert run(["gateway", "--ray-address", "10.0.0.1:6379", *options.split()]) == 0
-
-    ((config, address),) = started
-    assert (address, config.listen.name, config.listen.grace) == ("10.0.0.1:6379", "a", 3.0)
-    assert (config.listen.port, config.listen.prefix_affinity) == (7, False)
-    assert (config.admin.port, config.metrics.port) == (0, 9)
-
-
 _FILE = """
 [packages]
 models = { dates = "nowhere" }
