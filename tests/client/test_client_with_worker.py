@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from tokenweir import (
@@ -35,6 +37,15 @@ from tests.fakes.engines import (
 PNG = b"\x89PNG" + b"\0" * 20
 
 
+@asynccontextmanager
+async def client_of(*engines: FakeGenerator | FakePredictor) -> AsyncIterator[AsyncClient]:
+    async with (
+        running_worker(*engines) as (_, address),
+        AsyncClient(address, timeout=60) as client,
+    ):
+        yield client
+
+
 async def test_generate_and_stream_give_the_same():
     async with (
         running_worker(FakeGenerator()) as (worker, address),
@@ -58,10 +69,7 @@ def generator() -> FakeGenerator:
 
 
 async def test_a_streamed_answer_holds_what_the_whole_one_holds(generator: FakeGenerator):
-    async with (
-        running_worker(generator) as (_, address),
-        AsyncClient(address, timeout=60) as client,
-    ):
+    async with client_of(generator) as client:
         whole = await client.generate(
             "dates", "a bb", logprobs=2, prompt_logprobs=0, alignment=True
         )
@@ -97,10 +105,7 @@ async def test_a_target_is_scored_by_both_clients(generator: FakeGenerator):
 
 
 async def test_what_the_model_lacks_is_refused_by_name():
-    async with (
-        running_worker(FakeGenerator()) as (_, address),
-        AsyncClient(address, timeout=60) as client,
-    ):
+    async with client_of(FakeGenerator()) as client:
         with pytest.raises(NotSupported, match=r"decoding.beam, inputs\[0\].prefix_text"):
             await client.generate("dates", "a", beam=2, target_prefix="b")
         with pytest.raises(NotSupported, match="cannot score"):
@@ -121,10 +126,7 @@ async def test_sync_client_in_a_thread():
 
 async def test_one_pass_models():
     digits = FakePredictor(prediction_package("digits", task="classify"))
-    async with (
-        running_worker(FakePredictor(), digits) as (_, address),
-        AsyncClient(address, timeout=60) as client,
-    ):
+    async with client_of(FakePredictor(), digits) as client:
         labels = await client.label("tags", "où été")
         best = await client.classify("digits", PNG)
         every = await client.classify("digits", PNG, top=0)
@@ -141,10 +143,7 @@ async def test_one_pass_models():
 
 async def test_many_items_in_one_call_get_what_each_gets_alone():
     digits = FakePredictor(prediction_package("digits", task="classify"))
-    async with (
-        running_worker(FakePredictor(), digits) as (_, address),
-        AsyncClient(address, timeout=60) as client,
-    ):
+    async with client_of(FakePredictor(), digits) as client:
         labels = await client.label_many("tags", ["où été", "a"])
         classes = await client.classify_many("digits", [PNG, PNG], top=0)
         vectors = await client.embed_many("tags", ["a", "b"])
@@ -165,10 +164,7 @@ async def test_models_say_what_requests_get_that_leave_options_away():
         "banned_sequences": ((5, 6),),
     }
     engine = FakeGenerator(generation_package(**defaults))
-    async with (
-        running_worker(engine, FakePredictor()) as (_, address),
-        AsyncClient(address, timeout=60) as client,
-    ):
+    async with client_of(engine, FakePredictor()) as client:
         models = {model.model: model for model in await client.models()}
 
     assert models["dates"].defaults == {
@@ -181,10 +177,7 @@ async def test_models_say_what_requests_get_that_leave_options_away():
 
 
 async def test_models_say_what_they_can():
-    async with (
-        running_worker(FakeGenerator(), FakePredictor()) as (_, address),
-        AsyncClient(address, timeout=60) as client,
-    ):
+    async with client_of(FakeGenerator(), FakePredictor()) as client:
         models = {model.model: model for model in await client.models()}
         info = await client.server_info()
         loads = await client.load()
@@ -250,10 +243,7 @@ async def test_what_goes_wrong_is_typed(
 
 async def test_closing_a_stream_early_frees_the_engine():
     generator = FakeGenerator()
-    async with (
-        running_worker(generator) as (_, address),
-        AsyncClient(address, timeout=60) as client,
-    ):
+    async with client_of(generator) as client:
         async with client.stream("dates", "one HOLD") as stream:
             assert await anext(stream) == "one "
             await generator.seen.wait()

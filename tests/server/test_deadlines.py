@@ -17,10 +17,10 @@ from grpc import aio
 from engine.errors import EngineFailure, ExpiredInDecode
 from server.deadlines import Deadlines, InTime, abort
 from server.status import call_status
-from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for, until
+from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
-from tests.fakes.gateways import running_gateway
+from tests.fakes.gateways import running_cell
 from tests.fakes.processes import worker_process
 
 GONE = cast(Any, aio.InternalError)("Failed grpc_call_start_batch")
@@ -129,12 +129,8 @@ async def worker_alone(engine: FakeGenerator) -> AsyncIterator[Stubs]:
 
 @asynccontextmanager
 async def behind_gateway(engine: FakeGenerator) -> AsyncIterator[Stubs]:
-    async with (
-        running_worker(engine) as (_, address),
-        running_gateway(address) as (gateway, stubs),
-    ):
-        await until(lambda: gateway.num_serving == 1)
-        yield stubs
+    async with running_cell(engine) as cell:
+        yield cell.stubs
 
 
 @pytest.mark.parametrize("serve", [worker_alone, behind_gateway])
