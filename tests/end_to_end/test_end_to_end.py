@@ -27,7 +27,6 @@ import pytest
 import torch
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient, Generation, Unavailable
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
 
@@ -42,6 +41,7 @@ from server.ray.serving import serving
 from server.settings import Admin, Engine, Listen, Packages, Settings
 from tests.fakes.calls import until
 from tests.fakes.processes import is_alive
+from tests.fakes.served import word_tokenizer
 from tests.fakes.stand_in_certificate import export_with_stand_in
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
 
@@ -114,7 +114,7 @@ def save_random(path: Path, config: TransformerConfig, *, noise: float) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(noise * torch.randn(weight.shape))
-    save_checkpoint(path, path.name, model, _tokenizer())
+    save_checkpoint(path, path.name, model, word_tokenizer(VOCAB_SIZE))
 
 
 @pytest.fixture(scope="module")
@@ -564,13 +564,6 @@ async def _replicas_in_use(address: str) -> set[str]:
             *(client.generate(CONTINUE, "w3", max_new_tokens=20) for _ in range(16))
         )
     return {answer.provenance.replica_id for answer in answers}
-
-
-def _tokenizer() -> Tokenizer:
-    vocabulary = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, "w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
 
 
 def _wait_for_address(process: subprocess.Popen[str], log: Path) -> str:

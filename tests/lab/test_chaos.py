@@ -19,9 +19,8 @@ from typing import Any, cast
 
 import grpc
 import pytest
-import torch
 from click.testing import CliRunner
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 from tokenweir import (
     AsyncClient,
     BrokenStream,
@@ -30,9 +29,7 @@ from tokenweir import (
     Unavailable,
 )
 
-from engine.package.manifest import PackageFormat
-from exporter.checkpoint import save_checkpoint
-from exporter.models import TransformerConfig, build_model
+from exporter.models import TransformerConfig
 from loadtest.errors import LoadTestError
 from loadtest.lab.chaos.answers import Tally, verdict
 from loadtest.lab.chaos.command import Outcome, Plan, do_harm, main, write
@@ -42,7 +39,7 @@ from loadtest.lab.chaos.report import failures, summary, table
 from loadtest.lab.chaos.server import CONTROLLER, Server
 from loadtest.lab.stand_in.cell import Cell
 from tests.fakes.calls import until
-from tests.fakes.stand_in_certificate import export_with_stand_in
+from tests.fakes.served import tiny_package
 
 pytestmark = pytest.mark.long
 
@@ -319,16 +316,8 @@ def test_a_run_without_a_right_answer_shows_nothing(tally: Tally, is_good: bool)
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer_file: Path) -> Path:
     """Export a model over bytes that writes anything, two hundred tokens of it."""
-    directory = tmp_path_factory.mktemp("model")
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    chars = [chr(i) if i in printable else chr(next(others)) for i in range(0x100)]
-    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(chars)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
     config = TransformerConfig(
         architecture="decoder",
         num_decoder_layers=2,
@@ -339,10 +328,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=258,
         eos_token_id=257,
     )
-    torch.manual_seed(0)
-    save_checkpoint(directory / "checkpoint", "continue", build_model(config), tokenizer)
-    export_with_stand_in(directory / "checkpoint", directory / "package", PackageFormat())
-    return directory / "package"
+    tokenizer = Tokenizer.from_file(str(byte_tokenizer_file))
+    return tiny_package(tmp_path_factory.mktemp("model"), config, tokenizer)
 
 
 @pytest.mark.timeout(1200)
