@@ -357,7 +357,7 @@ def test_comparing_two_files_says_which_is_worse(server, tmp_path: Path, capsys)
     assert loadtest(*load, "--json", str(fast)) == 0
 
     def late(request, context):
-        time.sleep(0.05)
+        time.sleep(0.02)
         yield from stream_messages(["a"])
 
     server.answers["GenerateStream"] = late
