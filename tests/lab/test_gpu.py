@@ -201,7 +201,7 @@ def test_the_exit_code_says_whether_anything_was_wrong_and_what_is_left_is_named
     ("option", "value", "said"),
     [
         ("--budget", "0", "0.0 is not in the range x>0"),
-        ("--concurrency", "1,x", "'1,x' is not a list of numbers from 1 on, such as 1,32"),
+        ("--concurrency", "1,x", "'1,x' is not a list of numbers from 1 to 4,096"),
         ("--concurrency", "0", "'0' is not a list of numbers"),
         ("--only", "rows", "no part is called rows; known: machine"),
     ],
