@@ -136,6 +136,9 @@ def main(
 ) -> None:
     """Measure what tokens and requests cost outside of the model, and write OUT.json."""
     names = stages.split(",")
+    if unknown := [name for name in names if name not in STAGES]:
+        known = ", ".join(STAGES)
+        raise click.BadParameter(f"no stage is called {', '.join(unknown)}; known: {known}")
     overheads: list[Overhead] = []
     for stage in names if rounds else ():
         for deltas in _deltas_of(stage):

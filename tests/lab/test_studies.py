@@ -19,7 +19,7 @@ from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
 from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
-from loadtest.lab import regression
+from loadtest.lab import overhead, regression
 from loadtest.lab.first_token import first_token_of, measure_first_token
 from loadtest.lab.overhead import Cost, costs_of
 from loadtest.lab.overhead_stages import SERVED, STAGES, Used, Work
@@ -247,6 +247,14 @@ def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
     short, long = Used(40, 10, {"worker": 3.0}), Used(120, 30, {"worker": 7.0})
 
     assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
+
+
+def test_a_stage_that_is_not_known_is_named_before_any_is_measured(tmp_path: Path) -> None:
+    asked = ["--stages", "core,nowhere", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(overhead.main, asked)
+
+    assert refused.exit_code == 2
+    assert "no stage is called nowhere; known: core" in refused.stderr
 
 
 @pytest.mark.parametrize("stage", STAGES)
