@@ -55,8 +55,6 @@ class Slo:
         for name, bound in self.bounds.items():
             if not 0 < bound < math.inf:
                 raise LoadTestError(f"{name} ({bound}) must be above 0 seconds; {_FORM}")
-        if not 0 < self.percentile <= 100:
-            raise LoadTestError(f"percentile ({self.percentile}) must be above 0, at most 100")
 
     @property
     def seconds_to_see(self) -> float:

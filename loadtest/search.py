@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtest.errors import LoadTestError
 from loadtest.trial import Trial
 
 Measure = Callable[[float, int], Trial | None]  # at a rate, with a seed; None: interrupted
@@ -29,17 +28,6 @@ class SearchRule:
     first_rate: float = 1.0  # requests a second, where the first round begins
     tolerance: float = 0.05
     num_rounds: int = 6
-
-    def __post_init__(self) -> None:
-        if not 0.001 <= self.tolerance <= 1:
-            raise LoadTestError(f"tolerance ({self.tolerance}) must be 0.001 to 1")
-        if not 1 <= self.num_rounds <= 100:
-            raise LoadTestError(f"num_rounds ({self.num_rounds}) must be 1 to 100")
-
-    @property
-    def confidence(self) -> float:
-        """How sure it is that the median of many rounds lies within the range of these."""
-        return float(1 - 2.0 ** (1 - self.num_rounds))
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ def test_files_that_commands_name_are_there_or_made_before(path: Path) -> None:
         ("tokenweir train translation --pairs pears.tsv --check", "pears.tsv"),
         ("tokenweir diff a b --text lines.text", "lines.text"),
         ("tokenweir generate --model m --json - < in.txt > out.jsonl", "in.txt"),
-        ("python -m loadtest.lab.growth packages/gpt3 --out r", "packages/gpt3"),
+        ("python -m loadtest.lab.regression packages/gpt3 --out r", "packages/gpt3"),
         ("pip install -c constraint.txt .", "constraint.txt"),
         ("pytest tests/engines -q", "tests/engines"),
         ("cat carry.parts.* | tar -C sites -xJf -", "carry.parts.*"),

@@ -76,14 +76,14 @@ def summarize(
         concurrency=concurrency,
         tokens_per_second=concurrency * work.num_new_tokens / seconds,
         prefill_tokens_per_second=concurrency * work.num_prompt_tokens / prompt_seconds,
-        decode_step=_decode_step(rounds) if work.num_new_tokens > 1 else None,
+        decode_step=decode_step(rounds) if work.num_new_tokens > 1 else None,
         cache_bytes=concurrency * cache_bytes(work, contract),
         memory=read_memory(),
         rounds=rounds,
     )
 
 
-def _decode_step(rounds: Sequence[Round]) -> DecodeStep | None:
+def decode_step(rounds: Sequence[Round]) -> DecodeStep | None:
     """Return the median step of what the whole work takes beyond its prompts."""
     parts = []
     for r in rounds:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 
 from engine.config import EngineConfig
 from engine.machine import num_cores
@@ -19,7 +18,9 @@ from loadtest.benchmark.engine_bench import EngineBench
 from loadtest.benchmark.memory import Memory, read_memory
 from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, Round, summarize
 from loadtest.benchmark.work import BenchmarkWork, check_fits, generation_contract, random_prompts
+from loadtest.origin import versions_of
 
+_DISTRIBUTIONS = ("tokenweir", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers")
 Progress = Callable[[int, int], None]  # rounds done, rounds in all
 
 
@@ -110,7 +111,7 @@ def _report(
         memory_before=loading.memory_before,
         memory_loaded=loading.memory_loaded,
         results=results,
-        versions=_versions(),
+        versions={"python": sys.version.partition(" ")[0], **versions_of(*_DISTRIBUTIONS)},
     )
 
 
@@ -155,16 +156,6 @@ async def _measure(
             rounds.append(Round(whole.seconds, whole.times, alone.seconds, alone.times))
         moved(number)
     return tuple(rounds)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": sys.version.partition(" ")[0]}
-    for name in ("tokenweir", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _no_progress(done: int, total: int) -> None:

@@ -24,12 +24,8 @@ class Study(NamedTuple):
 
 
 STUDIES = {
-    "batching": Study(
-        "loadtest.lab.batching", "throughput at equal p99 latency: continuous batching and static"
-    ),
     "chaos": Study("loadtest.lab.chaos.command", "answers of a server to which harm is done"),
     "gpu": Study("loadtest.lab.gpu.command", "right answers on a GPU, then their speed"),
-    "growth": Study("loadtest.lab.growth", "time of a decode step by batch and context"),
     "overhead": Study("loadtest.lab.overhead", "costs of a token and a request outside the model"),
     "overload": Study(
         "loadtest.lab.overload", "answers in time where more is asked than can be answered"

@@ -28,6 +28,7 @@ import uvloop
 from loadtest.lab.first_token import FirstToken, measure_first_token
 from loadtest.lab.overhead_stages import SERVED, STAGES, Do, Used, Work
 from loadtest.lab.result import write_result
+from server.cli.options import read_numbers
 
 _SHORT = 16  # tokens of an output
 _LEAST_REQUESTS = 32  # per measurement
@@ -113,7 +114,9 @@ def _overhead(
 
 
 @click.command()
-@click.option("--streams", default="1,32,256", show_default=True, metavar="COUNT,...")
+@click.option(
+    "--streams", default="1,32,256", show_default=True, callback=read_numbers, metavar="COUNT,..."
+)
 @click.option(
     "--rounds",
     type=click.IntRange(0),
@@ -128,13 +131,18 @@ def _overhead(
     help="One that takes dates: its first tokens are measured too.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
-def main(streams: str, rounds: int, stages: str, package: Path | None, out: Path) -> None:
+def main(
+    streams: tuple[int, ...], rounds: int, stages: str, package: Path | None, out: Path
+) -> None:
     """Measure what tokens and requests cost outside of the model, and write OUT.json."""
-    counts, names = [int(count) for count in streams.split(",")], stages.split(",")
+    names = stages.split(",")
+    if unknown := [name for name in names if name not in STAGES]:
+        known = ", ".join(STAGES)
+        raise click.BadParameter(f"no stage is called {', '.join(unknown)}; known: {known}")
     overheads: list[Overhead] = []
     for stage in names if rounds else ():
         for deltas in _deltas_of(stage):
-            found = uvloop.run(measure_overhead(stage, deltas, counts, rounds))
+            found = uvloop.run(measure_overhead(stage, deltas, streams, rounds))
             overheads += found
             _tell(found)
     first = [one for name in names if name in SERVED for one in _first_tokens(package, name)]

@@ -43,6 +43,7 @@ from loadtest.lab.result import write_result
 from loadtest.lab.serve import ROOT, environment, served
 from loadtest.lab.turns import in_turn, ratio_of
 from loadtest.origin import code_commit
+from server.cli.options import read_numbers
 
 _ASKED = ("num_prompt_tokens", "num_new_tokens")  # fields of the work; all else is as in every tree
 _PROGRAM = """
@@ -177,13 +178,14 @@ def server_of(tree: Tree, limits: Limits, vocab_size: int) -> Iterator[ServerSid
     package, threads = tree.package.resolve(), limits.num_threads
     with served(package, "", threads=threads, options=options, tree=tree.path) as server:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            client = runner.run(_client(server.address))
+            client = runner.run(open_client(server.address))
             yield ServerSide(client, runner, server.pid, vocab_size)
             runner.run(client.close())
 
 
-async def _client(address: str) -> AsyncClient:
-    return AsyncClient(address, timeout=600)  # on the loop that it is used on
+async def open_client(address: str) -> AsyncClient:
+    """Return a client of the loop that this runs on."""
+    return AsyncClient(address, timeout=600)
 
 
 def take_turns(
@@ -212,7 +214,9 @@ def take_turns(
     help="An older checkout, and the same model as it exports it; may be given several times.",
 )
 @click.option("--served", "has_servers", is_flag=True, help="A server of every tree, too.")
-@click.option("--streams", default="1,8,32", show_default=True, metavar="COUNT,...")
+@click.option(
+    "--streams", default="1,8,32", show_default=True, callback=read_numbers, metavar="COUNT,..."
+)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=16, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(1), default=16, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
@@ -225,7 +229,7 @@ def main(
     package: Path,
     against: Sequence[tuple[Path, Path]],
     has_servers: bool,
-    streams: str,
+    streams: tuple[int, ...],
     prompt_tokens: int,
     new_tokens: int,
     threads: int,
@@ -238,9 +242,8 @@ def main(
         raise click.UsageError("nothing to compare with: give --against, --served or both")
     trees = [Tree(ROOT, package), *(Tree(*other) for other in against)]
     work = BenchmarkWork(num_prompt_tokens=prompt_tokens, num_new_tokens=new_tokens)
-    counts = [int(count) for count in streams.split(",")]
-    limits = Limits(max(counts), threads)
-    of_starts: dict[int, list[Turns]] = {count: [] for count in counts}
+    limits = Limits(max(streams), threads)
+    of_starts: dict[int, list[Turns]] = {count: [] for count in streams}
     for number in range(starts):
         with ExitStack() as stack:
             turned = -1 if number % 2 else 1  # the order of starts makes a difference, too
@@ -250,7 +253,7 @@ def main(
                 vocab_sizes = [engine.vocab_size for engine in engines[::turned]]
                 for tree, size in zip(trees, vocab_sizes, strict=True):
                     sides.append(stack.enter_context(server_of(tree, limits, size)))
-            for count in counts:
+            for count in streams:
                 of_starts[count].append(take_turns(sides, count, work, seconds / starts))
     pairs = pairs_of([tree.commit for tree in trees], has_servers)
     results = [result_of(count, pairs, found) for count, found in of_starts.items()]

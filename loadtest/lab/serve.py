@@ -18,7 +18,8 @@ from pathlib import Path
 from loadtest.errors import LoadTestError
 
 ROOT = Path(__file__).parents[2]
-SERVE = (sys.executable, "-c", "from server.cli import main; main()", "serve")
+TOKENWEIR = (sys.executable, "-c", "from server.cli import main; main()")
+SERVE = (*TOKENWEIR, "serve")
 _START_TIMEOUT = 180.0  # seconds
 
 

@@ -48,7 +48,7 @@ def charts_of(report: LoadReport) -> list[tuple[str, str]]:
 
 def series_chart(trials: Sequence[Trial], bounds: dict[str, float]) -> str:
     """Return latencies against the rate as SVG, with the bounds in seconds."""
-    return _svg(lambda axes: _draw_series(axes, trials, bounds), _WIDE)
+    return _svg(lambda axes: draw_series(axes, trials, bounds), _WIDE)
 
 
 def _svg(draw: Callable[[Axes], None], size: tuple[float, float] = _SIZE) -> str:
@@ -131,7 +131,8 @@ def _draw_waste(axes: Axes, report: LoadReport) -> None:
     _finish(axes, report)
 
 
-def _draw_series(axes: Axes, trials: Sequence[Trial], bounds: dict[str, float]) -> None:
+def draw_series(axes: Axes, trials: Sequence[Trial], bounds: dict[str, float]) -> None:
+    """Draw latencies against the rate, with the bounds in seconds."""
     ordered = sorted(trials, key=lambda trial: trial.rate)
     rates = [trial.rate for trial in ordered]
     axes.set_title("Latency against rate", loc="left", fontweight="bold")

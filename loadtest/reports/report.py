@@ -9,18 +9,18 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.load_report import LoadReport
-from loadtest.metrics import Distribution, LoadSummary
+from loadtest.metrics import LoadSummary
+from loadtest.reports.tables import Table, errors, kinds, latencies, totals, trials, verdict
 from loadtest.result_file import write_atomically
 from loadtest.series import SeriesReport
 from loadtest.trial import Trial
 
-_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max", "count")
 _LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # borders included; five digits
 _MAX_WRONG = 10  # wrong answers that are shown
 _REPORT: TypeAdapter[LoadReport] = TypeAdapter(LoadReport)
@@ -32,13 +32,13 @@ def print_table(report: LoadReport, console: Console | None = None) -> None:
     console = console or Console()
     title = f"Load test of {report.config.model}: {report.config.arrival}"
     console.print(title, style="bold", markup=False, highlight=False)
-    console.print(_totals_table(report))
+    console.print(_shown_totals(report))
     for table in _latency_tables(report.summary, console.width):
         console.print(table)
     if report.kinds:
-        console.print(_kind_table(report))
+        console.print(_shown(kinds(report)))
     if report.summary.errors:
-        console.print(_error_table(report))
+        console.print(_shown(errors(report), style="bold red"))
     for note in notes(report):
         console.print(f"- {note}", markup=False, highlight=False)
 
@@ -101,21 +101,7 @@ def write_series_json(report: SeriesReport, path: Path) -> None:
 def print_series(report: SeriesReport, console: Console | None = None) -> None:
     """Print a row a rate, and what the search found."""
     console = console or Console()
-    title = f"Load tests of {report.origin.config.model}, 99th percentiles in milliseconds"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("rate/s", "kept", "goodput", "failed", "TTFT", "TPOT", "end to end"):
-        table.add_column(column, justify="right", overflow="fold")
-    for trial in report.trials:
-        summary = trial.summary
-        latencies = (summary.time_to_first_token, summary.time_per_output_token, summary.end_to_end)
-        table.add_row(
-            f"{trial.rate:.4g}",
-            _verdict(trial),
-            f"{trial.goodput.share:.1%}" if trial.goodput else "",
-            str(trial.num_failed),
-            *("" if latency is None else _milliseconds(latency.p99) for latency in latencies),
-        )
-    console.print(table)
+    console.print(_shown(trials(report), style="bold"))
     for line in series_notes(report):
         console.print(f"- {line}", markup=False, highlight=False)
 
@@ -123,11 +109,7 @@ def print_series(report: SeriesReport, console: Console | None = None) -> None:
 def trial_line(trial: Trial) -> str:
     """Return what one load test of several has shown, in a line."""
     bounds = ", ".join(map(str, trial.goals)) or f"{trial.num_failed} requests failed"
-    return f"{trial.rate:.4g} requests/s, kept: {_verdict(trial)}; {bounds}"
-
-
-def _verdict(trial: Trial) -> str:
-    return "not valid" if trial.invalid else "yes" if trial.is_kept else "no"
+    return f"{trial.rate:.4g} requests/s, kept: {verdict(trial)}; {bounds}"
 
 
 def series_notes(report: SeriesReport) -> list[str]:
@@ -166,108 +148,43 @@ def _too_short(config: LoadConfig, rate: float) -> list[str]:
     ]
 
 
-def _totals_table(report: LoadReport) -> Table:
-    summary, checks = report.summary, report.checks
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right", overflow="fold")
-    table.add_row("requests answered", f"{summary.num_ok} of {summary.num_due}")
-    table.add_row("duration", f"{summary.duration:.2f} s")
-    table.add_row("throughput", f"{summary.requests_per_second:.2f} requests/s")
-    if summary.output_tokens_per_second:
-        table.add_row("", f"{summary.output_tokens_per_second:.1f} output tokens/s")
-    if (good := report.goodput) is not None:
-        table.add_row("goodput", f"{good.per_second:.2f} requests/s, {good.share:.1%} of all")
-    for goal in report.goals:
-        table.add_row("kept" if goal.is_kept else Text("missed", "red"), str(goal))
-    if checks.num_expected:
-        right = checks.num_expected - checks.num_wrong_expected
-        table.add_row("answers as expected", f"{right} of {checks.num_expected}")
-    if checks.num_verified:
-        right = checks.num_verified - checks.num_wrong_verified
-        table.add_row("answers as alone", f"{right} of {checks.num_verified}")
-    table.add_row("most requests in flight", str(summary.max_in_flight))
-    if summary.mean_batch_size is not None:
-        table.add_row("mean batch at the server", f"{summary.mean_batch_size:.1f} sequences")
-    if report.own is not None:
-        table.add_row("load test itself", str(report.own))
-    return table
-
-
-def _kind_table(report: LoadReport) -> Table:
-    table = Table(title="By kind, 50th and 99th percentiles in milliseconds", title_justify="left")
-    table.add_column("kind", style="bold", overflow="fold")
-    for column in ("answered", "TTFT", "TPOT", "end to end"):
-        table.add_column(column, justify="right", overflow="fold")
-    for name, summary in report.kinds.items():
-        table.add_row(
-            Text(name or "(none)"),
-            f"{summary.num_ok} of {summary.num_due}",
-            *map(
-                _two,
-                (
-                    summary.time_to_first_token,
-                    summary.time_per_output_token,
-                    summary.end_to_end,
-                ),
-            ),
+def _shown(table: Table, caption: str | None = None, style: str | None = None) -> RichTable:
+    """Return a table for a terminal."""
+    made = RichTable(
+        title=table.title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        title_style=style,
+    )
+    for number, column in enumerate(table.columns):
+        is_text = number == 0 or column == "the first message"
+        made.add_column(
+            column,
+            style="bold" if number == 0 else None,
+            justify="left" if is_text else "right",
+            overflow="fold",
         )
-    return table
+    for row in table.rows:
+        made.add_row(*map(Text, row))  # as it is: it may have brackets in it
+    return made
 
 
-def _two(latency: Distribution | None) -> str:
-    if latency is None:
-        return ""
-    return f"{_milliseconds(latency.p50)} {_milliseconds(latency.p99)}"
+def _shown_totals(report: LoadReport) -> RichTable:
+    made = RichTable(show_header=False)
+    made.add_column(style="bold")
+    made.add_column(justify="right", overflow="fold")
+    for name, value in totals(report).rows:
+        made.add_row(Text(name, "red" if name == "missed" else ""), value)
+    return made
 
 
-def _latency_tables(summary: LoadSummary, width: int) -> Iterator[Table]:
+def _latency_tables(summary: LoadSummary, width: int) -> Iterator[RichTable]:
     """Yield the latencies, as many columns beside each other as fit into the width."""
-    named = {
-        "first token (TTFT)": summary.time_to_first_token,
-        "inter-token (ITL)": summary.inter_token_latency,
-        "per token (TPOT)": summary.time_per_output_token,
-        "end to end": summary.end_to_end,
-        "server queue": summary.server_queue,
-        "server TTFT": summary.server_first_token,
-        "client delay": summary.send_delay,
-    }
-    found = {name: _cells(latency) for name, latency in named.items() if latency is not None}
+    title, columns, rows = latencies(summary)
     num_columns = max(1, (width - _LABEL_WIDTH) // _VALUE_WIDTH)
-    for start in range(0, len(_STATISTICS), num_columns):
-        columns = _STATISTICS[start : start + num_columns]
-        table = Table(
-            title="Latency in milliseconds, from when a request was due",
-            title_justify="left",
-            caption="of the requests answered" if summary.num_ok else "no request was answered",
-            caption_justify="left",
-        )
-        table.add_column("", style="bold")
-        for column in columns:
-            table.add_column(column, justify="right", overflow="fold")
-        for name, cells in found.items():
-            table.add_row(name, *(cells[column] for column in columns))
-        yield table
-
-
-def _cells(latency: Distribution) -> dict[str, str]:
-    seconds = {name: getattr(latency, name) for name in _STATISTICS if name != "count"}
-    return {name: _milliseconds(value) for name, value in seconds.items()} | {
-        "count": str(latency.count)
-    }
-
-
-def _milliseconds(seconds: float) -> str:
-    # Three digits at least, and short enough for a terminal of 80 columns.
-    return f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f}"
-
-
-def _error_table(report: LoadReport) -> Table:
-    table = Table(title="Errors", title_justify="left", title_style="bold red")
-    table.add_column("status", style="bold")
-    table.add_column("count", justify="right")
-    table.add_column("the first message")
-    for error, count in report.summary.errors.items():
-        first = next(record.message for record in report.records if record.error == error)
-        table.add_row(error, str(count), Text(first))  # as it is: it may have brackets in it
-    return table
+    caption = "of the requests answered" if summary.num_ok else "no request was answered"
+    for start in range(1, len(columns), num_columns):
+        part = slice(start, start + num_columns)
+        of_part = tuple((row[0], *row[part]) for row in rows)
+        yield _shown(Table(title, ("", *columns[part]), of_part), caption)

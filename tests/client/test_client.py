@@ -37,7 +37,6 @@ from tokenweir import (
     Unavailable,
     WastedWork,
 )
-from tokenweir._requests import generate_request
 from tokenweir.v1 import (
     admin_service_pb2,
     common_pb2,
@@ -101,41 +100,15 @@ def test_generate_returns_text_ids_reason_usage_timing_and_provenance(server, cl
 def test_options_arrive_in_their_fields(server, client):
     server.answers["Generate"] = lambda request, context: one_sequence()
 
-    client.generate(
-        "m",
-        [1, 2, 3],
-        temperature=0.5,
-        top_k=4,
-        seed=2**64 - 1,
-        num_outputs=2,
-        max_new_tokens=10,
-        stop=["\n", "."],
-        stop_token_ids=[7],
-        include_stop=True,
-        model_version="3",
-        request_id="mine",
-    )
+    client.generate("m", [1, 2, 3], seed=2**64 - 1, model_version="3", request_id="mine")
 
     (request,) = server.requests
     assert list(request.inputs[0].tokens.ids) == [1, 2, 3]
-    assert request.decoding.WhichOneof("strategy") == "sampling"
-    assert (request.decoding.sampling.temperature, request.decoding.sampling.top_k) == (0.5, 4)
     assert request.decoding.sampling.seed == 2**64 - 1
     assert not request.decoding.sampling.HasField("top_p")
-    assert request.decoding.num_outputs == 2
-    assert request.stopping.max_new_tokens == 10
-    assert list(request.stopping.strings) == ["\n", "."]
-    assert list(request.stopping.token_ids) == [7]
-    assert request.stopping.include_stop
+    assert not request.stopping.HasField("max_new_tokens")
     assert (request.model_version, request.request_id) == ("3", "mine")
     assert request.output.token_ids
-
-
-def test_without_a_sampling_field_decoding_is_left_to_the_model():
-    request = generate_request("m", "p", {"seed": None, "max_new_tokens": None})
-
-    assert request.decoding.WhichOneof("strategy") is None
-    assert not request.stopping.HasField("max_new_tokens")
 
 
 def test_every_call_has_a_request_id_of_its_own(server, client):
@@ -157,28 +130,6 @@ def test_unknown_option_is_a_type_error_that_lists_the_known_ones(client, method
 def test_unknown_option_of_a_prediction_is_a_type_error(client):
     with pytest.raises(TypeError, match="unknown option temperature; known are .*top"):
         client.classify("m", "p", temperature=1.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": -1}, "seed=-1"),
-        ({"top_k": "many"}, "top_k='many'"),
-        ({"stop_token_ids": [2**40]}, "stop_token_ids"),
-        ({"strategy": "beams"}, "strategy='beams' must be one of greedy, sampling, beam"),
-        ({"stop": "no\udce9"}, "stop is not Unicode text: half a surrogate pair at character 3"),
-        ({"strategy": "greedy", "top_p": 0.5}, "top_p mean nothing with strategy='greedy'"),
-    ],
-)
-def test_value_that_cannot_be_sent_is_refused_by_its_name(client, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        client.generate("m", "p", **options)
-
-
-def test_text_that_is_no_unicode_is_refused(client):
-    for call in (client.generate, client.stream, client.classify, client.label):
-        with pytest.raises(ValueError, match=r"(prompt|items\[0\]) is not Unic.* at character 4"):
-            call("m", "caf\udce9")
 
 
 def test_prompt_of_a_wrong_type_is_refused(client):

@@ -12,45 +12,15 @@ from tokenweir._requests import classify_request, generate_request, label_reques
 from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
-SCHEMA = {"type": "object", "properties": {"day": {"type": "integer"}}}
-
 
 def _request(**options: Any) -> pb.GenerateRequest:
     return generate_request("m", "p", options)  # type: ignore[arg-type]  # what is tested
-
-
-def test_beam_search_and_its_options() -> None:
-    decoding = _request(beam=4, num_outputs=2, length_penalty=0.0, beam_end="limit").decoding
-
-    assert decoding == pb.Decoding(
-        beam=pb.BeamSearch(width=4, length_penalty=0, end=pb.BEAM_END_LIMIT), num_outputs=2
-    )
 
 
 def test_best_of_and_typical_p_ask_for_sampling() -> None:
     decoding = _request(best_of=4, typical_p=0.5).decoding
 
     assert decoding == pb.Decoding(sampling=pb.Sampling(best_of=4, typical_p=0.5))
-
-
-def test_controls() -> None:
-    decoding = _request(
-        repetition_penalty=1.5,
-        frequency_penalty=0.5,
-        presence_penalty=-0.5,
-        no_repeat_ngram=3,
-        logit_bias={7: -2.0},
-        banned_tokens=[9],
-    ).decoding
-
-    assert decoding.controls == pb.LogitControls(
-        repetition_penalty=1.5,
-        frequency_penalty=0.5,
-        presence_penalty=-0.5,
-        no_repeat_ngram=3,
-        logit_bias={7: -2.0},
-        banned_tokens=[9],
-    )
 
 
 def test_a_prompt_can_be_a_conversation() -> None:
@@ -154,25 +124,12 @@ def test_without_controls_or_constraint_none_are_sent() -> None:
     assert not decoding.HasField("controls") and not decoding.HasField("constraint")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"json_schema": SCHEMA}, pb.Constraint(json_schema=json.dumps(SCHEMA))),
-        ({"json_schema": "{}"}, pb.Constraint(json_schema="{}")),
-        ({"regex": "a+"}, pb.Constraint(regex="a+")),
-        ({"grammar": 'start: "a"'}, pb.Constraint(grammar='start: "a"')),
-        ({"choice": ["a", "b"]}, pb.Constraint(choice=pb.Phrases(values=["a", "b"]))),
-    ],
-)
-def test_constraints(options: dict[str, Any], expected: pb.Constraint) -> None:
-    assert _request(**options).decoding.constraint == expected
+def test_a_schema_may_be_a_mapping() -> None:
+    schema = {"type": "object", "properties": {"day": {"type": "integer"}}}
 
+    constraint = _request(json_schema=schema).decoding.constraint
 
-def test_what_is_to_be_returned() -> None:
-    wanted = {"logprobs": 0, "prompt_logprobs": 2, "alignment": True, "allow_partial": True}
-    output = _request(prompt_token_ids=True, **wanted).output
-
-    assert output == pb.Output(token_ids=True, prompt_tokens=True, **wanted)
+    assert json.loads(constraint.json_schema) == schema
 
 
 @pytest.mark.parametrize(
@@ -235,6 +192,11 @@ def test_a_score_is_scheduled_as_asked() -> None:
         ({"target_prefix": ["a"]}, "target_prefix is a list that is neither text nor"),
         ({"logprobs": "all"}, "logprobs='all'"),
         ({"priority": 2**40}, "priority="),
+        ({"seed": -1}, "seed=-1"),
+        ({"top_k": "many"}, "top_k='many'"),
+        ({"stop_token_ids": [2**40]}, "stop_token_ids"),
+        ({"strategy": "beams"}, "strategy='beams' must be one of greedy, sampling, beam"),
+        ({"stop": "no\udce9"}, "stop is not Unicode text: half a surrogate pair at character 3"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_its_name(options: dict[str, Any], message: str) -> None:
@@ -242,6 +204,13 @@ def test_what_cannot_be_sent_is_refused_by_its_name(options: dict[str, Any], mes
         _request(**options)
 
     assert message in str(caught.value)
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with Client("127.0.0.1:9") as client:
+        for call in (client.generate, client.stream, client.classify, client.label):
+            with pytest.raises(ValueError, match=r"(prompt|items\[0\]) is not Unic.* character 4"):
+                call("m", "caf\udce9")
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), float("inf")])

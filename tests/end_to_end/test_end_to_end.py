@@ -27,7 +27,6 @@ import pytest
 import torch
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient, Generation, Unavailable
 from tokenweir.v1 import generation_service_pb2, generation_service_pb2_grpc
 
@@ -35,11 +34,14 @@ from engine.package.manifest import PackageFormat
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
+from loadtest.lab.process_tree import read_tree
 from server.api import REPLICA_KEY
 from server.auth.internal_certificate import internal_certificate
 from server.ray.serving import serving
 from server.settings import Admin, Engine, Listen, Packages, Settings
 from tests.fakes.calls import until
+from tests.fakes.processes import is_alive
+from tests.fakes.served import word_tokenizer
 from tests.fakes.stand_in_certificate import export_with_stand_in
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
 
@@ -112,7 +114,7 @@ def save_random(path: Path, config: TransformerConfig, *, noise: float) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(noise * torch.randn(weight.shape))
-    save_checkpoint(path, path.name, model, _tokenizer())
+    save_checkpoint(path, path.name, model, word_tokenizer(VOCAB_SIZE))
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +272,7 @@ def _read(page: str, data: bytes | None = None) -> str:
 
 
 async def test_server_listens_on_the_loopback_interface_only(server: Server) -> None:
-    for pid in (server.process.pid, *_descendants(server.process.pid)):
+    for pid in read_tree(server.process.pid):
         for address in _listening_addresses(pid):
             assert address in LOOPBACK, f"process {pid} listens on {address}"
 
@@ -314,7 +316,7 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
 ) -> None:
     asked = [(CONTINUE, f"w{10 + i % 8}", 160) for i in range(2 * SLOTS)]
     admitted: asyncio.Queue[str] = asyncio.Queue()
-    processes = [server.process.pid, *_descendants(server.process.pid)]
+    processes = [*read_tree(server.process.pid)]
 
     async with aio.insecure_channel(server.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -335,7 +337,7 @@ async def test_sigterm_lets_running_streams_end_and_leaves_no_process(
         (grpc.StatusCode.OK, eager(*request)) for request in asked
     ]
     assert exit_code == 0
-    await until(lambda: not any(map(_is_alive, processes)))
+    await until(lambda: not any(map(is_alive, processes)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing Ray warns
@@ -442,7 +444,7 @@ async def test_hung_replica_loses_nothing_and_is_replaced(
     ]
     assert ended_after < 15
     assert replaced_after < 20
-    assert not _is_alive(before[victim])
+    assert not is_alive(before[victim])
 
 
 @pytest.mark.long
@@ -564,13 +566,6 @@ async def _replicas_in_use(address: str) -> set[str]:
     return {answer.provenance.replica_id for answer in answers}
 
 
-def _tokenizer() -> Tokenizer:
-    vocabulary = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, "w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
-
-
 def _wait_for_address(process: subprocess.Popen[str], log: Path) -> str:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
@@ -578,27 +573,6 @@ def _wait_for_address(process: subprocess.Popen[str], log: Path) -> str:
             return found[1]
         time.sleep(0.1)
     raise AssertionError(f"the server does not start:\n{log.read_text()}")
-
-
-def _descendants(pid: int) -> list[int]:
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        parents[int(stat.parent.name)] = int(fields[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, its_parent in parents.items() if its_parent == parent]
-    return found[1:]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # As /proc/net/tcp and tcp6 write 127.0.0.1, ::1 and ::ffff:127.0.0.1.

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from loadtest.lab.serve import free_port
-from tests.fakes.served import served, tiny_package
+from tests.fakes.served import served, tiny_package, word_tokenizer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -66,8 +65,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of Hugging Face."""
     folder = tmp_path_factory.mktemp("original") / "tiny-gpt2"
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(16)}, "w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = word_tokenizer(16)
     config = GPT2Config(
         vocab_size=16, n_positions=32, n_embd=16, n_layer=1, n_head=2, eos_token_id=2
     )

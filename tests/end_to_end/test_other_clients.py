@@ -28,13 +28,13 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.config import EngineConfig
 from engine.text.chat_format import ChatFormat
-from server.config import GatewayConfig, WorkerConfig
-from server.gateway.gateway import Gateway
+from server.config import WorkerConfig
 from server.settings import Metrics, Settings
 from server.telemetry.metrics_page import MetricsPage
 from server.worker.worker import Worker
 from tests.conftest import EOS, VOCAB_SIZE
 from tests.fakes.engines import FakePredictor, prediction_package
+from tests.fakes.gateways import running_gateway
 from tests.fakes.http_calls import http_of
 
 ROOT = Path(__file__).parents[2]
@@ -119,18 +119,17 @@ async def served(scripted_engine: Callable[..., Any]) -> AsyncIterator[Served]:
     worker = Worker({"assistant": engine, "embedder": embedder}, WorkerConfig())
     address = await worker.start()
     try:
-        gateway = Gateway(GatewayConfig(worker_wait=60))
-        port = await gateway.start()
-        await gateway.pool.sync([address])
-        settings = Settings(metrics=Metrics(port=0))
-        page = MetricsPage(settings, [gateway.snapshot], gateway.worker_snapshots)
-        try:
-            async with AsyncClient(f"127.0.0.1:{port}", timeout=60) as client:
-                async with http_of(client) as caller:
-                    yield Served(caller.url, f"127.0.0.1:{port}", f"http://127.0.0.1:{page.port}")
-        finally:
-            await asyncio.to_thread(page.close)
-            await gateway.close()
+        async with (
+            running_gateway(address) as (gateway, stubs),
+            AsyncClient(stubs.address, timeout=60) as client,
+            http_of(client) as caller,
+        ):
+            settings = Settings(metrics=Metrics(port=0))
+            page = MetricsPage(settings, gateway.snapshot, gateway.worker_snapshots)
+            try:
+                yield Served(caller.url, stubs.address, f"http://127.0.0.1:{page.port}")
+            finally:
+                await asyncio.to_thread(page.close)
     finally:
         await worker.drain(0)
 

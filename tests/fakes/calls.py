@@ -29,8 +29,8 @@ DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
 class Stubs:
     """Everything that can be asked of one address."""
 
-    def __init__(self, channel: aio.Channel) -> None:
-        self.channel = channel
+    def __init__(self, channel: aio.Channel, address: str = "") -> None:
+        self.channel, self.address = channel, address
         self.generation = generation_service_pb2_grpc.GenerationServiceStub(channel)
         self.prediction = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         self.admin = admin_service_pb2_grpc.AdminServiceStub(channel)
@@ -55,7 +55,7 @@ class Stubs:
 async def stubs_for(address: str) -> AsyncIterator[Stubs]:
     options = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))
     async with aio.insecure_channel(address, options=options) as channel:
-        yield Stubs(channel)
+        yield Stubs(channel, address)
 
 
 def generate(*texts: str, model: str = "dates", **fields: Any) -> Any:

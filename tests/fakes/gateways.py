@@ -1,17 +1,21 @@
-"""A gateway before workers, what it counts, and an entry of a file of tokens."""
+"""A gateway before workers, alone or as a cell, what it counts, an entry of a file of tokens."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
-from server.gateway.losses import HasCrashed
-from tests.fakes.calls import Stubs, stubs_for
+from server.worker.worker import Worker
+from tests.fakes.calls import Stubs, stubs_for, until
+from tests.fakes.engines import FakeGenerator, FakePredictor, running_worker
+
+Engine = FakeGenerator | FakePredictor
 
 
 @asynccontextmanager
@@ -19,9 +23,9 @@ async def running_gateway(
     *workers: str,
     config: GatewayConfig | None = None,
     lost: Callable[[str], Awaitable[None]] | None = None,
-    has_crashed: HasCrashed = lambda address: None,
+    **more: Any,
 ) -> AsyncIterator[tuple[Gateway, Stubs]]:
-    gateway = Gateway(config or GatewayConfig(worker_wait=60), lost, has_crashed=has_crashed)
+    gateway = Gateway(config or GatewayConfig(worker_wait=60), lost, **more)
     port = await gateway.start()
     await gateway.pool.sync(workers)
     try:
@@ -29,6 +33,37 @@ async def running_gateway(
             yield gateway, stubs
     finally:
         await gateway.close()
+
+
+@dataclass
+class Cell:
+    """A gateway before workers in this process."""
+
+    gateway: Gateway
+    stubs: Stubs
+    engines: tuple[Any, ...]  # the first of every worker
+    workers: tuple[Worker, ...]
+    addresses: tuple[str, ...]  # the workers'; that of the gateway is the stubs'
+
+    def requests(self) -> list[int]:
+        """Return how many came to each worker."""
+        return [len(engine.requests) for engine in self.engines]
+
+
+@asynccontextmanager
+async def running_cell(
+    *groups: Engine | tuple[Engine, ...], config: GatewayConfig | None = None, **more: Any
+) -> AsyncIterator[Cell]:
+    """Serve each engine, or each few, at a worker; yield when all of them serve."""
+    engines = [group if isinstance(group, tuple) else (group,) for group in groups]
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(running_worker(*group)) for group in engines]
+        workers, addresses = zip(*found, strict=True)
+        gateway, stubs = await stack.enter_async_context(
+            running_gateway(*addresses, config=config, **more)
+        )
+        await until(lambda: gateway.num_serving == len(groups))
+        yield Cell(gateway, stubs, tuple(group[0] for group in engines), workers, addresses)
 
 
 def counted(gateway: Gateway, name: str) -> float:

@@ -51,3 +51,11 @@ async def worker_process(*capabilities: str) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
+from tokenweir.open_inference import open_inference_pb2_grpc
 from tokenweir.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
@@ -24,10 +25,17 @@ from tokenweir.v1 import (
 
 StreamMessage = generation_service_pb2.GenerateStreamResponse
 Answer = Callable[..., object]
+_SERVICES = (
+    (generation_service_pb2_grpc, "GenerationService"),
+    (prediction_service_pb2_grpc, "PredictionService"),
+    (admin_service_pb2_grpc, "AdminService"),
+    (health_pb2_grpc, "Health"),
+    (open_inference_pb2_grpc, "GRPCInferenceService"),
+)
 
 
 class ScriptedServer:
-    """Answers every RPC with the function set under its name, and remembers the requests."""
+    """Answers every RPC, KServe's too, with the function set under its name; keeps the requests."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -48,10 +56,9 @@ def scripted_server() -> Iterator[ScriptedServer]:
     """Run a ScriptedServer for the time of a `with` block."""
     script = ScriptedServer()
     server = grpc.server(ThreadPoolExecutor(max_workers=64))
-    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(_Generation(script), server)
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(_Prediction(script), server)
-    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(script), server)
-    health_pb2_grpc.add_HealthServicer_to_server(_Health(script), server)
+    for module, name in _SERVICES:
+        service = _scripted(getattr(module, f"{name}Servicer"), script)
+        getattr(module, f"add_{name}Servicer_to_server")(service, server)
     script.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
@@ -116,62 +123,22 @@ def stream_messages(pieces: Sequence[str], request_id: str = "r") -> Iterator[St
     )
 
 
-class _Servicer:
-    def __init__(self, script: ScriptedServer) -> None:
-        self._script = script
+def _scripted(service: type, script: ScriptedServer) -> object:
+    """Return a service whose every method is the script's."""
 
+    def method(name: str) -> Callable[..., object]:
+        def whole(self: object, request: Message, context: grpc.ServicerContext) -> object:
+            return script.answer(name, request, context)
 
-class _Generation(_Servicer):
-    def Generate(self, request, context):
-        return self._script.answer("Generate", request, context)
+        def streamed(self: object, request: Message, context: grpc.ServicerContext) -> object:
+            yield from script.answer(name, request, context)
 
-    def GenerateStream(self, request, context):
-        yield from self._script.answer("GenerateStream", request, context)
+        def one_of(
+            self: object, requests: Iterator[Message], context: grpc.ServicerContext
+        ) -> object:
+            yield from script.answer(name, next(requests), context)
 
-    def Score(self, request, context):
-        return self._script.answer("Score", request, context)
+        return {"GenerateStream": streamed, "ModelStreamInfer": one_of}.get(name, whole)
 
-
-class _Prediction(_Servicer):
-    def Classify(self, request, context):
-        return self._script.answer("Classify", request, context)
-
-    def Label(self, request, context):
-        return self._script.answer("Label", request, context)
-
-    def Embed(self, request, context):
-        return self._script.answer("Embed", request, context)
-
-
-class _Admin(_Servicer):
-    def GetServerInfo(self, request, context):
-        return self._script.answer("GetServerInfo", request, context)
-
-    def ListModels(self, request, context):
-        return self._script.answer("ListModels", request, context)
-
-    def GetLoad(self, request, context):
-        return self._script.answer("GetLoad", request, context)
-
-    def LoadModel(self, request, context):
-        return self._script.answer("LoadModel", request, context)
-
-    def UnloadModel(self, request, context):
-        return self._script.answer("UnloadModel", request, context)
-
-    def SetTraffic(self, request, context):
-        return self._script.answer("SetTraffic", request, context)
-
-    def AbortRequests(self, request, context):
-        return self._script.answer("AbortRequests", request, context)
-
-    def Drain(self, request, context):
-        return self._script.answer("Drain", request, context)
-
-
-class _Health(health_pb2_grpc.HealthServicer):
-    def __init__(self, script: ScriptedServer) -> None:
-        self._script = script
-
-    def Check(self, request, context):
-        return self._script.answer("Check", request, context)
+    names = [name for name in vars(service) if name[0].isupper()]
+    return type("Scripted", (service,), {name: method(name) for name in names})()

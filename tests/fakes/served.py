@@ -15,10 +15,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import Client
 
+from engine.package.manifest import PackageFormat
+from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import save_checkpoint
-from exporter.export import export_package
 from exporter.models import TransformerConfig, build_model
 from loadtest.lab.serve import free_port
+from tests.fakes.stand_in_certificate import export_with_stand_in
 
 _MODEL = TransformerConfig(
     architecture="decoder",
@@ -33,14 +35,26 @@ _MODEL = TransformerConfig(
 _COMMAND = [sys.executable, "-c", "from server.cli import main; main()"]
 
 
-def tiny_package(folder: Path) -> Path:
-    """Export a decoder that answers at once."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(16)}, "w0"))
+def word_tokenizer(size: int) -> Tokenizer:
+    """Return one whose words are their ids: w0, w1 and so on."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(size)}, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def tiny_package(
+    folder: Path,
+    config: TransformerConfig = _MODEL,
+    tokenizer: Tokenizer | None = None,
+    generation: GenerationDefaults = GenerationDefaults(),  # frozen
+) -> Path:
+    """Export a random decoder, by default one that answers at once; FOLDER/checkpoint is its."""
+    checkpoint, package = folder / "checkpoint", folder / "package"
+    words = tokenizer or word_tokenizer(config.vocab_size)
     torch.manual_seed(0)
-    save_checkpoint(folder / "checkpoint", "continue", build_model(_MODEL), tokenizer)
-    export_package(folder / "checkpoint", folder / "package")
-    return folder / "package"
+    save_checkpoint(checkpoint, "continue", build_model(config), words, generation=generation)
+    export_with_stand_in(checkpoint, package, PackageFormat())
+    return package
 
 
 def typed(folder: Path, *arguments: str) -> str:

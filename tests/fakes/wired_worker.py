@@ -31,7 +31,7 @@ class WiredWorker:
 
     def carrying(self, call: ServerCall) -> Bearer:
         """Return what takes the calls of a gateway."""
-        return Bearer(call, self._answer, self._told)
+        return Bearer(call, self.answer, self.told)
 
     def _arrived(self, call: ServerCall) -> None:
         self._loop.call_soon_threadsafe(self._begin, call)
@@ -41,12 +41,12 @@ class WiredWorker:
         self.bearers.append(self.carrying(call))
         call.answer(self.bearers[-1].carry())
 
-    def _told(self) -> State:
+    def told(self) -> State:
         state = State()
         state.CopyFrom(self.state)
         return state
 
-    async def _answer(self, call: BearerCall) -> None:
+    async def answer(self, call: BearerCall) -> None:
         assert self.behavior is not None
         try:
             await self.behavior(call)

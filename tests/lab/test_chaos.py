@@ -19,9 +19,8 @@ from typing import Any, cast
 
 import grpc
 import pytest
-import torch
 from click.testing import CliRunner
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 from tokenweir import (
     AsyncClient,
     BrokenStream,
@@ -30,9 +29,7 @@ from tokenweir import (
     Unavailable,
 )
 
-from engine.package.manifest import PackageFormat
-from exporter.checkpoint import save_checkpoint
-from exporter.models import TransformerConfig, build_model
+from exporter.models import TransformerConfig
 from loadtest.errors import LoadTestError
 from loadtest.lab.chaos.answers import Tally, verdict
 from loadtest.lab.chaos.command import Outcome, Plan, do_harm, main, write
@@ -40,9 +37,9 @@ from loadtest.lab.chaos.harm import Harmed, harm
 from loadtest.lab.chaos.load import Case, Load
 from loadtest.lab.chaos.report import failures, summary, table
 from loadtest.lab.chaos.server import CONTROLLER, Server
-from loadtest.lab.stand_in import cell
+from loadtest.lab.stand_in.cell import Cell
 from tests.fakes.calls import until
-from tests.fakes.stand_in_certificate import export_with_stand_in
+from tests.fakes.served import tiny_package
 
 pytestmark = pytest.mark.long
 
@@ -175,7 +172,7 @@ def test_what_stands_still_goes_on(
     states: list[str] = []
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     server = Server(tmp_path, 1, tmp_path / "log", with_ray=True)
-    monkeypatch.setattr(server, "_process", victim, raising=False)
+    monkeypatch.setattr(server, "process", victim, raising=False)
     monkeypatch.setattr(server, "find", lambda what: [victim.pid] if what == CONTROLLER else [])
 
     def state() -> str:
@@ -215,7 +212,7 @@ def test_a_server_is_whole_when_it_has_noticed_the_harm_and_is_whole_again(
 ) -> None:
     server = Server(tmp_path, 2, tmp_path / "log", with_ray=False)
     said = [2, 2, 1, 1]  # workers: at first nobody knows that one is dead
-    monkeypatch.setattr(server, "_process", SimpleNamespace(poll=lambda: None), raising=False)
+    monkeypatch.setattr(server, "process", SimpleNamespace(poll=lambda: None), raising=False)
     monkeypatch.setattr(server, "num_serving", lambda: said.pop(0) if said else 2)
 
     server.wait_until_whole()
@@ -260,10 +257,9 @@ async def test_what_was_found_is_told_of_a_run_that_breaks_off(
         return time.monotonic() + recovery
 
     monkeypatch.setattr("loadtest.lab.chaos.command.harm", lambda kind, server: None)
-    monkeypatch.setattr("loadtest.lab.chaos.command._PAUSE", 0.0)
     server = cast(Server, SimpleNamespace(wait_until_whole=wait_until_whole))
 
-    outcome = await do_harm(server, load, Plan(("kill", "stop"), 1.0, 9, 0, 1, 1))
+    outcome = await do_harm(server, load, Plan(("kill", "stop"), 1.0, 9, 0, 1, 1), pause=0.0)
 
     assert [(one.kind, round(one.recovery)) for one in outcome.harmed] == [("kill", 2), ("stop", 3)]
     assert outcome.broken_off == "behind kill: too few workers serve"
@@ -271,15 +267,12 @@ async def test_what_was_found_is_told_of_a_run_that_breaks_off(
     assert replace(outcome, broken_off="").is_good
 
 
-async def test_a_worker_that_stands_still_before_it_is_there_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_stands_still_before_it_is_there_is_replaced(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.touch()
     still = ("sh", "-c", f"echo $$ >> {begun}; kill -STOP $$")
-    monkeypatch.setattr(cell, "_WORKER", still)
-    monkeypatch.setattr(cell, "_START", 0.05)
-    keeping = asyncio.create_task(cell.Cell("a package", 0).keep_worker())
+    server = Cell("a package", 0, worker=still, start_timeout=0.05)
+    keeping = asyncio.create_task(server.keep_worker())
 
     await until(lambda: len(begun.read_text().split()) > 1)
 
@@ -296,7 +289,7 @@ def test_who_stands_still_ends_with_the_server(
     waits = (sys.executable, "-c", "input()")
     worker = subprocess.Popen(waits, stdin=subprocess.PIPE)
     process = subprocess.Popen(waits, stdin=subprocess.PIPE)
-    monkeypatch.setattr(server, "_process", process, raising=False)
+    monkeypatch.setattr(server, "process", process, raising=False)
     monkeypatch.setattr(server, "find", lambda what: [worker.pid] if what == server.worker else [])
     worker.send_signal(signal.SIGSTOP)
 
@@ -323,16 +316,8 @@ def test_a_run_without_a_right_answer_shows_nothing(tally: Tally, is_good: bool)
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer_file: Path) -> Path:
     """Export a model over bytes that writes anything, two hundred tokens of it."""
-    directory = tmp_path_factory.mktemp("model")
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    chars = [chr(i) if i in printable else chr(next(others)) for i in range(0x100)]
-    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(chars)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
     config = TransformerConfig(
         architecture="decoder",
         num_decoder_layers=2,
@@ -343,10 +328,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=258,
         eos_token_id=257,
     )
-    torch.manual_seed(0)
-    save_checkpoint(directory / "checkpoint", "continue", build_model(config), tokenizer)
-    export_with_stand_in(directory / "checkpoint", directory / "package", PackageFormat())
-    return directory / "package"
+    tokenizer = Tokenizer.from_file(str(byte_tokenizer_file))
+    return tiny_package(tmp_path_factory.mktemp("model"), config, tokenizer)
 
 
 @pytest.mark.timeout(1200)

@@ -24,41 +24,20 @@ from engine.package.manifest import DeviceCertificate, PackageFormat
 from engine.sampling.logits import StepLogits
 from exporter.checkpoint import model_weights
 from exporter.prover.generation_cases import Case
-from loadtest.lab.gpu import answers, carry, command, machine, models, parts, running
+from loadtest.lab.gpu import answers, carry, command, machine, models, parts
 from loadtest.lab.gpu.part import Part, Result, Settings
 from loadtest.lab.gpu.running import run_parts
-from tests.fakes import fake_gpu
+from tests.engine.cuda.fake_device_session import FakeDeviceSession
+from tests.fakes import fake_gpu, fake_parts
+from tests.fakes.processes import is_alive
 from tests.parity.uncertified import write_uncertified
 
 ROOT = Path(__file__).parents[2]
-RIGHT = """
-import json, sys
-json.dump({'summary': 'all right', 'found': {}, 'passed': True}, open(sys.argv[1], 'w'))
-"""
-SCRIPTS = {  # by the name of a part or package
-    "right": RIGHT,
-    "wrong": RIGHT.replace("True", "False"),
-    "crash": "import os; os.abort()",
-    "hang": "print('begun', flush=True); import threading; threading.Event().wait()",
-    "break": "raise RuntimeError('no such kernel')",
-    "crash beside a worker": "import os, subprocess as s;"
-    "print(s.Popen(['sleep', '600']).pid, flush=True); os.abort()",
-    "late": f"import time; time.sleep(0.5){RIGHT}",
-}
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(tmp_path / "work", "cpu", quick=True)
-
-
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def command_of(_: object, __: object, answer: Path, **what: str) -> list[str]:
-        (name,) = what.values()
-        return [sys.executable, "-c", SCRIPTS[name], str(answer)]
-
-    monkeypatch.setattr(running, "command_of", command_of)
 
 
 def part(name: str, package: str = "", seconds: float = 1.0, limit: float = 60.0) -> Part:
@@ -68,7 +47,8 @@ def part(name: str, package: str = "", seconds: float = 1.0, limit: float = 60.0
 def run(
     settings: Settings, out: Path, *chosen: Part, budget: float = 300, prepare: bool = False
 ) -> list[Result]:
-    found = run_parts(chosen, settings, out, budget, prepare=prepare)
+    do = fake_parts.do
+    found = run_parts(chosen, settings, out, budget, prepare=prepare, run=do, make=do)
     return [one for one in found if isinstance(one, Result)]
 
 
@@ -81,7 +61,7 @@ def test_a_part_that_crashes_or_hangs_does_not_end_the_rest(
     crashed, hung, broken, wrong, right = run(settings, tmp_path, *chosen)
 
     assert crashed.status == "crashed" and "exit code -6" in crashed.summary
-    assert hung.status == "timed out" and "ended after 1 s; begun" in hung.summary
+    assert hung.status == "timed out" and hung.summary.startswith("ended after 1 s; ")
     assert broken.status == "crashed" and "RuntimeError: no such kernel" in broken.summary
     assert wrong.status == "failed"
     assert (right.status, right.summary) == ("passed", "all right")
@@ -99,15 +79,8 @@ def test_what_a_part_has_started_ends_with_it(settings: Settings, tmp_path: Path
     pid = re.search(r"^\d+$", (tmp_path / "log.txt").read_text(), re.M)
     assert pid is not None
     deadline = time.monotonic() + 20
-    while is_running(Path("/proc", pid[0], "stat")):
+    while is_alive(int(pid[0])):
         assert time.monotonic() < deadline
-
-
-def is_running(stat: Path) -> bool:
-    try:
-        return not stat.read_text().rpartition(") ")[2].startswith("Z")
-    except OSError:
-        return False
 
 
 def test_what_would_pass_the_limit_is_not_begun_and_what_is_shorter_still_runs(
@@ -170,6 +143,7 @@ def test_every_part_has_a_function_a_format_and_a_model_and_what_is_uncertain_co
     assert first == sorted(first)
 
 
+@pytest.mark.long  # transformers is imported for it
 def test_whole_shapes_have_the_parameters_of_the_real_ones() -> None:
     found = {}
     for name in models.WHOLE:
@@ -227,7 +201,7 @@ def test_the_exit_code_says_whether_anything_was_wrong_and_what_is_left_is_named
     ("option", "value", "said"),
     [
         ("--budget", "0", "0.0 is not in the range x>0"),
-        ("--concurrency", "1,x", "'1,x' is not a list of numbers from 1 on, such as 1,32"),
+        ("--concurrency", "1,x", "'1,x' is not a list of numbers from 1 to 4,096"),
         ("--concurrency", "0", "'0' is not a list of numbers"),
         ("--only", "rows", "no part is called rows; known: machine"),
     ],
@@ -249,22 +223,29 @@ def test_a_machine_without_the_onnxruntime_for_gpus_is_told_so_before_anything_r
 
 
 def test_the_first_look_finds_right_operators_right_and_others_wrong(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = machine.look(settings)
+    device = fake_gpu.put_in(monkeypatch)
+    monkeypatch.setattr(machine, "open_device", lambda: device)
+
+    right = machine.look(Settings(tmp_path))
 
     assert right.passed, right.summary
     assert "MatMul right" in right.summary and "Attention right" in right.summary
 
-    monkeypatch.setattr(machine, "_PAST", machine._PAST + 1)  # as if a position were missed
-    feeds = machine._feeds() | {"seqlens": np.array([machine._PAST - 1], np.int32)}
-    monkeypatch.setattr(machine, "_feeds", lambda: feeds)
+    def wrong(self: FakeDeviceSession, feeds: Any) -> Any:
+        return run(self, feeds) | {"Attention": np.zeros((1, 1, 512), np.float16)}
 
-    wrong = machine.look(settings)
+    run = FakeDeviceSession.run
+    monkeypatch.setattr(FakeDeviceSession, "run", wrong)
 
-    assert not wrong.passed and "Attention WRONG" in wrong.summary
+    found = machine.look(Settings(tmp_path))
+
+    assert not found.passed and "MatMul right" in found.summary
+    assert "Attention WRONG" in found.summary
 
 
+@pytest.mark.long  # a model is exported for it
 def test_rows_on_a_device_that_computes_pass_and_rows_that_depend_on_others_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +254,8 @@ def test_rows_on_a_device_that_computes_pass_and_rows_that_depend_on_others_fail
     config = models.converted(models.shape_of("gpt2", quick=True))
     path = write_uncertified(config, tmp_path, PackageFormat.of("cuda", "fp16")).path
     monkeypatch.setattr(answers, "make_package", lambda *_: path)
-    monkeypatch.setattr(answers, "find_elsewhere", answers.find)
+    for find in ("find", "find_elsewhere"):  # tests/exporter has what a digest is
+        monkeypatch.setattr(answers, find, lambda *_: SimpleNamespace(digest="same"))
     settings = Settings(tmp_path)
 
     right = answers.rows(settings, "gpt2", "fp16")
@@ -336,27 +318,25 @@ def test_a_certificate_is_what_verify_says(
 
 def test_device_code_of_other_gpus_and_of_experts_is_zeroed_in_its_place(tmp_path: Path) -> None:
     ours, experts = (b"\x7fELF" + b".text._Z3" + name + b"\0" for name in (b"gqa", b"MoeGemm"))
-    first = entry(2, 80, b"old code") + entry(2, 90, ours) + entry(1, 80, b"old PTX")
-    second = entry(2, 90, experts)
-    third = entry(1, 80, b"last hope") + entry(1, 100, b"newer PTX")
+    first = entry(80, b"old code") + entry(90, ours) + entry(100, b"newer code")
+    second = entry(90, experts)
     path = tmp_path / "provider.so"
-    path.write_bytes(elf(b"".join(map(container, (first, second, third)))))
+    path.write_bytes(elf(b"".join(map(container, (first, second)))))
     before = path.read_bytes()
 
     report = carry.prune(path)
 
     after = path.read_bytes()
     assert len(after) == len(before)
-    kept = (ours, b"last hope")
-    dropped = (b"old code", b"old PTX", experts, b"newer PTX")
-    assert all(part in before for part in (*kept, *dropped))
-    assert [part in after for part in (*kept, *dropped)] == [True] * 2 + [False] * 4
+    dropped = (b"old code", experts, b"newer code")
+    assert all(part in before for part in (ours, *dropped))
+    assert [part in after for part in (ours, *dropped)] == [True, False, False, False]
     assert report["kernels"] == ["_Z3MoeGemm"]
 
 
-def entry(kind: int, architecture: int, program: bytes) -> bytes:
+def entry(architecture: int, program: bytes) -> bytes:
     program += bytes(-len(program) % 4)
-    head = struct.pack("<HHIQ", kind, 0, 32, len(program))
+    head = struct.pack("<HHIQ", 2, 0, 32, len(program))
     return head + struct.pack("<I8xI", 0, architecture) + program
 
 

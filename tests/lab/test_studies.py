@@ -1,4 +1,4 @@
-"""The studies of the engine: their traces, policies and sums; no test looks at a clock."""
+"""The studies: their turns and sums; no test looks at a clock."""
 
 from __future__ import annotations
 
@@ -7,35 +7,20 @@ import itertools
 import json
 import os
 import subprocess
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace as Namespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
-from engine.config import EngineConfig
-from engine.generation.async_engine import AsyncEngine
-from engine.package.manifest import GenerationContract
-from engine.slots.batch import ScheduledBatch
 from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
-from loadtest.lab import regression
-from loadtest.lab.arrivals import Arrival, TraceWork, draw_trace, serve_trace
-from loadtest.lab.batching import (
-    AtEqualP99,
-    Point,
-    _measure,
-    at_equal_p99,
-    throughput_within,
-)
+from loadtest.lab import overhead, regression
 from loadtest.lab.first_token import first_token_of, measure_first_token
-from loadtest.lab.growth import Model, measure_steps
-from loadtest.lab.machine import Machine
 from loadtest.lab.overhead import Cost, costs_of
 from loadtest.lab.overhead_stages import SERVED, STAGES, Used, Work
 from loadtest.lab.overload import Goodput, Overload, measure_goodput, prompts
@@ -45,8 +30,8 @@ from loadtest.lab.regression import (
     ServerSide,
     Tree,
     Turn,
-    _client,
     engine_of,
+    open_client,
     pairs_of,
     result_of,
     take_turns,
@@ -59,168 +44,12 @@ from tests.fakes.served import tiny_package
 
 pytestmark = pytest.mark.long
 
-WORK = TraceWork(
-    num_requests=2000,
-    num_prompt_tokens=4,
-    mean_new_tokens=20.0,
-    max_new_tokens=1000,
-    vocab_size=11,
-    seed=1,
-)
-
-MakeEngine = Callable[..., Awaitable[Any]]
-
-
-def test_gaps_and_lengths_have_their_means() -> None:
-    trace = draw_trace(5.0, WORK)
-
-    assert trace[-1].at == pytest.approx(2000 / 5.0, rel=0.1)
-    assert sum(a.num_new_tokens for a in trace) / 2000 == pytest.approx(20.0, rel=0.1)
-
-
-def test_every_rate_has_the_same_work_sooner_or_later() -> None:
-    slow, fast = draw_trace(1.0, WORK), draw_trace(4.0, WORK)
-
-    assert [a.prompt for a in slow] == [a.prompt for a in fast]
-    assert [a.num_new_tokens for a in slow] == [a.num_new_tokens for a in fast]
-    assert slow[-1].at == pytest.approx(4 * fast[-1].at)
-
-
-def test_no_output_is_longer_than_allowed_or_empty() -> None:
-    lengths = {a.num_new_tokens for a in draw_trace(1.0, replace(WORK, max_new_tokens=7))}
-
-    assert min(lengths) == 1 and max(lengths) == 7
-
-
-def trace_of(*lengths: int) -> list[Arrival]:
-    return [Arrival(0.0, (1, 2, 3), length) for length in lengths]
-
-
-async def test_a_static_batch_starts_when_the_last_one_has_ended(make_engine: MakeEngine) -> None:
-    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
-
-    served = await serve_trace(engine, trace_of(1, 9, 2, 2), "early exit", max_batch=2)
-
-    assert [one.num_new_tokens for one in served] == [1, 9, 2, 2]
-    assert served[0].ended < served[1].ended
-    joined = [step for step, batch in enumerate(runner.batches) for _ in batch.chunks]
-    assert len(joined) == 4
-    assert joined[2] >= 9, "the second batch waits for the longest request"
-
-
-async def test_a_static_batch_keeps_its_size_and_answers_at_its_end(
-    make_engine: MakeEngine,
-) -> None:
-    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=4))
-
-    served = await serve_trace(engine, trace_of(1, 9, 2, 3), "static", max_batch=2)
-
-    assert [one.num_new_tokens for one in served] == [1, 9, 2, 3], "its own tokens count"
-    ends = [one.ended for one in served]
-    assert ends[0] == ends[1] < ends[2] == ends[3]
-    # Tokens that a request computes behind its prompt: the longest of its batch, without the last.
-    assert sum(len(batch.decode_ids) for batch in runner.batches) == 2 * (9 - 1) + 2 * (3 - 1)
-
-
-async def test_continuous_requests_join_while_others_run(make_engine: MakeEngine) -> None:
-    engine, runner = await make_engine(lambda s, t: 5, config=EngineConfig(max_num_seqs=2))
-    all_wait = threading.Event()  # else those that have come may end before the rest comes
-    runner.before_step = lambda: all_wait.wait(60)
-
-    serving = asyncio.create_task(
-        serve_trace(engine, trace_of(1, 9, 2, 2), "continuous", max_batch=2)
-    )
-    while engine.load().running + engine.load().waiting < 4:
-        await asyncio.sleep(0)
-    all_wait.set()
-    await serving
-
-    assert len(runner.batches) < 9 + 4
-
-
-def point(policy: Any, throughput: float, p99: float) -> Point:
-    return Point(policy, throughput, throughput, 0.0, 0.0, p99, ())
-
-
-POINTS = [
-    point("continuous", 1.0, 1.0),
-    point("continuous", 4.0, 2.0),
-    point("continuous", 6.0, 8.0),
-    point("static", 1.0, 2.0),
-    point("static", 2.0, 4.0),
-]
-
-
-@pytest.mark.parametrize(
-    ("policy", "p99", "expected"),
-    [
-        ("continuous", 0.5, 0.0),
-        ("continuous", 2.0, 4.0),
-        ("continuous", 4.0, 5.0),  # half-way between 2 and 8 in the logarithm
-        ("continuous", 99.0, 6.0),
-        ("static", 4.0, 2.0),
-    ],
-)
-def test_throughput_within_a_latency_lies_on_the_line(
-    policy: Any, p99: float, expected: float
-) -> None:
-    assert throughput_within(POINTS, policy, p99) == pytest.approx(expected)
-
-
-def test_policies_are_compared_at_every_latency_that_static_has() -> None:
-    one, other = at_equal_p99(POINTS)
-
-    assert one == AtEqualP99("static", 2.0, 4.0, 1.0, 4.0)
-    assert other == AtEqualP99("static", 4.0, pytest.approx(5.0), 2.0, pytest.approx(2.5))
-
-
-def test_the_floor_is_the_larger_of_reading_and_multiplying(
-    make_contract: Callable[..., GenerationContract],
-) -> None:
-    contract, model = make_contract(), Model(weight_bytes=400, num_weights=100)
-    slow_memory, slow_cores = Machine(100.0, 1e9), Machine(1e9, 1000.0)
-
-    # A layer with one head of one number: 2 numbers a position of 4 bytes.
-    assert model.floor(slow_memory, contract, 1, 5) == pytest.approx((400 + 2 * 5 * 4) / 100)
-    assert model.floor(slow_cores, contract, 100, 5) == pytest.approx(
-        (2 * 100 * 100 + 2 * 1000) / 1000
-    )
-
-
-class FakeRunner:
-    """Notes the contexts that decode steps are made at."""
-
-    def __init__(self) -> None:
-        self.cache = self
-        self.seen: list[tuple[int, int]] = []
-        self.lengths = FakeLengths()
-
-    def run(self, batch: ScheduledBatch) -> None:
-        self.seen.append((len(batch.decode_ids), self.lengths.last + 1))
-
-
-class FakeLengths:
-    last = 0
-
-    def __setitem__(self, rows: slice, length: int) -> None:
-        self.last = length
-
-
-def test_every_batch_and_context_is_measured_once_a_round() -> None:
-    runner: Any = FakeRunner()
-    cells = [(1, 8), (2, 8), (1, 16)]
-
-    seconds = measure_steps(runner, cells, num_rounds=3)
-
-    assert {cell: len(times) for cell, times in seconds.items()} == dict.fromkeys(cells, 3)
-    assert sorted(runner.seen) == sorted(cells * 4), "a round before the first warms up"
-
 
 def test_a_server_is_asked_for_the_work_of_a_turn_and_no_prompt_twice() -> None:
     work = BenchmarkWork(num_prompt_tokens=6, num_new_tokens=2)
     with scripted_server() as server, asyncio.Runner() as runner:
         server.answers["GenerateStream"] = lambda request, context: stream_messages(["a", "b"])
-        client = runner.run(_client(server.address))
+        client = runner.run(open_client(server.address))
         side = ServerSide(client, runner, os.getpid(), 11)
         turns = [side.do(2, number, work) for number in range(3)]
         with pytest.raises(LoadTestError, match="asked for 3 tokens, got 2"):
@@ -344,32 +173,6 @@ def _scripted_sender(
     return offered, asked
 
 
-async def test_a_study_that_fails_stops_its_engine() -> None:
-    class Engine:
-        is_running = False
-
-        async def start(self) -> None:
-            self.is_running = True
-
-        async def stop(self) -> None:
-            self.is_running = False
-
-    engine = Engine()
-    work = TraceWork(
-        num_requests=1,
-        num_prompt_tokens=1,
-        mean_new_tokens=1.0,
-        max_new_tokens=1,
-        vocab_size=8,
-        seed=0,
-    )
-
-    with pytest.raises(AttributeError):  # it generates nothing
-        await _measure(cast(AsyncEngine, engine), [1.0], work, 1, lambda points: None)
-
-    assert not engine.is_running
-
-
 def test_sides_do_the_same_work_in_turns_and_each_is_first_as_often() -> None:
     asked: list[tuple[str, int]] = []
 
@@ -444,6 +247,14 @@ def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
     short, long = Used(40, 10, {"worker": 3.0}), Used(120, 30, {"worker": 7.0})
 
     assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
+
+
+def test_a_stage_that_is_not_known_is_named_before_any_is_measured(tmp_path: Path) -> None:
+    asked = ["--stages", "core,nowhere", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(overhead.main, asked)
+
+    assert refused.exit_code == 2
+    assert "no stage is called nowhere; known: core" in refused.stderr
 
 
 @pytest.mark.parametrize("stage", STAGES)

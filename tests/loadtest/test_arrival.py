@@ -9,7 +9,6 @@ from loadtest.arrival.arrival import ClosedLoop, OpenLoop, Replay
 from loadtest.arrival.rates import Rates, parse_rates
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
-from loadtest.goals import Slo
 
 POISSON = OpenLoop(Rates((50.0,)))
 
@@ -125,34 +124,11 @@ def test_more_requests_than_memory_are_refused():
     ("change", "message"),
     [
         ({"num_requests": None}, "the test has no end; give a number of requests or a duration"),
-        ({"num_requests": 0}, r"num_requests \(0\) must be at least 1"),
-        ({"duration": 0.0}, r"duration \(0.0\) must be above 0"),
-        ({"timeout": 0}, r"timeout \(0\) must be above 0"),
-        ({"verify": 1.5}, r"verify \(1.5\) must be a share from 0 to 1"),
-        ({"warmup": -1.0}, r"warmup \(-1.0\)"),
         ({"cooldown": 1.0}, r"cooldown \(1.0\) counts from the end of a duration"),
         ({"duration": 3.0, "warmup": 2.0, "cooldown": 1.0}, "must leave something of the duration"),
-        ({"num_processes": 0}, r"num_processes \(0\) must be 1 to 64"),
         ({"num_processes": 3}, r"concurrency \(2\) must be at least num_processes \(3\)"),
     ],
 )
 def test_impossible_configuration_is_refused(change: dict[str, object], message: str):
     with pytest.raises(LoadTestError, match=message):
         LoadConfig("a:1", "m", **{"arrival": ClosedLoop(2), "num_requests": 5, **change})
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ClosedLoop(0), r"concurrency \(0\) must be at least 1"),
-        (lambda: OpenLoop(Rates((1.0,)), "bursts"), "must be poisson, constant or gamma"),
-        (lambda: OpenLoop(Rates((1.0,)), "gamma", 0.0), r"burstiness \(0.0\) must be above 0"),
-        (lambda: Replay(0.0), r"trace speed \(0.0\) must be above 0"),
-        (lambda: Slo({"latency": 1.0}), "latency is not a latency; known: ttft, itl, tpot, e2e"),
-        (lambda: Slo({"ttft": 0.0}), r"ttft \(0.0\) must be above 0"),
-        (lambda: Slo({"ttft": 1.0}, 101), r"percentile \(101\) must be above 0, at most 100"),
-    ],
-)
-def test_impossible_settings_are_refused(make, message: str):
-    with pytest.raises(LoadTestError, match=message):
-        make()

@@ -39,7 +39,9 @@ def test_bounds_are_read_as_they_are_typed():
     assert slo == Slo({"ttft": 0.2, "tpot": 0.05, "e2e": 2.0}, 95)
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "ttft=200", "ttft=x", "ttft=1..ms", "ttfx=1s"])
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft=200", "ttft=x", "ttft=1..ms", "ttfx=1s", "ttft=0s"]
+)
 def test_what_is_no_bound_is_refused(text: str):
     with pytest.raises(LoadTestError):
         parse_slo(text)

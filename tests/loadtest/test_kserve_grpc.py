@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from tokenweir.open_inference import open_inference_pb2 as protocol
-from tokenweir.open_inference import open_inference_pb2_grpc
 
 from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
@@ -23,37 +21,11 @@ from loadtest.target.kserve_grpc import KserveGrpc
 from loadtest.work.ask import Ask, InTurn, Method, Work, texts
 from tests.fakes.engines import FakeGenerator, FakePredictor, prediction_package, running_worker
 from tests.fakes.kserve_calls import kserve_server
+from tests.fakes.scripted_server import ScriptedServer, scripted_server
 
 Tensor = protocol.ModelMetadataResponse.TensorMetadata
 Response = protocol.ModelInferResponse
-
-
-class ScriptedKserve(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers with what a test scripts, and remembers what was asked."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.asked: list[protocol.ModelInferRequest] = []
-        self.tokens: list[str | bytes | None] = []
-        self.inputs = [Tensor(name="text_input", datatype="BYTES", shape=[-1, 1])]
-        self.outputs = [Tensor(name="text_output", datatype="BYTES", shape=[-1, 1])]
-        self.answer: Callable[[grpc.ServicerContext], Response] = lambda context: text("ab")
-
-    def ModelMetadata(
-        self, request: protocol.ModelMetadataRequest, context: grpc.ServicerContext
-    ) -> protocol.ModelMetadataResponse:
-        if request.name != "m":
-            context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
-        return protocol.ModelMetadataResponse(
-            name="m", versions=["3"], inputs=self.inputs, outputs=self.outputs
-        )
-
-    def ModelInfer(
-        self, request: protocol.ModelInferRequest, context: grpc.ServicerContext
-    ) -> Response:
-        self.asked.append(request)
-        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
-        return self.answer(context)
+Piece = protocol.ModelStreamInferResponse
 
 
 def text(*values: str) -> Response:
@@ -64,47 +36,63 @@ def text(*values: str) -> Response:
     return Response(model_name="m", outputs=[output], raw_output_contents=[raw])
 
 
+TEXT_INPUT = Tensor(name="text_input", datatype="BYTES", shape=[-1, 1])
+
+
+def metadata(*inputs: Tensor) -> Callable[..., protocol.ModelMetadataResponse]:
+    """Return an answer for ModelMetadata: a model m that gives a text."""
+    outputs = [Tensor(name="text_output", datatype="BYTES", shape=[-1, 1])]
+
+    def answer(request: Any, context: grpc.ServicerContext) -> protocol.ModelMetadataResponse:
+        if request.name != "m":
+            context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
+        return protocol.ModelMetadataResponse(
+            name="m", versions=["3"], inputs=inputs, outputs=outputs
+        )
+
+    return answer
+
+
 @pytest.fixture
-def server() -> Iterator[ScriptedKserve]:
-    script = ScriptedKserve()
-    running = grpc.server(ThreadPoolExecutor(8))
-    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(script, running)
-    script.address = f"kserve://127.0.0.1:{running.add_insecure_port('127.0.0.1:0')}"
-    running.start()
-    yield script
-    running.stop(None).wait()
+def server() -> Iterator[ScriptedServer]:
+    """A server that answers whole texts only."""
+    with scripted_server() as running:
+        running.answers["ModelMetadata"] = metadata(TEXT_INPUT)
+        running.answers["ModelInfer"] = lambda request, context: text("ab")
+        yield running
 
 
-def load(server: ScriptedKserve, work: Work, model: str = "m", **more: Any) -> LoadReport:
-    config = LoadConfig(server.address, model, ClosedLoop(2), 3, timeout=60, **more)
+def load(server: ScriptedServer, work: Work, model: str = "m", **more: Any) -> LoadReport:
+    address = f"kserve://{server.address}"
+    config = LoadConfig(address, model, ClosedLoop(2), 3, timeout=60, **more)
     return run(config, work, client_arguments=lambda: {"token": "secret"})
 
 
-def test_texts_go_to_the_input_that_the_server_names(server: ScriptedKserve):
+def test_texts_go_to_the_input_that_the_server_names(server: ScriptedServer):
     asks = InTurn("one", (Ask("p", options={"max_tokens": 5, "top_p": 0.5, "stop": ["x"]}),))
 
     report = load(server, asks)
 
     assert (report.num_failed, len(report.records)) == (0, 3)
-    (sent,) = server.asked[-1].inputs
+    (sent,) = server.requests[-1].inputs
     assert (sent.name, sent.datatype, list(sent.shape)) == ("text_input", "BYTES", [1, 1])
     assert list(sent.contents.bytes_contents) == [b"p"]
-    parameters = server.asked[-1].parameters
+    parameters = server.requests[-1].parameters
     assert parameters["max_tokens"].int64_param == 5
     assert parameters["top_p"].double_param == 0.5
     assert parameters["stop"].string_param == '["x"]'
-    assert server.tokens[-1] == "Bearer secret"
+    assert server.metadata[-1]["authorization"] == "Bearer secret"
 
 
 def test_tokens_of_whole_answers_are_counted(
-    server: ScriptedKserve, capsys: pytest.CaptureFixture[str]
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ):
-    def counted(context: grpc.ServicerContext) -> Response:
+    def counted(request: Any, context: grpc.ServicerContext) -> Response:
         found = text("ab")
         found.parameters["output_tokens"].int64_param = 7
         return found
 
-    server.answer = counted
+    server.answers["ModelInfer"] = counted
     report = load(server, texts(("p",)))
     print_table(report)
 
@@ -112,14 +100,58 @@ def test_tokens_of_whole_answers_are_counted(
     assert "output tokens/s" in capsys.readouterr().out
 
 
-def test_tokens_that_the_server_had_kept_are_not_told(server: ScriptedKserve):
+def test_pieces_of_a_text_have_their_times(server: ScriptedServer):
+    said = ("a", "b", "c", "")
+    server.answers["ModelStreamInfer"] = lambda request, context: [
+        Piece(infer_response=text(one)) for one in said
+    ]
+    report = load(server, InTurn("one", (Ask("p", expected={"text": "abc"}),)))
+
+    assert [record.check for record in report.records] == ["right"] * 3
+    assert {(len(one.token_times), one.output_tokens) for one in report.records} == {(3, 3)}
+    first = report.summary.time_to_first_token
+    assert first is not None and first.count == 3
+
+
+@pytest.mark.parametrize("options", [{"stream": False}, {"num_outputs": 2}])
+def test_what_cannot_come_in_pieces_is_asked_as_a_whole(
+    options: dict[str, Any], server: ScriptedServer
+):
+    refusal = Piece(error_message="not to be streamed")
+    server.answers["ModelStreamInfer"] = lambda request, context: [refusal]
+
+    report = load(server, InTurn("one", (Ask("p", options=options),)))
+
+    assert report.num_failed == 0 and report.summary.time_to_first_token is None
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "message"),
+    [
+        ("RESOURCE_EXHAUSTED/QUEUE_FULL: 9 wait", "RESOURCE_EXHAUSTED QUEUE_FULL", "9 wait"),
+        ("INVALID_ARGUMENT: no such model", "INVALID_ARGUMENT", "no such model"),
+        ("in ensemble: no memory", "UNKNOWN", "in ensemble: no memory"),
+    ],
+)
+def test_an_error_of_a_stream_has_the_code_that_it_names(
+    said: str, error: str, message: str, server: ScriptedServer
+):
+    failed = Piece(error_message=said)
+    server.answers["ModelStreamInfer"] = lambda request, context: [failed]
+
+    report = load(server, texts(("p",)))
+
+    assert {(one.error, one.message) for one in report.records} == {(error, message)}
+
+
+def test_tokens_that_the_server_had_kept_are_not_told(server: ScriptedServer):
     report = load(server, texts(("p",)))
 
     assert report.summary.cached_input_tokens is None
     assert "the server does not tell how many input tokens it had kept" in " ".join(notes(report))
 
 
-def test_a_wrong_answer_is_found(server: ScriptedKserve):
+def test_a_wrong_answer_is_found(server: ScriptedServer):
     answers = (Ask("p", expected={"text": "ab"}), Ask("q", expected={"text": "no"}))
 
     report = load(server, InTurn("two", answers))
@@ -130,37 +162,40 @@ def test_a_wrong_answer_is_found(server: ScriptedKserve):
 
 
 @pytest.mark.parametrize("method", ["classify", "label", "embed"])
-def test_what_a_model_does_not_do_is_refused(method: Method, server: ScriptedKserve):
+def test_what_a_model_does_not_do_is_refused(method: Method, server: ScriptedServer):
     with pytest.raises(LoadTestError, match=f"'m' does not {method}: it gives text_output, and"):
         load(server, InTurn("one", (Ask("p", method=method),)))
 
-    assert server.asked == []
+    assert not [one for one in server.requests if isinstance(one, protocol.ModelInferRequest)]
 
 
-def test_token_ids_need_an_input_for_them(server: ScriptedKserve):
-    server.inputs.append(Tensor(name="ids", datatype="INT32", shape=[-1]))
+def test_token_ids_need_an_input_for_them(server: ScriptedServer):
+    ids = Tensor(name="ids", datatype="INT32", shape=[-1])
+    server.answers["ModelMetadata"] = metadata(TEXT_INPUT, ids)
     report = load(server, InTurn("ids", (Ask((5, 6)),)))
-    sent = server.asked[-1].inputs[0]
+    sent = server.requests[-1].inputs[0]
     assert (sent.name, list(sent.shape), list(sent.contents.int_contents)) == ("ids", [2], [5, 6])
     assert report.num_failed == 0
 
-    server.inputs.pop()
+    server.answers["ModelMetadata"] = metadata(TEXT_INPUT)
     with pytest.raises(LoadTestError, match="takes no INT32 or INT64.*text_input BYTES"):
         load(server, InTurn("ids", (Ask((5, 6)),)))
 
 
-def test_what_a_call_ends_with_is_counted(server: ScriptedKserve):
-    server.answer = lambda context: context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+def test_what_a_call_ends_with_is_counted(server: ScriptedServer):
+    server.answers["ModelInfer"] = lambda request, context: context.abort(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "full"
+    )
 
     report = load(server, texts(("p",)))
 
     assert {(one.status, one.message) for one in report.records} == {("RESOURCE_EXHAUSTED", "full")}
 
 
-def test_a_model_or_a_server_that_is_not_there_is_named(server: ScriptedKserve):
+def test_a_model_or_a_server_that_is_not_there_is_named(server: ScriptedServer):
     with pytest.raises(LoadTestError, match="does not tell of model 'x': unknown model"):
         load(server, texts(("p",)), model="x")
-    server.address = "kserve://127.0.0.1:1"
+    server.address = "127.0.0.1:1"
     with pytest.raises(NoServerError, match="no server answers at 127.0.0.1:1"):
         load(server, texts(("p",)))
 
@@ -196,4 +231,4 @@ async def test_our_own_server_is_asked_for_all_that_it_does(
     }
     assert found == answer
     assert reply.input_tokens > 0
-    assert reply.output_tokens == (2 if model == "dates" else 0)
+    assert reply.output_tokens == len(reply.message_times) == (2 if model == "dates" else 0)

@@ -27,7 +27,7 @@ from loadtest.errors import LoadTestError
 from loadtest.goals import goodput, outcomes, parse_slo
 from loadtest.load_report import LoadReport
 from loadtest.metrics import RequestRecord, summarize, window_of
-from loadtest.reports.charts import _draw_series
+from loadtest.reports.charts import draw_series
 from loadtest.reports.csv_file import write_requests, write_trials
 from loadtest.reports.html_file import write_html, write_series_html
 from loadtest.reports.live import Figures, shown, table
@@ -278,7 +278,7 @@ def test_the_legend_of_a_series_hides_neither_the_curves_nor_the_title():
     figure = Figure(figsize=(10.8, 3.3), layout="constrained")
     axes = figure.add_subplot()
 
-    _draw_series(axes, series().trials, {"ttft": 0.15})
+    draw_series(axes, series().trials, {"ttft": 0.15})
     FigureCanvasAgg(figure).draw()
 
     legend = axes.get_legend().get_window_extent()

@@ -202,22 +202,6 @@ def test_errors_are_counted_by_status_and_reason_and_not_retried(server):
     assert report.summary.end_to_end.count == 3
 
 
-def test_request_past_its_deadline_is_an_error(server):
-    released = threading.Event()
-
-    def late(request, context):
-        released.wait(60)
-        yield from stream_messages(["a"])
-
-    server.answers["GenerateStream"] = late
-    config = replace(closed_loop(server, num_requests=2, concurrency=2), timeout=0.1)
-
-    report = run(config)
-    released.set()
-
-    assert report.summary.errors == {"DEADLINE_EXCEEDED": 2}
-
-
 def test_requests_that_are_given_no_time_expire_at_a_server_that_answers(server):
     released = threading.Event()
 
@@ -245,12 +229,6 @@ def test_stream_without_its_summary_is_an_error(server):
     report = run(closed_loop(server, num_requests=2, concurrency=1))
 
     assert report.summary.errors == {"DATA_LOSS BROKEN_STREAM": 2}
-
-
-def test_options_reach_the_requests(server):
-    run(closed_loop(server, num_requests=1, concurrency=1), texts(("p",), max_new_tokens=5))
-
-    assert [one.request.stopping.max_new_tokens for one in streams(server)] == [5, 5]
 
 
 def test_tokens_that_the_server_had_kept_are_counted(server):
@@ -291,13 +269,6 @@ def test_requests_that_are_sent_late_make_a_run_invalid(server, never_late, monk
     assert "requests sent" in reason and "ms late" in reason
 
 
-def test_unknown_option_is_refused(server):
-    config = closed_loop(server, num_requests=1, concurrency=1)
-
-    with pytest.raises(LoadTestError, match="unknown option beams; known are"):
-        run(config, texts(("p",), beams=5))
-
-
 def test_whoever_watches_sees_all_that_has_ended(server):
     seen: list[int] = []
 
@@ -314,13 +285,6 @@ def test_nobody_at_the_address_is_said_clearly():
 
     with pytest.raises(LoadTestError, match="no server answers at 127.0.0.1:1; start one"):
         run(config)
-
-
-def test_model_that_is_not_served_is_said_clearly(server):
-    server.answers["ListModels"] = list_models("dates", "tagging")
-
-    with pytest.raises(LoadTestError, match="has no model 'm'; it has: dates, tagging"):
-        run(closed_loop(server, num_requests=1, concurrency=1))
 
 
 def test_one_pass_model_is_measured_from_end_to_end(server):

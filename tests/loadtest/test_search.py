@@ -177,9 +177,3 @@ def test_a_search_needs_bounds_and_an_open_loop():
         Series(replace(CONFIG, slo=None), simulated).search(SearchRule())
     with pytest.raises(LoadTestError, match="rates are those of an open loop"):
         Series(replace(CONFIG, arrival=ClosedLoop(2)), simulated)
-
-
-@pytest.mark.parametrize("rule", [{"tolerance": 0.0}, {"num_rounds": 0}])
-def test_an_impossible_rule_is_refused(rule: dict[str, float]):
-    with pytest.raises(LoadTestError):
-        SearchRule(**rule)

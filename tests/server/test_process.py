@@ -50,7 +50,7 @@ def test_the_collector_passes_over_what_was_there_and_sees_what_is_new(unfrozen:
 
 @pytest.mark.parametrize(
     ("command", "mine"),
-    [("serve", None), ("serve", "event_engine_fork"), ("verified", None), ("gateway", None)],
+    [("serve", "event_engine_fork"), ("verified", None), ("gateway", None)],
 )
 def test_before_a_command_relays_calls_grpc_is_imported_without_threads_of_its_own(
     command: str, mine: str | None, tmp_path: Path

@@ -35,6 +35,7 @@ from tests.fakes.engines import (
     prediction_package,
     running_worker,
 )
+from tests.fakes.gateways import running_gateway
 
 EVERYTHING = """
 [listen]
@@ -445,17 +446,13 @@ def test_settings_are_printed_without_a_package_and_nothing_is_served(
 
 @asynccontextmanager
 async def served(settings: Settings, *engines: object) -> AsyncIterator[Stubs]:
-    worker = worker_config(settings, "127.0.0.1")
-    async with running_worker(*engines, config=worker) as (_, address):
-        gateway = Gateway(gateway_config(settings))
-        port = await gateway.start()
-        try:
-            await gateway.pool.sync([address])
-            await until(lambda: gateway.pool.num_serving == 1)
-            async with stubs_for(f"127.0.0.1:{port}") as stubs:
-                yield stubs
-        finally:
-            await gateway.close()
+    worker, front = worker_config(settings, "127.0.0.1"), gateway_config(settings)
+    async with (
+        running_worker(*engines, config=worker) as (_, address),
+        running_gateway(address, config=front) as (gateway, stubs),
+    ):
+        await until(lambda: gateway.num_serving == 1)
+        yield stubs
 
 
 def settings_of(tmp_path: Path, text: str) -> Settings:
@@ -471,17 +468,17 @@ def image(num_bytes: int) -> prediction_service_pb2.ClassifyRequest:
 
 
 async def test_a_large_image_passes_where_messages_may_be_so_large(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, "[limits]\nmax_request_bytes = 67108864")
+    settings = settings_of(tmp_path, "[limits]\nmax_request_bytes = 16777216")
     digits = FakePredictor(prediction_package("digits", task="classify"))
 
     async with served(settings, digits) as stubs:
-        response = await stubs.prediction.Classify(image((64 << 20) - 100))
-        too_large = await failure_of(stubs.prediction.Classify(image(64 << 20)))
+        response = await stubs.prediction.Classify(image((16 << 20) - 100))
+        too_large = await failure_of(stubs.prediction.Classify(image(16 << 20)))
 
     assert len(response.results) == 1
     assert too_large.code is grpc.StatusCode.INVALID_ARGUMENT
     assert (
-        "more than 67,108,864, the most that a request may have" in too_large.violations["request"]
+        "more than 16,777,216, the most that a request may have" in too_large.violations["request"]
     )
 
 

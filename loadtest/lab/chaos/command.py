@@ -63,7 +63,7 @@ class Outcome:
         return self.load.tally.is_good and not self.broken_off
 
 
-async def do_harm(server: Server, load: Load, plan: Plan) -> Outcome:
+async def do_harm(server: Server, load: Load, plan: Plan, pause: float = _PAUSE) -> Outcome:
     """Do harm under load until it is time, or so often, or the server does not come back."""
     found: list[tuple[str, float, float]] = []  # kind, when, recovery
     broken_off = ""
@@ -72,7 +72,7 @@ async def do_harm(server: Server, load: Load, plan: Plan) -> Outcome:
         for kind in itertools.islice(itertools.cycle(plan.kinds), plan.most):
             if time.monotonic() > ends:
                 break
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(pause)
             began = time.monotonic()
             try:
                 gone = await asyncio.to_thread(harm, kind, server)

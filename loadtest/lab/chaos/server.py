@@ -43,14 +43,14 @@ class Server:
     def start(self) -> None:
         """Start it; LoadTestError if it does not serve in time."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log
             )
 
     @property
     def pid(self) -> int:
         """The command itself, the gateway."""
-        return self._process.pid
+        return self.process.pid
 
     def wait_until_whole(self, without: int | None = None, num_serving: int | None = None) -> float:
         """Return since when all workers serve, or so many, and this process is there no more.
@@ -70,7 +70,7 @@ class Server:
 
     def find(self, what: str) -> list[int]:
         """Return the processes of this name."""
-        return [pid for pid, use in read_tree(self._process.pid).items() if what in use.name]
+        return [pid for pid, use in read_tree(self.process.pid).items() if what in use.name]
 
     def wait_for(self, what: str, other_than: int | None = None) -> list[int]:
         """Return the processes of this name once there is one: Ray may be starting it again."""
@@ -83,14 +83,14 @@ class Server:
 
     def kill(self) -> None:
         """Kill the command itself, the gateway."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def stop(self) -> None:
         """End it as an operator does; a worker that stands still does not end with it."""
         workers = self.find(self.worker)
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
         for pid in workers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -100,7 +100,7 @@ class Server:
         return len(re.findall(what, self._log.read_text(errors="replace")))
 
     def _is_whole(self, without: int | None, num_serving: int) -> bool:
-        if self._process.poll() is not None:
+        if self.process.poll() is not None:
             raise LoadTestError(f"the server has ended by itself; see {self._log}")
         if without is not None and os.path.exists(f"/proc/{without}"):
             return False

@@ -25,9 +25,8 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _LIMIT = 64 * 2**20  # bytes of the project's files and what is carried, together
 _ARCHITECTURE = 90
@@ -48,7 +47,7 @@ _DROPPED = (
 )
 # Mixtures of experts, which no graph of ours has: all kernels of an entry have one of these names.
 _EXPERTS = re.compile(rb"[Mm]oe|GroupProblemShape")
-_MAGIC, _PTX, _CODE = 0xBA55ED50, 1, 2
+_MAGIC, _CODE = 0xBA55ED50, 2
 
 
 def main() -> None:
@@ -139,12 +138,9 @@ def _say_installed(root: Path, tree: Path) -> None:
 # -- the provider for CUDA -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A program of one architecture in the section of device code."""
 
-    container: int  # its number: a translation unit has one
-    kind: int  # PTX or code
     architecture: int
     start: int  # place of its bytes in the file
     size: int
@@ -158,30 +154,21 @@ def prune(path: Path) -> dict[str, Any]:
     at one that is not of the GPU; a kernel of a mixture of experts fails when it is asked for.
     """
     data = bytearray(path.read_bytes())
-    entries = [*_entries(data, *_section(data, b".nv_fatbin"))]
-    ours = [e for e in entries if e.architecture == _ARCHITECTURE and e.kind == _CODE]
-    with_code = {entry.container for entry in ours}
     counts: collections.Counter[str] = collections.Counter()
     experts: set[str] = set()
-    for entry in entries:
-        # PTX of an older architecture would be compiled where there is nothing better.
-        is_last_hope = (
-            entry.kind == _PTX
-            and entry.architecture <= _ARCHITECTURE
-            and entry.container not in with_code
-        )
-        why = "" if entry in ours or is_last_hope else "dropped: other architectures"
-        if entry in ours:
+    for entry in _entries(data, *_section(data, b".nv_fatbin")):
+        verdict = "kept"
+        if entry.architecture != _ARCHITECTURE:
+            verdict = "dropped: other architectures"
+        else:
             raw = bytes(data[entry.start : entry.start + (entry.packed or entry.size)])
-            if raw[:4] != b"\x7fELF":
-                raw = _decompressed(raw)
-            names = set(re.findall(rb"\.text\.(_Z\w+)", raw))
+            names = set(re.findall(rb"\.text\.(_Z\w+)", _decompressed(raw)))
             if names and all(map(_EXPERTS.search, names)):
-                why = "dropped: mixtures of experts"
+                verdict = "dropped: mixtures of experts"
                 experts |= {name.decode(errors="replace")[:120] for name in names}
-        if why:
+        if verdict != "kept":
             data[entry.start : entry.start + entry.size] = bytes(entry.size)
-        counts[why or "kept"] += entry.size
+        counts[verdict] += entry.size
     if not counts["kept"]:
         sys.exit(f"nothing is left for sm_{_ARCHITECTURE}: the format of the provider is another")
     path.write_bytes(data)
@@ -190,6 +177,8 @@ def prune(path: Path) -> dict[str, Any]:
 
 
 def _decompressed(program: bytes) -> bytes:
+    if program.startswith(b"\x7fELF"):
+        return program
     import zstandard  # here, for nothing else is to be installed
 
     raw: bytes = zstandard.ZstdDecompressor().decompress(program, max_output_size=2**30)
@@ -211,21 +200,20 @@ def _section(data: bytearray, wanted: bytes) -> tuple[int, int]:
 
 
 def _entries(data: bytearray, offset: int, size: int) -> Iterator[_Entry]:
-    at, end, container = offset, offset + size, 0
+    at, end = offset, offset + size
     while at + 16 <= end:
         magic, _, header_size, length = struct.unpack_from("<IHHQ", data, at)
         if magic != _MAGIC:
             at += 4  # containers are aligned
             continue
-        start, stop = at + header_size, at + header_size + length
-        while start < stop:
+        start, at = at + header_size, at + header_size + length
+        while start < at:
             kind, _, header, entry_size = struct.unpack_from("<HHIQ", data, start)
             packed, architecture = struct.unpack_from("<I8xI", data, start + 16)
-            if kind not in (_PTX, _CODE) or header < 32:
+            if kind != _CODE or header < 32:  # no PTX, which a newer GPU would compile
                 sys.exit(f"an entry of kind {kind} at {start:#x}: the format is another")
-            yield _Entry(container, kind, architecture, start + header, entry_size, packed)
+            yield _Entry(architecture, start + header, entry_size, packed)
             start += header + entry_size
-        at, container = stop, container + 1
 
 
 # -- the archive -----------------------------------------------------------------------------------

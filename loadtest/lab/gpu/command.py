@@ -20,20 +20,11 @@ from loadtest.lab.gpu.parts import choose
 from loadtest.lab.gpu.running import run_parts
 from loadtest.lab.result import heading
 from loadtest.result_file import write_atomically, write_document
+from server.cli.options import read_numbers
 
 _COMMIT = Path(__file__).parents[3] / ".carry" / "commit"  # stands in for a missing history
 _WATCHED = "memory.used,utilization.gpu,clocks.sm,power.draw,temperature.gpu"
 _EMULATED = "The device is emulated: nothing is computed, and no number means anything."
-
-
-def _numbers(_: object, __: object, text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise click.BadParameter(f"{text!r} is not a list of numbers from 1 on, such as 1,32")
-    return found
 
 
 @click.command()
@@ -52,7 +43,7 @@ def _numbers(_: object, __: object, text: str) -> tuple[int, ...]:
     "--concurrency",
     default="1,32,256",
     show_default=True,
-    callback=_numbers,
+    callback=read_numbers,
     help="Streams at once.",
 )
 @click.option("--quick", is_flag=True, help="Tiny models: tries the check itself.")

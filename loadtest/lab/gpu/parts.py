@@ -85,6 +85,13 @@ def run(name: str, settings: Settings) -> Outcome:
     return found
 
 
+def make(name: str, settings: Settings) -> Outcome:
+    """Make a package in this process."""
+    from loadtest.lab.gpu.models import make_package  # here, for torch alone takes seconds
+
+    return Outcome(str(make_package(settings, name)), passed=True)
+
+
 def pieces(name: str) -> list[str]:
     """Return the kind, the model, the format, and of `bench` how it is done."""
     found = name.split(".", 2)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
-TOKENWEIR = (sys.executable, "-P", "-c", "from server.cli import main; main()")
+from loadtest.lab.serve import TOKENWEIR
 
 
 def tokenweir(*arguments: object) -> tuple[int, str]:

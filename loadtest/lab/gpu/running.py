@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import tempfile
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
 from threading import Event
+from typing import Protocol
 
-from loadtest.lab.gpu.child import command_of
+from engine.errors import TokenweirError
+from loadtest.errors import LoadTestError
+from loadtest.lab.gpu import parts
 from loadtest.lab.gpu.part import Outcome, Part, Result, Settings, Status
 
 _FOREGROUND, _A_PACKAGE = 4, 2  # cores
 _LAST_BYTES = 4096  # its end of a log says why a process crashed
 _LOOK = 0.5  # seconds between two looks whether all is to end
-_NEVER = Event()
 _STATUSES: dict[bool | None, Status] = {None: "measured", True: "passed", False: "failed"}
+_NEVER = Event()
+_SPAWN = multiprocessing.get_context("spawn")  # neither gRPC nor CUDA survives a fork
+Task = Callable[[str], Outcome]  # takes the name of a part or package
+
+
+class Do(Protocol):
+    """A function of a part or package, which another process can import."""
+
+    def __call__(self, name: str, settings: Settings) -> Outcome: ...
 
 
 def run_parts(
-    chosen: Sequence[Part], settings: Settings, out: Path, budget: float, *, prepare: bool
+    chosen: Sequence[Part],
+    settings: Settings,
+    out: Path,
+    budget: float,
+    *,
+    prepare: bool,
+    run: Do = parts.run,
+    make: Do = parts.make,
 ) -> Iterator[Part | Result]:
     """Yield every part when it begins, and its result; `budget` is in seconds, for all of them.
 
@@ -36,7 +56,8 @@ def run_parts(
     """
     deadline = time.monotonic() + budget
     todo = list(chosen)
-    with Packages(settings, out / "packages.txt", deadline, beside=prepare) as packages:
+    making = partial(make, settings=settings)
+    with Packages(making, out / "packages.txt", deadline, beside=prepare) as packages:
         if prepare:
             packages.make(part.package for part in todo if part.package)
         while todo:
@@ -53,9 +74,9 @@ def run_parts(
                 continue
             yield part
             started = time.monotonic()
-            limit = min(part.limit, left)
-            cores = packages.cores_left
-            status, outcome = run_task(settings, cores, out / "log.txt", limit, part=part.name)
+            log, limit = out / "log.txt", min(part.limit, left)
+            task = partial(run, settings=settings)
+            status, outcome = run_task(task, part.name, packages.cores_left, log, limit)
             seconds = time.monotonic() - started
             yield Result(part.name, status, part.seconds, seconds, outcome.summary, outcome.found)
 
@@ -63,8 +84,8 @@ def run_parts(
 class Packages:
     """Packages in the making, each by a process; `beside` parts on cores that those do not have."""
 
-    def __init__(self, settings: Settings, log: Path, deadline: float, *, beside: bool) -> None:
-        self._settings, self._log, self._deadline = settings, log, deadline
+    def __init__(self, make: Task, log: Path, deadline: float, *, beside: bool) -> None:
+        self._make, self._log, self._deadline = make, log, deadline
         self._ended = Event()
         self._jobs: dict[str, Future[str]] = {}
         self._cores = sorted(os.sched_getaffinity(0))
@@ -117,7 +138,7 @@ class Packages:
         try:
             left = max(1.0, self._deadline - started)
             own = self._log.with_name(f"{self._log.name}.{name}")  # others write meanwhile
-            status, made = run_task(self._settings, cores, own, left, self._ended, package=name)
+            status, made = run_task(self._make, name, cores, own, left, self._ended)
         finally:
             self._free.put(cores)
         seconds = time.monotonic() - started
@@ -129,49 +150,54 @@ class Packages:
 
 
 def run_task(
-    settings: Settings,
-    cores: Sequence[int],
-    log: Path,
-    limit: float,
-    ended: Event = _NEVER,
-    **what: str,
+    task: Task, name: str, cores: Sequence[int], log: Path, limit: float, ended: Event = _NEVER
 ) -> tuple[Status, Outcome]:
-    """Run a part or make a package for at most `limit` seconds; its output is added to `log`."""
-    with tempfile.TemporaryDirectory(prefix="gpu-") as directory, log.open("ab") as output:
-        answer = Path(directory) / "answer.json"
-        output.write(f"== {' '.join(what.values())}\n".encode())
-        output.flush()
-        start = output.tell()
-        code = _run(command_of(settings, cores, answer, **what), output.fileno(), limit, ended)
-        if answer.is_file():  # it had ended, whatever the end of the process did
-            outcome = Outcome(**json.loads(answer.read_text()))
-            return _STATUSES[outcome.passed], outcome
-    if code is None:
-        return "timed out", Outcome(f"ended after {limit:.0f} s; {_last_line(log, start)}")
-    return "crashed", Outcome(f"exit code {code}: {_last_line(log, start)}")
+    """Do a task in a process for at most `limit` seconds, or until `ended`; output goes to `log`.
 
-
-def _run(command: list[str], output: int, limit: float, ended: Event) -> int | None:
-    """Return the exit code; None: it was ended. All that it had started ends with it."""
+    All that the process has started ends with it: what is left would hold the device.
+    """
+    with log.open("ab") as output:
+        output.write(f"== {name}\n".encode())
+    start = log.stat().st_size
+    answer, given = _SPAWN.Pipe(duplex=False)
+    process = _SPAWN.Process(target=_do, args=(task, name, cores, log, given))
+    process.start()
+    given.close()
     deadline = time.monotonic() + limit
-    # A group, and no session: what ends this command from outside is to end it, too.
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
-    )
     try:
         while (left := deadline - time.monotonic()) > 0 and not ended.is_set():
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(min(left, _LOOK))
-        return None
+            if answer.poll(min(left, _LOOK)):
+                outcome: Outcome = answer.recv()  # it had ended, whatever its process does now
+                return _STATUSES[outcome.passed], outcome
+        return "timed out", Outcome(f"ended after {limit:.0f} s; {_last_line(log, start)}")
+    except EOFError:
+        process.join()
+        return "crashed", Outcome(f"exit code {process.exitcode}: {_last_line(log, start)}")
     finally:
+        process.kill()
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # a process that is left would hold the device
-        process.wait()
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+
+
+def _do(task: Task, name: str, cores: Sequence[int], log: Path, answer: Connection) -> None:
+    """Do a task in this process; what is found to be wrong is an outcome as well."""
+    os.setpgid(0, 0)  # a group, and no session: what ends the command from outside ends it, too
+    os.sched_setaffinity(0, cores)
+    with log.open("ab") as output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+    try:
+        outcome = task(name)
+    except (TokenweirError, LoadTestError) as error:
+        traceback.print_exc()
+        outcome = Outcome(str(error), {"error": type(error).__name__}, passed=False)
+    sys.stdout.flush()
+    answer.send(outcome)
 
 
 def _last_line(log: Path, start: int) -> str:
     with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - _LAST_BYTES))
+        file.seek(max(start, log.stat().st_size - _LAST_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1][:500] if lines else "it printed nothing"

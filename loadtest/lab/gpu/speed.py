@@ -70,7 +70,7 @@ def speed(settings: Settings, shape: str, form: str) -> Outcome:
     if not named.exists():
         named.symlink_to(package.name)
     num_prompt, num_new = work_of(settings, shape)
-    setting: Setting = {"quick": int(settings.quick)}
+    setting: Setting = {"quick": int(settings.quick), "num_prompt_tokens": num_prompt}
     peers = (
         Engine(title, _THEIRS, f"{shape} {form} {mode}", OURS, settings=(setting,))
         for title, mode in (("Hugging Face generate", "static"), ("torch eager", "eager"))

@@ -17,11 +17,14 @@ from loadtest.lab.peers.results import Results, disagreements, summarize, write
 from loadtest.lab.peers.server_process import ServerProcess
 from loadtest.lab.peers.works import WORKS, Work
 from loadtest.lab.result import heading
+from server.cli.options import read_numbers
 
 
 @click.command()
 @click.option("--work", "name", type=click.Choice(list(WORKS)), required=True)
-@click.option("--concurrency", default="1,8,32", show_default=True, metavar="N,...")
+@click.option(
+    "--concurrency", default="1,8,32", show_default=True, callback=read_numbers, metavar="N,..."
+)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
     "--threads", type=click.IntRange(1), help="Threads of every engine.  [default: one a core]"
@@ -40,7 +43,7 @@ from loadtest.lab.result import heading
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory of results.")
 def main(
     name: str,
-    concurrency: str,
+    concurrency: tuple[int, ...],
     rounds: int,
     threads: int | None,
     engines: tuple[str, ...],
@@ -58,7 +61,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     plan = Plan(
         work=work,
-        concurrencies=tuple(int(part) for part in concurrency.split(",")),
+        concurrencies=concurrency,
         num_rounds=rounds,
         num_threads=threads or num_cores(),
         vocab_size=int((directory / "vocab_size").read_text()),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 import subprocess
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from PIL import Image
 from loadtest.errors import LoadTestError
 from loadtest.lab.peers.chart import write_png
 from loadtest.lab.pictures.browser import Tab, browser_tab
-from loadtest.lab.serve import ROOT, free_port, served
+from loadtest.lab.serve import ROOT, TOKENWEIR, free_port, served
 from loadtest.result_file import write_atomically
 
 SPEED = Path("loadtest/docs/pictures/relative-speed.png")
@@ -32,7 +31,6 @@ MAX_BYTES = 150_000
 _TEXT = "3rd of Feb, 1998"
 _WIDTH = 1280  # pixels
 _MAX_COLOURS = 128
-_TOKENWEIR = (sys.executable, "-c", "from server.cli import main; main()")
 _LOAD = (
     "loadtest --model dates --rate 10-60 --duration 40 --warmup 5 --slo ttft=200ms,e2e=1s "
     "--verify 0.05 --seed 1"
@@ -98,7 +96,7 @@ def _look_at(url: str, prepare: Callable[[Tab], Awaitable[None]], scratch: Path)
 
 def _run(*words: str) -> None:
     """Run a command of ours; a load test that misses a bound is a picture too."""
-    ended = subprocess.run((*_TOKENWEIR, *words), cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run((*TOKENWEIR, *words), cwd=ROOT, capture_output=True, text=True)
     if ended.returncode not in (0, 1):
         raise LoadTestError(f"tokenweir {words[0]} failed: {ended.stderr.strip()}")
 

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from server.config import GatewayConfig
@@ -33,20 +34,27 @@ logger = logging.getLogger(__name__)
 class Cell:
     """A gateway and its workers."""
 
-    def __init__(self, package: str, port: int) -> None:
+    def __init__(
+        self,
+        package: str,
+        port: int,
+        *,
+        worker: Sequence[str] = _WORKER,
+        start_timeout: float = _START,
+    ) -> None:
+        """`worker` is the command of one, which is given the package."""
         config = GatewayConfig(
             port=port, worker_keepalive_timeout=_SILENCE, max_calls_per_worker=_NUM_SEQS
         )
         self.gateway = Gateway(config)
-        self._package = package
+        self._worker, self._start_timeout = (*worker, package), start_timeout
         self._addresses: set[str] = set()
 
     async def keep_worker(self) -> None:
         """Run one worker, and the next one when it is gone."""
         while True:
             process = await asyncio.create_subprocess_exec(
-                *_WORKER,
-                self._package,
+                *self._worker,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
@@ -62,7 +70,7 @@ class Cell:
         assert process.stdout is not None
         address = ""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_START):
+            async with asyncio.timeout(self._start_timeout):
                 address = json.loads(await process.stdout.readline() or '""')
         if address:
             await self._sync(self._addresses | {address})

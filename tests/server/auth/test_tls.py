@@ -23,9 +23,10 @@ from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.settings import Tls
 from tests.fakes import engines as fakes
-from tests.fakes.calls import Stubs, generate, stream, until
+from tests.fakes.calls import Stubs, generate, stream
 from tests.fakes.certificates import Authority
-from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.engines import FakeGenerator
+from tests.fakes.gateways import running_cell
 
 OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))
 
@@ -33,15 +34,9 @@ OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))
 @asynccontextmanager
 async def served(tls: Tls, engine: FakeGenerator | None = None) -> AsyncIterator[str]:
     """Serve an engine with this certificate; yield the address."""
-    gateway = Gateway(GatewayConfig(worker_wait=60, tls=tls))
-    async with running_worker(engine or FakeGenerator()) as (_, worker):
-        port = await gateway.start()
-        try:
-            await gateway.pool.sync([worker])
-            await until(lambda: gateway.pool.num_serving == 1)
-            yield f"127.0.0.1:{port}"
-        finally:
-            await gateway.close()
+    config = GatewayConfig(worker_wait=60, tls=tls)
+    async with running_cell(engine or FakeGenerator(), config=config) as cell:
+        yield cell.stubs.address
 
 
 @asynccontextmanager

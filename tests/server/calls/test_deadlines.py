@@ -15,12 +15,12 @@ import pytest
 from grpc import aio
 
 from engine.errors import EngineFailure, ExpiredInDecode
-from server.calls.deadlines import Deadlines, InTime, abort
-from server.calls.status import call_status
-from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for, until
+from server.deadlines import Deadlines, InTime, abort
+from server.status import call_status
+from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
-from tests.fakes.gateways import running_gateway
+from tests.fakes.gateways import running_cell
 from tests.fakes.processes import worker_process
 
 GONE = cast(Any, aio.InternalError)("Failed grpc_call_start_batch")
@@ -129,12 +129,8 @@ async def worker_alone(engine: FakeGenerator) -> AsyncIterator[Stubs]:
 
 @asynccontextmanager
 async def behind_gateway(engine: FakeGenerator) -> AsyncIterator[Stubs]:
-    async with (
-        running_worker(engine) as (_, address),
-        running_gateway(address) as (gateway, stubs),
-    ):
-        await until(lambda: gateway.pool.num_serving == 1)
-        yield stubs
+    async with running_cell(engine) as cell:
+        yield cell.stubs
 
 
 @pytest.mark.parametrize("serve", [worker_alone, behind_gateway])
@@ -195,9 +191,9 @@ async def test_every_call_of_a_burst_that_expires_ends_as_expired() -> None:
 
     async with worker_process() as worker, stubs_for(worker.address) as stubs:
         calls = [
-            expire(stubs.generation.Generate(generate("HOLD"), timeout=0.02 + i / 5_000))
-            for i in range(2_000)
+            expire(stubs.generation.Generate(generate("HOLD"), timeout=0.02 + i / 2_500))
+            for i in range(1_000)
         ]
         codes = Counter(await asyncio.gather(*calls))
 
-    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED: 2_000}
+    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED: 1_000}

@@ -8,12 +8,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from server.calls import health as health_module
-from server.calls.health import Health
-from server.config import GatewayConfig
+from server import health as health_module
 from server.gateway import gateway as gateway_module
-from server.gateway.gateway import Gateway
-from tests.fakes.calls import DOWN, UP, stubs_for, until
+from server.health import Health
+from tests.fakes.calls import DOWN, UP, until
+from tests.fakes.gateways import running_gateway
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
@@ -107,16 +106,11 @@ async def test_a_name_that_nothing_has_is_not_kept_however_long_it_is() -> None:
 async def test_a_call_that_never_says_what_it_asks_for_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gateway_module, "READ_TIMEOUT", 1.0)
-    gateway = Gateway(GatewayConfig())
-    port = await gateway.start()
-    try:
-        async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            call = stubs.channel.stream_unary("/grpc.health.v1.Health/Check")()
-            code, details = await call.code(), await call.details()
-            assert await stubs.health_of("") == DOWN
-    finally:
-        await gateway.close()
+    monkeypatch.setattr(gateway_module, "READ_TIMEOUT", 0.2)
+    async with running_gateway() as (_, stubs):
+        call = stubs.channel.stream_unary("/grpc.health.v1.Health/Check")()
+        code, details = await call.code(), await call.details()
+        assert await stubs.health_of("") == DOWN
 
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert details == "the request did not come within 1 s"
+    assert details == "the request did not come within 0.2 s"

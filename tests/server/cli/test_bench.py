@@ -13,18 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.package.manifest import PackageFormat
 from engine.package.package import read_manifest
 from engine.requests.generation_defaults import GenerationDefaults
-from exporter.checkpoint import save_checkpoint
-from exporter.models import TransformerConfig, build_model
+from exporter.models import TransformerConfig
 from loadtest.benchmark.report import DecodeStep
 from server.cli.app import run
 from tests.fakes import fake_gpu
+from tests.fakes.served import tiny_package
 from tests.fakes.stand_in_certificate import export_with_stand_in, shown_on_device
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
 
@@ -51,16 +50,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bench")
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(31)}, "w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    torch.manual_seed(0)
     defaults = GenerationDefaults(beam=2, forced_end=2)
-    save_checkpoint(
-        path / "checkpoint", "tiny", build_model(CONFIG), tokenizer, generation=defaults
-    )
-    export_with_stand_in(path / "checkpoint", path / "package", PackageFormat())
-    return path / "package"
+    return tiny_package(tmp_path_factory.mktemp("bench"), CONFIG, generation=defaults)
 
 
 def bench(package: Path, *options: str) -> int:
@@ -140,7 +131,7 @@ def test_what_is_below_the_noise_of_a_measurement_has_no_share(
 ) -> None:
     """The whole step is a difference of two rounds, its parts were measured in it."""
     step = DecodeStep(100e-6, 150e-6, 5e-6, 2e-6, -57e-6)
-    monkeypatch.setattr("loadtest.benchmark.report._decode_step", lambda _: step)
+    monkeypatch.setattr("loadtest.benchmark.report.decode_step", lambda _: step)
 
     assert bench(package, "--concurrency", "1", "--rounds", "1", "--new-tokens", "2") == 0
 

@@ -357,7 +357,7 @@ def test_comparing_two_files_says_which_is_worse(server, tmp_path: Path, capsys)
     assert loadtest(*load, "--json", str(fast)) == 0
 
     def late(request, context):
-        time.sleep(0.05)
+        time.sleep(0.02)
         yield from stream_messages(["a"])
 
     server.answers["GenerateStream"] = late
@@ -375,6 +375,20 @@ def test_comparing_two_files_says_which_is_worse(server, tmp_path: Path, capsys)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("--requests 0", "0 is not in the range x>=1"),
+        ("--duration 0", "0.0 is not in the range x>0"),
+        ("--duration inf", "inf is not a finite number"),
+        ("--timeout 0", "0.0 is not in the range x>0"),
+        ("--concurrency 0", "0 is not in the range x>=1"),
+        ("--processes 65", "65 is not in the range 1<=x<=64"),
+        ("--verify 1.5", "1.5 is not in the range 0<=x<=1"),
+        ("--warmup -1", "-1.0 is not in the range x>=0"),
+        ("--slo e2e=1s --percentile 101", "101.0 is not in the range 0<x<=100"),
+        ("--rate 1 --arrival gamma --burstiness 0", "0.0 is not in the range x>0"),
+        ("--rate 1 --arrival bursts", "'bursts' is not one of"),
+        ("--arrival trace --trace-speed 0", "0.0 is not in the range x>0"),
+        ("--search --rounds 101", "101 is not in the range 1<=x<=100"),
+        ("--search --tolerance 0", "0.0 is not in the range 0.001<=x<=1"),
         ("--rate x", "is not a rate; give requests per second"),
         ("--input-tokens 0", "give numbers from 1 to"),
         ("--mix beam", "is not a kind of requests"),

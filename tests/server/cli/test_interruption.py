@@ -41,7 +41,10 @@ sys.meta_path.insert(0, Tripwire())
 """
 
 
-@pytest.mark.parametrize("module", ["click", "engine.errors", "torch", "exporter.export"])
+@pytest.mark.parametrize(
+    "module",
+    ["click", "engine.errors", "torch", pytest.param("exporter.export", marks=pytest.mark.long)],
+)
 def test_interrupted_in_an_import_a_command_ends_at_once_without_a_word(
     module: str, tmp_path: Path
 ) -> None:
@@ -129,7 +132,10 @@ app.cli.commands["models"] = click.Command("models", callback=work)
     assert (process.returncode, err) == (0, "")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+)
 def test_loadtest_reports_what_it_has_when_it_is_interrupted(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -253,11 +259,12 @@ def _imports(process: subprocess.Popen[str]) -> bool:
 @pytest.mark.parametrize(
     "begun",
     [
-        lambda process, calls: bool(_senders(process)),
-        lambda process, calls: _imports(process),
-        lambda process, calls: len(calls) > 40,
+        pytest.param(
+            lambda process, calls: bool(_senders(process)), marks=pytest.mark.long, id="started"
+        ),
+        pytest.param(lambda process, calls: _imports(process), id="imports"),
+        pytest.param(lambda process, calls: len(calls) > 40, id="sends"),
     ],
-    ids=["started", "imports", "sends"],
 )
 def test_a_terminal_that_interrupts_all_processes_of_a_load_test_leaves_its_result(
     begun: Callable[[subprocess.Popen[str], list[int]], bool],
@@ -275,7 +282,7 @@ def test_a_terminal_that_interrupts_all_processes_of_a_load_test_leaves_its_resu
         server.answers["GenerateStream"] = answer
         process = _start(
             MAIN,
-            *("loadtest", "--model", "m", "--server", server.address, "--rate", "50"),
+            *("loadtest", "--model", "m", "--server", server.address, "--rate", "200"),
             *("--duration", "300", "--processes", "2", "--json", str(file)),
             own_group=True,
         )

@@ -47,22 +47,6 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_call_of_another_tenant_is_next_behind_a_flood() -> None:
-    admission = Admission()
-    admission.set_slots(2)
-    calls = Calls(admission)
-    for i in range(300):
-        await calls.ask(f"flood {i}")
-    await calls.ask("other")
-    assert calls.running == ["flood 0", "flood 1"]
-
-    await calls.end("flood 1")
-    assert calls.running == ["flood 0", "other"]
-    await calls.end("other")
-
-    assert calls.running == ["flood 0", "flood 2"]
-
-
 async def test_more_places_are_given_at_once_and_fewer_as_calls_end() -> None:
     admission = Admission()
     admission.set_slots(1)

@@ -18,7 +18,7 @@ from server.gateway.affinity import _MAX_PREFIXES, Affinity, least_loaded, prefi
 from server.gateway.backend import Backend
 from tests.fakes.calls import generate, stream, until
 from tests.fakes.engines import FakeGenerator, generation_package, running_worker
-from tests.fakes.gateways import running_gateway
+from tests.fakes.gateways import running_cell, running_gateway
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
 STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
@@ -137,14 +137,9 @@ def test_prefixes_are_found_again_much_more_often(
 async def test_a_gateway_sends_what_begins_alike_to_one_worker() -> None:
     engines = FakeGenerator(), FakeGenerator()
     config = GatewayConfig(worker_wait=60, prefix_affinity=True)
-    async with (
-        running_worker(engines[0]) as (_, one),
-        running_worker(engines[1]) as (_, two),
-        running_gateway(one, two, config=config) as (gateway, stubs),
-    ):
-        await until(lambda: gateway.pool.num_serving == 2)
+    async with running_cell(*engines, config=config) as cell:
         for number in range(20):
-            await stubs.generation.Generate(generate("begins-alike" * 30 + str(number)))
+            await cell.stubs.generation.Generate(generate("begins-alike" * 30 + str(number)))
 
     assert sorted(len(engine.requests) for engine in engines) == [0, 20]
 
@@ -170,15 +165,10 @@ async def test_a_gateway_leaves_alone_whom_others_keep_busy() -> None:
 
 async def test_a_call_goes_to_a_worker_that_has_its_model() -> None:
     dates, notes = FakeGenerator(), FakeGenerator(generation_package("notes"))
-    async with (
-        running_worker(dates) as (_, one),
-        running_worker(notes) as (_, two),
-        running_gateway(one, two) as (gateway, stubs),
-    ):
-        await until(lambda: gateway.pool.num_serving == 2)
+    async with running_cell(dates, notes) as cell:
         for _ in range(6):
-            await stubs.generation.Generate(generate("a", model="notes"))
-            await stubs.generation.Generate(generate("a", model="dates"))
+            await cell.stubs.generation.Generate(generate("a", model="notes"))
+            await cell.stubs.generation.Generate(generate("a", model="dates"))
 
     assert (len(dates.requests), len(notes.requests)) == (6, 6)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from tests.fakes.engines import (
     prediction_package,
     running_worker,
 )
-from tests.fakes.gateways import entry, running_gateway
+from tests.fakes.gateways import entry, running_cell, running_gateway
 from tests.fakes.wired_worker import scripted_worker
 
 ACME: Any = (("authorization", "Bearer tw_acme"),)
@@ -48,12 +48,8 @@ async def served(
     tokens.write_text(entry("tw_acme", tenant=tenant, **fields), encoding="utf-8")
     engine.capabilities = ("generate", "stream", *OPTIONS)
     config = GatewayConfig(worker_wait=60, auth=Auth(tokens=tokens), reflection=True)
-    async with (
-        running_worker(engine, *others) as (_, address),
-        running_gateway(address, config=config) as (gateway, stubs),
-    ):
-        await until(lambda: gateway.pool.num_serving == 1)
-        yield stubs
+    async with running_cell((engine, *others), config=config) as cell:
+        yield cell.stubs
 
 
 async def test_without_a_known_token_nothing_is_answered_but_health(tmp_path: Path) -> None:
@@ -176,18 +172,13 @@ async def test_a_token_for_some_models_is_shown_no_others(is_uniform: bool, tmp_
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["dates", "tags", "never"]))
     engines = [FakePredictor(prediction_package(name)) for names in others for name in names]
-    auth = Auth(tokens=tokens)
-    async with AsyncExitStack() as stack:
-        groups = [engines] if is_uniform else [engines[:2], engines[2:]]
-        workers = [await stack.enter_async_context(running_worker(*group)) for group in groups]
-        gateway, stubs = await stack.enter_async_context(
-            running_gateway(*(one for _, one in workers), config=GatewayConfig(auth=auth))
-        )
-        await until(lambda: gateway.pool.num_serving == len(groups))
+    groups = [engines] if is_uniform else [engines[:2], engines[2:]]
+    config = GatewayConfig(auth=Auth(tokens=tokens))
+    async with running_cell(*map(tuple, groups), config=config) as cell:
         pages, token = [], ""
         while not pages or token:
             request = admin_service_pb2.ListModelsRequest(page_size=1, page_token=token)
-            page = await stubs.admin.ListModels(request, metadata=ACME)
+            page = await cell.stubs.admin.ListModels(request, metadata=ACME)
             pages.append([info.model for info in page.models])
             token = page.next_page_token
 

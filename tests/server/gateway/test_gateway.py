@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,7 +30,6 @@ from server.gateway.gateway import Gateway
 from server.gateway.request_head import RequestHead
 from server.listening import max_connections
 from server.wire.bearer import BearerCall
-from server.worker.worker import Worker
 from tests.fakes.calls import (
     DOWN,
     UP,
@@ -45,7 +43,7 @@ from tests.fakes.calls import (
 )
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
-from tests.fakes.gateways import num_running, num_waiting, running_gateway
+from tests.fakes.gateways import Cell, num_running, num_waiting, running_cell, running_gateway
 from tests.fakes.processes import worker_process
 from tests.fakes.wired_worker import scripted_worker
 
@@ -94,29 +92,10 @@ async def test_a_connection_too_many_is_closed_and_the_others_go_on(
         await gateway.close()
 
 
-@dataclass
-class Cell:
-    """A gateway before two workers."""
-
-    gateway: Gateway
-    stubs: Stubs
-    engines: tuple[FakeGenerator, FakeGenerator]
-    addresses: tuple[str, str]
-    workers: tuple[Worker, Worker]
-
-    def requests(self) -> list[int]:
-        return [len(engine.requests) for engine in self.engines]
-
-
 @pytest.fixture
 async def cell() -> AsyncIterator[Cell]:
-    engines = (FakeGenerator(), FakeGenerator())
-    async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(running_worker(e)) for e in engines]
-        addresses = (workers[0][1], workers[1][1])
-        gateway, stubs = await stack.enter_async_context(running_gateway(*addresses))
-        await until(lambda: gateway.pool.num_serving == 2)
-        yield Cell(gateway, stubs, engines, addresses, (workers[0][0], workers[1][0]))
+    async with running_cell(FakeGenerator(), FakeGenerator()) as cell:
+        yield cell
 
 
 async def test_calls_go_to_the_worker_with_the_least_under_way(cell: Cell) -> None:
@@ -132,14 +111,8 @@ async def test_calls_go_to_the_worker_with_the_least_under_way(cell: Cell) -> No
 
 async def test_calls_of_a_client_are_divided_between_gateways() -> None:
     engines = FakeGenerator(), FakeGenerator()
-    async with AsyncExitStack() as stack:
-        addresses = []
-        for engine in engines:
-            _, worker = await stack.enter_async_context(running_worker(engine))
-            gateway = Gateway(GatewayConfig(worker_wait=60))
-            stack.push_async_callback(gateway.close)
-            addresses.append(f"127.0.0.1:{await gateway.start()}")
-            await gateway.pool.sync([worker])
+    async with running_cell(engines[0]) as one, running_cell(engines[1]) as other:
+        addresses = (one.stubs.address, other.stubs.address)
         target = f"ipv4:{','.join(addresses)}"
         async with AsyncClient(target, timeout=60) as client:
             for _ in range(40):
@@ -156,16 +129,16 @@ async def test_calls_of_a_client_are_divided_between_gateways() -> None:
 async def test_an_old_connection_takes_no_new_calls_and_ends_with_its_last_one() -> None:
     engine = FakeGenerator()
     config = GatewayConfig(worker_wait=60, max_connection_age=0.3)
-    async with running_worker(engine) as (_, worker):
-        async with running_gateway(worker, config=config) as (_, stubs):
-            call = stubs.generation.GenerateStream(stream("HOLD a"))
-            await asyncio.wait_for(engine.seen.wait(), 60)
-            await asyncio.wait_for(
-                stubs.channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 60
-            )
-            assert (await stubs.generation.Generate(generate("b"))).results
-            engine.release.set()
-            messages = [message async for message in call]
+    async with running_cell(engine, config=config) as cell:
+        stubs = cell.stubs
+        call = stubs.generation.GenerateStream(stream("HOLD a"))
+        await asyncio.wait_for(engine.seen.wait(), 60)
+        await asyncio.wait_for(
+            stubs.channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 60
+        )
+        assert (await stubs.generation.Generate(generate("b"))).results
+        engine.release.set()
+        messages = [message async for message in call]
 
     assert messages[-1].HasField("summary")
 
@@ -281,10 +254,8 @@ async def test_when_all_workers_are_full_the_refusal_comes_at_once(cell: Cell) -
 async def test_calls_beyond_the_wall_are_refused_with_details_and_health_is_not() -> None:
     engine = FakeGenerator()
     config = GatewayConfig(max_concurrent_calls=2)
-    async with (
-        running_worker(engine) as (_, address),
-        running_gateway(address, config=config) as (_, stubs),
-    ):
+    async with running_cell(engine, config=config) as cell:
+        stubs = cell.stubs
         calls = [stubs.generation.GenerateStream(stream("HOLD")) for _ in range(2)]
         await until(lambda: len(engine.requests) == 2)
 
@@ -319,10 +290,8 @@ async def test_every_call_of_a_great_burst_is_refused_with_details() -> None:
 async def test_requests_of_more_bytes_than_are_held_at_once_are_refused() -> None:
     engine = FakeGenerator()
     config = GatewayConfig(max_open_bytes=100)
-    async with (
-        running_worker(engine) as (_, address),
-        running_gateway(address, config=config) as (_, stubs),
-    ):
+    async with running_cell(engine, config=config) as cell:
+        stubs = cell.stubs
         call = stubs.generation.GenerateStream(stream("HOLD"))
         await until(lambda: len(engine.requests) == 1)
 
@@ -342,11 +311,8 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
     engine.capabilities += OPTIONS
     engine.admit.clear()
     config = GatewayConfig(max_calls_per_worker=1)
-    async with (
-        running_worker(engine) as (_, address),
-        running_gateway(address, config=config) as (gateway, stubs),
-    ):
-        await until(lambda: gateway.pool.num_serving == 1)
+    async with running_cell(engine, config=config) as cell:
+        gateway, stubs = cell.gateway, cell.stubs
 
         async def ask(tenant: str, number: int) -> None:
             scheduling = pb.Scheduling(tenant=tenant)
@@ -361,36 +327,6 @@ async def test_a_tenant_with_many_calls_does_not_keep_another_waiting() -> None:
         await asyncio.gather(*calls)
 
     assert [request.tenant for request in engine.requests[:3]] == ["flood", "other", "flood"]
-
-
-async def test_beside_a_tenant_with_a_call_now_and_then_a_flood_has_few_at_a_worker() -> None:
-    engine = FakeGenerator()
-    engine.capabilities += OPTIONS
-    config = GatewayConfig(max_calls_per_worker=6, contended_calls_per_worker=2)
-    async with (
-        running_worker(engine) as (_, address),
-        running_gateway(address, config=config) as (gateway, stubs),
-    ):
-        await until(lambda: gateway.pool.num_serving == 1)
-
-        def ask(tenant: str) -> aio.UnaryStreamCall[Any, Any]:
-            scheduling = pb.Scheduling(tenant=tenant)
-            return stubs.generation.GenerateStream(stream("HOLD", scheduling=scheduling))
-
-        others = [ask("other")]
-        await until(lambda: len(engine.requests) == 1)
-        flood = [ask("flood") for _ in range(20)]
-        await until(lambda: num_waiting(gateway) == 15)  # the others were there in time
-        await until(lambda: len(engine.requests) == 1 + 5)
-        for call in flood[:5]:
-            call.cancel()
-        await until(lambda: num_waiting(gateway) == 13)
-        others.append(ask("other"))
-        await until(lambda: len(engine.requests) == 1 + 5 + 2 + 1)
-
-        assert engine.requests[-1].tenant == "other"
-        for call in (*others, *flood):
-            call.cancel()
 
 
 async def test_a_call_that_would_come_too_late_is_refused_while_the_event_loop_is_busy() -> None:
@@ -721,12 +657,8 @@ async def test_a_call_that_has_cost_three_workers_is_not_tried_again_by_the_clie
         calls["n"] += 1
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with scripted_worker(die) as address, AsyncExitStack() as stack:
-        gateway = Gateway(GatewayConfig(worker_wait=60))
-        stack.push_async_callback(gateway.close)
-        port = await gateway.start()
-        await gateway.pool.sync([address])
-        async with AsyncClient(f"127.0.0.1:{port}") as client:
+    async with scripted_worker(die) as address, running_gateway(address) as (_, stubs):
+        async with AsyncClient(stubs.address) as client:
             with pytest.raises(Internal) as caught:
                 await client.generate("dates", "poison")
 
@@ -819,7 +751,7 @@ async def test_a_worker_is_watched_on_after_an_error_in_what_it_told(
             publish()
 
         gateway.pool._changed = fail_once
-        await gateway.pool.sync([address])
+        await gateway.sync([address])
 
         await until(lambda: not failures)
         await until(lambda: gateway.pool.num_serving == 1)

@@ -22,7 +22,7 @@ from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.gateways import running_gateway
 from tests.fakes.processes import Process, worker_process
 
-SILENCE = GatewayConfig(worker_wait=60, worker_keepalive_timeout=1)
+SILENCE = GatewayConfig(worker_wait=60, worker_keepalive_timeout=0.5)
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Calls:
 
 
 @dataclass
-class Cell:
+class Doomed:
     """A gateway before a worker that is about to hang and one that is well."""
 
     doomed: Process
@@ -61,7 +61,7 @@ class Cell:
 
 
 @asynccontextmanager
-async def cell(config: GatewayConfig = SILENCE) -> AsyncIterator[Cell]:
+async def cell(config: GatewayConfig = SILENCE) -> AsyncIterator[Doomed]:
     survivor = FakeGenerator()
     survivor.release.set()
     lost: list[str] = []
@@ -74,7 +74,7 @@ async def cell(config: GatewayConfig = SILENCE) -> AsyncIterator[Cell]:
         running_worker(survivor) as (_, address),
         running_gateway(doomed.address, config=config, lost=remember) as (gateway, stubs),
     ):
-        yield Cell(doomed, survivor, address, gateway, stubs, lost)
+        yield Doomed(doomed, survivor, address, gateway, stubs, lost)
 
 
 async def assert_moved_or_lost(calls: Calls) -> None:

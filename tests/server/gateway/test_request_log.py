@@ -35,7 +35,7 @@ from server.wire.work_pb2 import Part, Record
 from tests.fakes.calls import Stubs, failure_of, generate, stream, stubs_for, until
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
-from tests.fakes.gateways import entry, num_running, num_waiting
+from tests.fakes.gateways import entry, num_running, num_waiting, running_cell, running_gateway
 from tests.fakes.http_calls import http_server
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -73,14 +73,8 @@ async def engine() -> FakeGenerator:
 
 @pytest.fixture
 async def stubs(engine: FakeGenerator) -> AsyncIterator[Stubs]:
-    async with running_worker(engine, FakePredictor()) as (_, address):
-        gateway = Gateway(GatewayConfig())
-        port = await gateway.start()
-        await gateway.pool.sync([address])
-        await until(lambda: gateway.pool.num_serving == 1)
-        async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            yield stubs
-        await gateway.close()
+    async with running_cell((engine, FakePredictor())) as cell:
+        yield cell.stubs
 
 
 async def test_an_answered_request_has_one_line_with_all_there_is_to_say(
@@ -250,15 +244,10 @@ async def test_a_call_without_an_id_has_the_same_one_at_gateway_and_worker(
 
 
 async def test_what_the_gateway_refuses_has_a_line_too(lines: Lines) -> None:
-    gateway = Gateway(GatewayConfig(worker_wait=0.05))
-    port = await gateway.start()
-    try:
-        async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            request = generate("a", request_id="r-6", scheduling=pb.Scheduling(tenant="shop"))
-            trace = (("traceparent", TRACEPARENT),)
-            await failure_of(stubs.generation.Generate(request, metadata=trace))
-    finally:
-        await gateway.close()
+    async with running_gateway(config=GatewayConfig(worker_wait=0.05)) as (_, stubs):
+        request = generate("a", request_id="r-6", scheduling=pb.Scheduling(tenant="shop"))
+        trace = (("traceparent", TRACEPARENT),)
+        await failure_of(stubs.generation.Generate(request, metadata=trace))
 
     line = await lines.only()
     error = line.pop("error")
@@ -278,30 +267,22 @@ async def test_an_answer_by_http_has_the_id_of_the_line_of_a_call_that_nobody_re
     lines: Lines, tmp_path: Path
 ) -> None:
     (tokens := tmp_path / "tokens.toml").write_text(entry("tw_a", tenant="a"))
-    gateway = Gateway(GatewayConfig(auth=Auth(tokens=tokens)))
-    try:
-        async with http_server(f"127.0.0.1:{await gateway.start()}") as caller:
+    async with running_gateway(config=GatewayConfig(auth=Auth(tokens=tokens))) as (_, stubs):
+        async with http_server(stubs.address) as caller:
             body, said = {"model": "dates", "prompt": "a"}, {"x-request-id": "mine"}
             place = f"{caller.url}/v1/completions"
             async with caller.session.post(place, json=body, headers=said) as found:
                 assert found.status == 401
-    finally:
-        await gateway.close()
 
     assert found.headers["x-request-id"] == (await lines.only())["request_id"]
 
 
 async def test_what_is_given_up_before_a_worker_has_it_has_a_line_too(lines: Lines) -> None:
-    gateway = Gateway(GatewayConfig(worker_wait=60))
-    port = await gateway.start()
-    try:
-        async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            call = stubs.generation.Generate(generate("a", request_id="r-7"))
-            await until(lambda: num_running(gateway) == 1)
-            call.cancel()
-            line = await lines.only()
-    finally:
-        await gateway.close()
+    async with running_gateway() as (gateway, stubs):
+        call = stubs.generation.Generate(generate("a", request_id="r-7"))
+        await until(lambda: num_running(gateway) == 1)
+        call.cancel()
+        line = await lines.only()
 
     assert (line["request_id"], line["model"], line["status"]) == ("r-7", "dates", "CANCELLED")
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 
 from server.config import GatewayConfig
-from server.gateway.gateway import Gateway
 from server.worker.worker import Worker
 from tests.fakes.calls import stream, stubs_for, until
-from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.engines import FakeGenerator
+from tests.fakes.gateways import running_cell
 
 CONFIG = GatewayConfig(worker_wait=60, client_keepalive_timeout=0.5)
 _CLIENT = """
@@ -65,17 +65,14 @@ async def wire_to(
     engine: FakeGenerator, config: GatewayConfig = CONFIG
 ) -> AsyncIterator[tuple[Worker, Wire, str]]:
     """Serve behind a gateway; yield the worker, the wire, and the address of its near end."""
-    async with running_worker(engine) as (worker, worker_address):
-        gateway = Gateway(config)
-        wire = Wire(await gateway.start())
-        await gateway.pool.sync([worker_address])
+    async with running_cell(engine, config=config) as cell:
+        wire = Wire(int(cell.stubs.address.rpartition(":")[2]))
         near_end = await asyncio.start_server(wire.join, "127.0.0.1", 0)
         try:
-            yield worker, wire, f"127.0.0.1:{near_end.sockets[0].getsockname()[1]}"
+            yield cell.workers[0], wire, f"127.0.0.1:{near_end.sockets[0].getsockname()[1]}"
         finally:
             near_end.close()
             await wire.close()
-            await gateway.close()
 
 
 async def test_a_client_that_has_vanished_frees_its_slot() -> None:

@@ -23,6 +23,7 @@ from server.ray.gateway_role import _wait_for, running_gateway_role
 from server.settings import Limits, Listen, Settings
 from tests.fakes.calls import generate, stream, stubs_for, until
 from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.gateways import num_waiting
 from tests.fakes.table import FakeTable, worker_at
 
 CONFIG = Settings(listen=Listen(port=0, grace=5), limits=Limits(worker_wait=60))
@@ -79,7 +80,7 @@ async def test_two_gateways_hand_a_worker_one_batch_together() -> None:
             await until(lambda: len(engine.requests) == 4)
             await until(lambda: two.pool.backends[0].load == 4)
             calls += [others.generation.Generate(generate("HOLD")) for _ in range(6)]
-            await until(lambda: two._admission.num_waiting == 4)
+            await until(lambda: num_waiting(two) == 4)
             await until(lambda: len(engine.requests) == 6)  # half a batch is everybody's
             await until(lambda: one._admission._num_slots == 2)
 
@@ -144,17 +145,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, str]]:
     )
     monkeypatch.setattr("server.telemetry.logs.log_to_stderr", lambda config: None)
     return found
-
-
-def test_the_command_takes_the_options_of_a_gateway(started: list[tuple[Settings, str]]) -> None:
-    options = "--name a --port 7 --no-prefix-affinity --grace 3 --admin-port 0 --metrics-port 9"
-
-    assert run(["gateway", "--ray-address", "10.0.0.1:6379", *options.split()]) == 0
-
-    ((config, address),) = started
-    assert (address, config.listen.name, config.listen.grace) == ("10.0.0.1:6379", "a", 3.0)
-    assert (config.listen.port, config.listen.prefix_affinity) == (7, False)
-    assert (config.admin.port, config.metrics.port) == (0, 9)
 
 
 _FILE = """

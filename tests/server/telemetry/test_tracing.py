@@ -19,14 +19,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from engine.errors import EngineFailure
-from server.config import GatewayConfig
 from server.gateway.book import CallRecord, add_spans
-from server.gateway.gateway import Gateway
 from server.settings import Tracing as TracingSettings
 from server.telemetry.tracing import Tracing, make_tracing
 from server.wire.work_pb2 import Part, Record
-from tests.fakes.calls import generate, stubs_for, until
-from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.calls import generate
+from tests.fakes.engines import FakeGenerator
+from tests.fakes.gateways import running_cell
 
 TRACE, CLIENT = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 
@@ -40,16 +39,11 @@ async def _spans_of(
     metadata = (("traceparent", f"00-{TRACE:032x}-{CLIENT:016x}-{flags}"),) if flags else ()
     engine = FakeGenerator()
     engine.error = EngineFailure("a step failed")  # raised if a prompt asks for it
-    async with running_worker(engine) as (_, address):
-        gateway = Gateway(GatewayConfig(), tracing=tracing)
-        port = await gateway.start()
-        await gateway.pool.sync([address])
-        await until(lambda: gateway.pool.num_serving == 1)
-        async with stubs_for(f"127.0.0.1:{port}") as stubs:
-            call = stubs.generation.Generate(generate(text, request_id="r-1"), metadata=metadata)
-            with suppress(grpc.RpcError):
-                await call
-        await gateway.close()
+    async with running_cell(engine, tracing=tracing) as cell:
+        with suppress(grpc.RpcError):
+            await cell.stubs.generation.Generate(
+                generate(text, request_id="r-1"), metadata=metadata
+            )
     await asyncio.to_thread(tracing.close)
     return {span.name: span for span in exporter.get_finished_spans()}
 

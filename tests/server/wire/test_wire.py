@@ -499,7 +499,7 @@ async def test_a_long_request_goes_in_pieces_between_which_others_go(worker: Wir
         await call.finish()
 
     worker.behavior = note
-    worker.carrying = lambda call: Noting(call, worker._answer, worker._told)  # type: ignore[method-assign]
+    worker.carrying = lambda call: Noting(call, worker.answer, worker.told)  # type: ignore[method-assign]
     connection = Connection(worker.address, ())
     connection.carry(60.0)
     busy = Busy()

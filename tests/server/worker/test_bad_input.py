@@ -29,6 +29,7 @@ from tests.fakes.calls import (
     until,
 )
 from tests.fakes.engines import FakeGenerator, FakePredictor, prediction_package, running_worker
+from tests.fakes.gateways import running_cell
 
 GENERATE = "/tokenweir.v1.GenerationService/Generate"
 GENERATE_STREAM = "/tokenweir.v1.GenerationService/GenerateStream"
@@ -39,21 +40,14 @@ async def engine() -> FakeGenerator:
     return FakeGenerator()
 
 
-@pytest.fixture(params=["worker", "gateway"])
-async def stubs(request: pytest.FixtureRequest, engine: FakeGenerator) -> AsyncIterator[Stubs]:
-    """Ask a worker, directly and through a gateway; in the end it must still serve."""
-    tagger, digits = FakePredictor(), FakePredictor(prediction_package("digits", task="classify"))
-    async with running_worker(engine, tagger, digits) as (_, address):
-        gateway = Gateway(GatewayConfig(reflection=True))
-        port = await gateway.start()
-        await gateway.pool.sync([address])
-        try:
-            target = address if request.param == "worker" else f"127.0.0.1:{port}"
-            async with stubs_for(target) as stubs:
-                yield stubs
-                assert await stubs.still_serves()
-        finally:
-            await gateway.close()
+@pytest.fixture
+async def stubs(engine: FakeGenerator) -> AsyncIterator[Stubs]:
+    """Ask a worker through a gateway; in the end it must still serve."""
+    digits = FakePredictor(prediction_package("digits", task="classify"))
+    engines, config = (engine, FakePredictor(), digits), GatewayConfig(reflection=True)
+    async with running_cell(engines, config=config) as cell:
+        yield cell.stubs
+        assert await cell.stubs.still_serves()
 
 
 def _assert_invalid(failure: Failure, *fields: str) -> None:
@@ -64,7 +58,7 @@ def _assert_invalid(failure: Failure, *fields: str) -> None:
 
 
 async def test_request_id_that_would_forge_a_line_of_the_log_stays_out_of_it(
-    stubs: Stubs, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+    stubs: Stubs, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="server")
 
@@ -75,8 +69,7 @@ async def test_request_id_that_would_forge_a_line_of_the_log_stays_out_of_it(
     def lines() -> str:
         return "".join(map(TextFormatter().format, caplog.records))
 
-    if request.node.callspec.params["stubs"] == "gateway":
-        await until(lambda: failure.metadata["request_id"] in lines())
+    await until(lambda: failure.metadata["request_id"] in lines())
     assert "forged" not in lines() + failure.metadata["request_id"]
 
 

@@ -17,7 +17,7 @@ from tokenweir.v1 import (
 )
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from engine.errors import EngineFailure, QueueFull
+from engine.errors import EngineFailure
 from engine.machine import processor_kind
 from tests.fakes.calls import Stubs, as_dict, failure_of, generate, stream, stubs_for, until
 from tests.fakes.engines import (
@@ -25,7 +25,6 @@ from tests.fakes.engines import (
     TIMING,
     FakeGenerator,
     FakePredictor,
-    generation_package,
     prediction_package,
     running_worker,
 )
@@ -83,14 +82,6 @@ async def test_an_answer_says_what_gave_it(engine: FakeGenerator, stubs: Stubs) 
     assert re.fullmatch(r"[0-9a-f-]{36}", response.request_id)
 
 
-async def test_several_outputs_come_by_index(stubs: Stubs) -> None:
-    decoding = pb.Decoding(sampling=pb.Sampling(), num_outputs=2)
-
-    response = await stubs.generation.Generate(generate("a", decoding=decoding))
-
-    assert [s.sum_logprob for s in response.results[0].sequences] == [-0.5, -1.0]
-
-
 async def test_an_input_that_fails_fails_the_call_and_aborts_the_others(
     stubs: Stubs, engine: FakeGenerator
 ) -> None:
@@ -100,22 +91,6 @@ async def test_an_input_that_fails_fails_the_call_and_aborts_the_others(
 
     assert (failure.code, failure.message) == (grpc.StatusCode.INTERNAL, "a step failed")
     assert len(engine.aborted) == 3
-
-
-async def test_a_stream_has_its_metadata_on_admission_and_before_the_first_token(
-    stubs: Stubs, engine: FakeGenerator
-) -> None:
-    engine.admit.clear()
-    call = stubs.generation.GenerateStream(stream("HOLD"))
-    metadata = asyncio.create_task(call.initial_metadata())
-    await until(lambda: bool(engine.requests))
-    assert not metadata.done()
-
-    engine.admit.set()
-
-    assert dict(await metadata)["tokenweir-replica"]
-    engine.release.set()
-    assert [message.sequence_number async for message in call] == [1, 2, 3]
 
 
 async def test_a_stream_is_deltas_then_one_end_per_sequence_then_one_summary(
@@ -172,18 +147,6 @@ async def test_the_engine_is_told_how_many_tokens_a_message_has(
     assert whole.deltas is None
 
 
-async def test_a_cancelled_call_is_aborted_in_the_engine(
-    stubs: Stubs, engine: FakeGenerator
-) -> None:
-    call = stubs.generation.GenerateStream(stream("a HOLD"))
-    await engine.seen.wait()
-
-    call.cancel()
-
-    await asyncio.wait_for(engine.done.wait(), 60)
-    assert len(engine.aborted) == 1
-
-
 async def test_a_cancelled_unary_call_aborts_all_of_its_inputs(
     stubs: Stubs, engine: FakeGenerator
 ) -> None:
@@ -194,27 +157,6 @@ async def test_a_cancelled_unary_call_aborts_all_of_its_inputs(
     waiting.cancel()
 
     await until(lambda: len(engine.aborted) == 2)
-
-
-async def test_a_refusal_of_the_engine_says_when_to_come_back(
-    stubs: Stubs, engine: FakeGenerator
-) -> None:
-    engine.error = QueueFull("8 requests are waiting", 0.75)
-
-    failure = await failure_of(stubs.generation.Generate(generate("FAIL")))
-
-    assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    assert (failure.retry_after, failure.pushback) == (0.75, "750")
-
-
-async def test_a_failure_in_the_middle_of_a_stream_ends_it_with_its_status(
-    stubs: Stubs, engine: FakeGenerator
-) -> None:
-    engine.error = EngineFailure("a step failed")
-
-    failure = await failure_of(stubs.generation.GenerateStream(stream("a FAIL")))
-
-    assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -236,65 +178,6 @@ async def test_a_bug_is_internal_for_the_client_and_a_trace_in_the_log(
     assert "call-3" in record.message
     assert record.exc_info is not None
     assert await stubs.still_serves()
-
-
-async def test_classify_gives_probabilities_of_texts_and_images(stubs: Stubs) -> None:
-    items = [
-        prediction_service_pb2.Item(image=b"\x89PNG..."),
-        prediction_service_pb2.Item(text="a"),
-    ]
-
-    response = await stubs.prediction.Classify(
-        prediction_service_pb2.ClassifyRequest(model="digits", items=items, top=2)
-    )
-
-    assert [[label.label for label in r.labels] for r in response.results] == [["DET", "VERB"]] * 2
-    assert response.usage.input_tokens == 10
-    assert response.timing.steps == 3
-    assert response.provenance.model == "digits"
-
-
-async def test_label_gives_a_span_per_token(stubs: Stubs) -> None:
-    response = await stubs.prediction.Label(
-        prediction_service_pb2.LabelRequest(
-            model="tags", items=[prediction_service_pb2.Item(text="é saw")]
-        )
-    )
-
-    spans = response.results[0].spans
-    assert [(s.start_byte, s.end_byte, s.label.label) for s in spans] == [
-        (0, 2, "DET"),
-        (3, 6, "DET"),
-    ]
-    assert response.timing.steps == 3
-
-
-async def test_embed_gives_vectors_of_every_one_pass_model(stubs: Stubs) -> None:
-    for model in ("tags", "digits"):
-        response = await stubs.prediction.Embed(
-            prediction_service_pb2.EmbedRequest(
-                model=model, items=[prediction_service_pb2.Item(text="a")], normalize=True
-            )
-        )
-        assert list(response.vectors[0].values) == pytest.approx([0.6, 0.8])
-
-
-async def test_list_models_tells_state_capabilities_limits_and_certificate(stubs: Stubs) -> None:
-    response = await stubs.admin.ListModels(admin_service_pb2.ListModelsRequest())
-
-    dates, _digits, tags = response.models
-    assert [m.model for m in response.models] == ["dates", "digits", "tags"]
-    assert dates.state == admin_service_pb2.MODEL_STATE_READY
-    assert dates.architecture == "encoder-decoder"
-    assert list(dates.capabilities) == ["generate", "stream"]
-    assert (dates.device, dates.precision) == ("cpu", "fp32")
-    assert dates.manifest_sha256 == b"\x01" * 32
-    assert dates.parity.batch_invariant
-    assert dates.parity.tokens_equal == 96
-    assert dict(dates.parity.toolchain) == generation_package().manifest.toolchain
-    assert dates.limits.max_request_bytes == 1 << 20
-    assert list(tags.labels) == ["NOUN", "VERB", "DET"]
-    assert (tags.parity.answers.labels_turned, tags.parity.answers.labels) == (1, 40)
 
 
 async def test_models_are_listed_in_pages(stubs: Stubs) -> None:
@@ -374,37 +257,6 @@ async def test_options_that_are_not_there_yet_are_refused_by_name(stubs: Stubs) 
     assert failure.reason == "CAPABILITY_NOT_SUPPORTED"
     assert failure.metadata["features"] == "request.decoding.beam"
     assert failure.message.startswith("request.decoding.beam: not supported")
-
-
-async def test_beam_search_streams_finished_sequences_only(
-    stubs: Stubs, engine: FakeGenerator
-) -> None:
-    engine.capabilities = OPTIONS
-    decoding = pb.Decoding(beam=pb.BeamSearch(width=2), num_outputs=2)
-
-    call = stubs.generation.GenerateStream(stream("a b", decoding=decoding))
-    messages = [message async for message in call]
-
-    assert [m.WhichOneof("event") for m in messages] == ["finished", "finished", "summary"]
-    assert [m.finished.sequence.score for m in messages[:2]] == [-0.25, -0.5]
-    assert [m.finished.sequence.text for m in messages[:2]] == ["a b ", "a b "]
-
-
-async def test_log_probabilities_come_with_their_tokens(
-    stubs: Stubs, engine: FakeGenerator
-) -> None:
-    engine.capabilities = OPTIONS
-    output = pb.Output(logprobs=1, prompt_logprobs=0)
-
-    response = await stubs.generation.Generate(generate("a b", output=output))
-    streamed = [m async for m in stubs.generation.GenerateStream(stream("a b", output=output))]
-
-    (result,) = response.results
-    deltas = [p for m in streamed if m.HasField("delta") for p in m.delta.logprobs]
-    assert [p.chosen.piece for p in result.sequences[0].logprobs] == [b"<1>", b"<1>"]
-    assert deltas == list(result.sequences[0].logprobs)
-    assert list(streamed[-1].summary.prompt_logprobs) == list(result.prompt_logprobs)
-    assert len(result.prompt_logprobs) == 1 and not result.prompt_logprobs[0].top
 
 
 async def test_best_effort_is_reported_where_it_was_asked_for(stubs: Stubs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from loadtest.lab.peers.worker import LoadOptions, Prompts
+from loadtest.origin import versions_of
 
 
 def load_model(options: LoadOptions) -> Any:
@@ -23,35 +23,34 @@ def load_model(options: LoadOptions) -> Any:
 
 def torch_versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
-    return {name: version(name) for name in ("torch", "transformers")}
+    return versions_of("torch", "transformers")
 
 
 class HuggingFaceAdapter:
-    """`generate` with its own dynamic cache."""
+    """`generate` with its own dynamic cache, or as the options say."""
 
-    def __init__(self, options: LoadOptions) -> None:
+    def __init__(self, model: Any, **options: object) -> None:
         self.versions = torch_versions()
-        self._model = load_model(options)
-        self._num_beams = options.num_beams
+        self._model, self._options = model, options
 
-    @torch.inference_mode()
     def generate(self, prompts: Prompts, num_new_tokens: int) -> list[list[int]]:
         """Run the prompts as one batch."""
-        ids = torch.tensor(prompts)
-        eos = self._model.generation_config.eos_token_id
-        out = self._model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=num_new_tokens,
-            min_new_tokens=num_new_tokens,
-            eos_token_id=eos,
-            do_sample=False,
-            num_beams=self._num_beams,
-        )
+        ids = torch.tensor(prompts, device=self._model.device)  # (B, S)
+        with torch.inference_mode(ids.is_cpu):  # a compiled model takes no tensors of that mode
+            out = self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_new_tokens,
+                min_new_tokens=num_new_tokens,
+                do_sample=False,
+                **self._options,
+            )
         rows: list[list[int]] = out[:, -num_new_tokens:].tolist()
         return rows
 
 
 def load(options: LoadOptions) -> HuggingFaceAdapter:
     """Load the original."""
-    return HuggingFaceAdapter(options)
+    model = load_model(options)
+    eos = model.generation_config.eos_token_id
+    return HuggingFaceAdapter(model, eos_token_id=eos, num_beams=options.num_beams)

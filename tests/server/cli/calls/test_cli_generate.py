@@ -29,22 +29,6 @@ async def _generate(address: str, *arguments: str) -> int:
     return await asyncio.to_thread(run, typed)
 
 
-async def test_token_controls_and_ends_reach_the_engine(generator: FakeGenerator) -> None:
-    typed = "--logit-bias 5=-1.5 --logit-bias 7=2 --ban 8 --ban 9 --stop-token 3 --stop-token 4"
-    flags = "--include-stop --ignore-eos --beam 2 --beam-end limit --request-id me"
-    async with running_worker(generator) as (_, address):
-        arguments = ("one", "--model-version", "7")
-        assert await _generate(address, *arguments, *typed.split(), *flags.split()) == 0
-
-    (request,) = generator.requests
-    params = request.params
-    assert params.controls.logit_bias == ((5, -1.5), (7, 2.0))
-    assert params.controls.banned_tokens == (8, 9)
-    assert params.stop_token_ids == (3, 4)
-    assert (params.include_stop, params.ignore_eos) == (True, True)
-    assert (params.strategy, params.beam_end) == ("beam", "limit")
-
-
 async def test_a_text_can_be_what_a_user_says(generator: FakeGenerator) -> None:
     generator.capabilities = (*generator.capabilities, "chat")
     async with running_worker(generator) as (_, address):

@@ -15,12 +15,10 @@ from tokenweir import AsyncClient, Client, PermissionDenied, Unauthenticated
 
 from server.cli.app import cli, run
 from server.config import GatewayConfig
-from server.gateway.gateway import Gateway
 from server.settings import Auth, Tls
-from tests.fakes.calls import until
 from tests.fakes.certificates import Authority
-from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor, running_worker
-from tests.fakes.gateways import entry
+from tests.fakes.engines import OPTIONS, FakeGenerator, FakePredictor
+from tests.fakes.gateways import entry, running_cell, running_gateway
 
 CALLERS = (
     *("generate", "score", "classify", "label", "embed", "models", "health"),
@@ -48,16 +46,12 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["dates"]))
     tls, auth = Tls(cert, key, ca), Auth(tokens=tokens)
-    gateway = Gateway(GatewayConfig(worker_wait=60, tls=tls, auth=auth))
+    config = GatewayConfig(worker_wait=60, tls=tls, auth=auth)
     engine = FakeGenerator()
     engine.capabilities = ("generate", "stream", *OPTIONS)
-    async with running_worker(engine, FakePredictor()) as (_, worker):
-        port = await gateway.start()
-        await gateway.pool.sync([worker])
-        await until(lambda: gateway.pool.num_serving == 1)
+    async with running_cell((engine, FakePredictor()), config=config) as cell:
         files = ["--tls-ca", str(ca), "--tls-cert", str(cert), "--tls-key", str(key)]
-        yield Served(f"localhost:{port}", files)
-        await gateway.close()
+        yield Served(cell.stubs.address.replace("127.0.0.1", "localhost"), files)
 
 
 @pytest.mark.parametrize("name", CALLERS)
@@ -172,14 +166,10 @@ def test_certificates_that_cannot_be_used_are_named(
 async def test_clients_raise_what_they_are_refused_with(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("tw_acme", tenant="acme", models=["others"]))
-    gateway = Gateway(GatewayConfig(auth=Auth(tokens=tokens)))
-    address = f"127.0.0.1:{await gateway.start()}"
-    try:
-        async with AsyncClient(address) as stranger:
+    async with running_gateway(config=GatewayConfig(auth=Auth(tokens=tokens))) as (_, stubs):
+        async with AsyncClient(stubs.address) as stranger:
             with pytest.raises(Unauthenticated):
                 await stranger.generate("dates", "a")
-        with Client(address, token="tw_acme") as known:
+        with Client(stubs.address, token="tw_acme") as known:
             with pytest.raises(PermissionDenied):
                 await asyncio.to_thread(known.generate, "dates", "a")
-    finally:
-        await gateway.close()

@@ -19,8 +19,8 @@ from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.settings import Admin
 from tests.fakes.calls import DOWN, UP, Stubs, failure_of, generate, stream, stubs_for, until
-from tests.fakes.engines import FakeGenerator, running_worker
-from tests.fakes.gateways import entry, num_waiting, running_gateway
+from tests.fakes.engines import FakeGenerator
+from tests.fakes.gateways import entry, num_waiting, running_cell
 
 OPERATOR: Any = (("authorization", "Bearer tw_operator"),)
 
@@ -46,15 +46,11 @@ async def operated(tmp_path: Path) -> AsyncIterator[Operated]:
     admin = Admin(port=0, tokens=tokens)
     engines = (FakeGenerator(), FakeGenerator())
     async with AsyncExitStack() as stack:
-        addresses = [(await stack.enter_async_context(running_worker(e)))[1] for e in engines]
         config = GatewayConfig(worker_wait=60, admin=admin)
-        gateway, public = await stack.enter_async_context(
-            running_gateway(*addresses, config=config)
-        )
-        admin = await stack.enter_async_context(stubs_for(f"127.0.0.1:{gateway.admin_port}"))
-        workers = [await stack.enter_async_context(stubs_for(address)) for address in addresses]
-        await until(lambda: gateway.pool.num_serving == 2)
-        yield Operated(gateway, public, admin, engines, tuple(workers))
+        cell = await stack.enter_async_context(running_cell(*engines, config=config))
+        admin = await stack.enter_async_context(stubs_for(f"127.0.0.1:{cell.gateway.admin_port}"))
+        workers = [await stack.enter_async_context(stubs_for(one)) for one in cell.addresses]
+        yield Operated(cell.gateway, cell.stubs, admin, engines, tuple(workers))
 
 
 def abort(*request_ids: str) -> pb.AbortRequestsRequest:

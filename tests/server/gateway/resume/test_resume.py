@@ -32,15 +32,16 @@ from server.gateway.resume.fast_forward import Different, FastForward
 from server.gateway.resume.received_answer import ReceivedAnswer
 from server.worker.worker import Worker
 from tests.conftest import ScriptedRunner
-from tests.fakes.calls import Stubs, failure_of, stream, stubs_for, until
+from tests.fakes.calls import Stubs, failure_of, stream, until
 from tests.fakes.engines import FakeGenerator, running_worker
+from tests.fakes.gateways import running_gateway
 from tests.fakes.http_calls import http_server
 from tests.fakes.processes import worker_process
 
 VOCAB_SIZE, EOS = 258, 257
 MODEL = "m"
 LOST = ReplicaLost("killed", 0.1)
-Serving = Callable[..., AbstractAsyncContextManager["Cell"]]
+Serving = Callable[..., AbstractAsyncContextManager["Losing"]]
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -112,21 +113,15 @@ class Pace:
             time.sleep(0.001)
 
 
-class Cell:
+@dataclass
+class Losing:
     """A gateway before two workers, whose calls end as `runs` say, one after the other."""
 
+    gateway: Gateway
     stubs: Stubs
-
-    def __init__(
-        self,
-        address: str,
-        gateway: Gateway,
-        addresses: dict[str, str],
-        runs: list[Run],
-        pace: Pace,
-    ) -> None:
-        self.address, self.gateway, self.runs, self.pace = address, gateway, runs, pace
-        self.addresses = addresses  # the workers', by their ids
+    addresses: dict[str, str]  # the workers', by their ids
+    runs: list[Run]
+    pace: Pace
 
     async def ask(self, *runs: Run, **fields: Any) -> list[pb.GenerateStreamResponse]:
         self.runs[:] = runs
@@ -188,7 +183,7 @@ def serving(
     @asynccontextmanager
     async def serve(
         threads: tuple[int, int] = (1, 1), worker_wait: float = 60
-    ) -> AsyncIterator[Cell]:
+    ) -> AsyncIterator[Losing]:
         runs: list[Run] = []
         pace = Pace()
         async with AsyncExitStack() as stack:
@@ -198,20 +193,17 @@ def serving(
                 worker = Worker({MODEL: engine}, WorkerConfig())
                 addresses[worker.replica_id] = await worker.start()
                 stack.push_async_callback(worker.drain, 0)
-            gateway = Gateway(GatewayConfig(worker_wait=worker_wait))
-            port = await gateway.start()
-            stack.push_async_callback(gateway.close)
-            await gateway.pool.sync([*addresses.values()])
-            await until(lambda: gateway.pool.num_serving == len(addresses))
-            cell = Cell(f"127.0.0.1:{port}", gateway, addresses, runs, pace)
-            cell.stubs = await stack.enter_async_context(stubs_for(cell.address))
-            yield cell
+            gateway, stubs = await stack.enter_async_context(
+                running_gateway(*addresses.values(), config=GatewayConfig(worker_wait=worker_wait))
+            )
+            await until(lambda: gateway.num_serving == len(addresses))
+            yield Losing(gateway, stubs, addresses, runs, pace)
 
     return serve
 
 
 @pytest.fixture
-async def cell(serving: Serving) -> AsyncIterator[Cell]:
+async def cell(serving: Serving) -> AsyncIterator[Losing]:
     async with serving() as cell:
         yield cell
 
@@ -246,7 +238,9 @@ def seeded(fields: dict[str, Any], messages: list[pb.GenerateStreamResponse]) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_stream_goes_on_at_another_worker_wherever_it_broke(cell: Cell, kind: str) -> None:
+async def test_a_stream_goes_on_at_another_worker_wherever_it_broke(
+    cell: Losing, kind: str
+) -> None:
     fields = KINDS[kind]
     for first, second in ((1, 3), (3, 1)):
         for num_events in itertools.count():
@@ -260,7 +254,7 @@ async def test_a_stream_goes_on_at_another_worker_wherever_it_broke(cell: Cell, 
             assert messages[-1].summary.prompt_logprobs == expected[-1].summary.prompt_logprobs
 
 
-async def test_a_stream_that_is_lost_twice_goes_on_at_a_third_worker(cell: Cell) -> None:
+async def test_a_stream_that_is_lost_twice_goes_on_at_a_third_worker(cell: Losing) -> None:
     cell.pace.is_strict = True
     fields = KINDS["unseeded"]
 
@@ -271,7 +265,7 @@ async def test_a_stream_that_is_lost_twice_goes_on_at_a_third_worker(cell: Cell)
     assert answer(messages) == answer(await cell.ask(**seeded(fields, messages)))
 
 
-async def test_a_stream_goes_on_where_its_worker_stops_for_good(cell: Cell) -> None:
+async def test_a_stream_goes_on_where_its_worker_stops_for_good(cell: Losing) -> None:
     cell.pace.is_strict = True
     for _ in range(4):  # such an end is not the fault of the request
         messages = await cell.ask(Run(3, error=Draining("stopping", 0.1)), request_id="same")
@@ -280,7 +274,7 @@ async def test_a_stream_goes_on_where_its_worker_stops_for_good(cell: Cell) -> N
         assert answer(messages) == answer(await cell.ask())
 
 
-async def test_a_stream_that_loses_three_workers_goes_to_no_other(cell: Cell) -> None:
+async def test_a_stream_that_loses_three_workers_goes_to_no_other(cell: Losing) -> None:
     cell.pace.is_strict = True
     cell.runs[:] = [Run(2), Run(3), Run(4), Run()]
 
@@ -296,7 +290,7 @@ async def test_a_stream_that_loses_three_workers_goes_to_no_other(cell: Cell) ->
     ids=["other tokens", "fewer", "more about them"],
 )
 async def test_another_answer_ends_the_stream(
-    cell: Cell, changed: dict[str, Any], caplog: pytest.LogCaptureFixture
+    cell: Losing, changed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     cell.pace.is_strict = True
     cell.runs[:] = [Run(5), Run(changed=changed)]
@@ -331,11 +325,7 @@ async def test_a_stream_of_a_killed_process_goes_on() -> None:
     async with AsyncExitStack() as stack:
         doomed = await stack.enter_async_context(worker_process("batch_invariant"))
         _, address = await stack.enter_async_context(running_worker(survivor))
-        gateway = Gateway(GatewayConfig())
-        port = await gateway.start()
-        stack.push_async_callback(gateway.close)
-        await gateway.pool.sync([doomed.address])
-        stubs = await stack.enter_async_context(stubs_for(f"127.0.0.1:{port}"))
+        gateway, stubs = await stack.enter_async_context(running_gateway(doomed.address))
         call = stubs.generation.GenerateStream(stream("one two HOLD three"))
         messages = aiter(call)
         begun = [await anext(messages), await anext(messages)]
@@ -348,7 +338,7 @@ async def test_a_stream_of_a_killed_process_goes_on() -> None:
     assert answer(whole)[0][0] == "one two HOLD three "
 
 
-async def test_who_asks_for_best_effort_is_told_of_the_loss(cell: Cell) -> None:
+async def test_who_asks_for_best_effort_is_told_of_the_loss(cell: Losing) -> None:
     cell.pace.is_strict = True
     scheduling = pb.Scheduling(determinism=common_pb2.DETERMINISM_BEST_EFFORT)
     cell.runs[:] = [Run(4), Run()]
@@ -359,7 +349,7 @@ async def test_who_asks_for_best_effort_is_told_of_the_loss(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_goes_on_behind_what_it_has(cell: Cell, kind: str) -> None:
+async def test_a_client_goes_on_behind_what_it_has(cell: Losing, kind: str) -> None:
     fields = KINDS[kind]
     call = cell.stubs.generation.GenerateStream(asked(**fields))
     origin = str(dict(await call.initial_metadata())["tokenweir-origin"])
@@ -385,7 +375,7 @@ def received(messages: list[pb.GenerateStreamResponse]) -> list[pb.Received]:
     return [one.message(index) for index, one in found.items()]
 
 
-async def test_a_client_that_has_something_else_does_not_go_on(cell: Cell) -> None:
+async def test_a_client_that_has_something_else_does_not_go_on(cell: Losing) -> None:
     call = cell.stubs.generation.GenerateStream(asked())
     origin = str(dict(await call.initial_metadata())["tokenweir-origin"])
     one = ReceivedSequence()
@@ -398,7 +388,7 @@ async def test_a_client_that_has_something_else_does_not_go_on(cell: Cell) -> No
     assert (lost.code, lost.reason) == (grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST")
 
 
-async def test_who_has_received_more_sequences_than_there_are_is_refused(cell: Cell) -> None:
+async def test_who_has_received_more_sequences_than_there_are_is_refused(cell: Losing) -> None:
     received = [pb.Received(index=index, tokens=1) for index in range(1025)]
     resuming = {"resume_after": 1, "received": received, "origin": "0" * 32}
 
@@ -408,7 +398,7 @@ async def test_who_has_received_more_sequences_than_there_are_is_refused(cell: C
     assert "1025 sequences" in wrong.violations["received"]
 
 
-async def test_losses_of_a_stream_count_where_its_client_goes_on_with_it(cell: Cell) -> None:
+async def test_losses_of_a_stream_count_where_its_client_goes_on_with_it(cell: Losing) -> None:
     cell.pace.is_strict = True
     call = cell.stubs.generation.GenerateStream(asked(request_id="poison"))
     origin = str(dict(await call.initial_metadata())["tokenweir-origin"])
@@ -422,7 +412,7 @@ async def test_losses_of_a_stream_count_where_its_client_goes_on_with_it(cell: C
     assert (lost.reason, len(cell.runs)) == ("REPLICAS_LOST", 1)
 
 
-async def test_an_origin_that_is_none_is_named(cell: Cell) -> None:
+async def test_an_origin_that_is_none_is_named(cell: Losing) -> None:
     wrong = await failure_of(cell.stubs.generation.GenerateStream(asked(origin="nowhere")))
 
     assert list(wrong.violations) == ["origin"]
@@ -472,8 +462,11 @@ OPTIONS: dict[str, Any] = {"temperature": 2, "seed": 7, "logprobs": 2, "max_new_
 
 
 @pytest.mark.parametrize("num_messages", [0, 1, 5, 8])
-async def test_a_client_goes_on_by_itself(cell: Cell, num_messages: int) -> None:
-    async with cut_off_after(cell.address, num_messages) as address, AsyncClient(address) as client:
+async def test_a_client_goes_on_by_itself(cell: Losing, num_messages: int) -> None:
+    async with (
+        cut_off_after(cell.stubs.address, num_messages) as address,
+        AsyncClient(address) as client,
+    ):
         stream = client.stream(MODEL, "ab", **OPTIONS)
         text = "".join([piece async for piece in stream])
         whole = await AsyncClient(channel=cell.stubs.channel).generate(MODEL, "ab", **OPTIONS)
@@ -481,12 +474,12 @@ async def test_a_client_goes_on_by_itself(cell: Cell, num_messages: int) -> None
     assert (text, stream.result.sequences) == (whole.text, whole.sequences)
 
 
-async def test_so_does_one_for_threads(cell: Cell) -> None:
+async def test_so_does_one_for_threads(cell: Losing) -> None:
     def ask(address: str) -> tuple[str, Any]:
         with Client(address) as client, client.stream(MODEL, "ab", **OPTIONS) as stream:
             return "".join(stream), stream.result.sequences
 
-    async with cut_off_after(cell.address, 4) as address:
+    async with cut_off_after(cell.stubs.address, 4) as address:
         text, sequences = await asyncio.to_thread(ask, address)
     whole = await AsyncClient(channel=cell.stubs.channel).generate(MODEL, "ab", **OPTIONS)
 
@@ -494,16 +487,16 @@ async def test_so_does_one_for_threads(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("num_messages", [0, 1, 5])
-async def test_so_does_the_http_server(cell: Cell, num_messages: int) -> None:
+async def test_so_does_the_http_server(cell: Losing, num_messages: int) -> None:
     asked = {"model": MODEL, "prompt": "ab", "temperature": 2, "seed": 7, "max_tokens": 8, "n": 2}
 
     def texts(events: list[Any]) -> list[str]:
         choices = [one for event in events[:-1] for one in event["choices"]]
         return ["".join(one["text"] for one in choices if one["index"] == i) for i in (0, 1)]
 
-    async with http_server(cell.address) as caller:
+    async with http_server(cell.stubs.address) as caller:
         whole = await caller.stream(**asked)
-    async with cut_off_after(cell.address, num_messages) as address:
+    async with cut_off_after(cell.stubs.address, num_messages) as address:
         async with http_server(address) as caller:
             events = await caller.stream(**asked)
 
@@ -511,14 +504,14 @@ async def test_so_does_the_http_server(cell: Cell, num_messages: int) -> None:
     assert texts(events) == texts(whole)
 
 
-async def test_a_client_that_may_try_once_only_does_not(cell: Cell) -> None:
-    async with cut_off_after(cell.address, 1) as address:
+async def test_a_client_that_may_try_once_only_does_not(cell: Losing) -> None:
+    async with cut_off_after(cell.stubs.address, 1) as address:
         async with AsyncClient(address, max_attempts=1) as client:
             with pytest.raises(Unavailable, match="Socket closed"):
                 _ = [piece async for piece in client.stream(MODEL, "ab", **OPTIONS)]
 
 
-async def test_before_a_server_that_cannot_go_on_the_loss_is_told(cell: Cell) -> None:
+async def test_before_a_server_that_cannot_go_on_the_loss_is_told(cell: Losing) -> None:
     worker = next(iter(cell.addresses.values()))
     async with cut_off_after(worker, 1) as address, AsyncClient(address) as client:
         with pytest.raises(Unavailable, match="Socket closed"):
