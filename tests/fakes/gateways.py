@@ -62,7 +62,7 @@ async def running_cell(
         gateway, stubs = await stack.enter_async_context(
             running_gateway(*addresses, config=config, **more)
         )
-        await until(lambda: gateway.num_serving == len(groups))
+        await until(lambda: gateway.pool.num_serving == len(groups))
         yield Cell(gateway, stubs, tuple(group[0] for group in engines), workers, addresses)
 
 

@@ -451,7 +451,7 @@ async def served(settings: Settings, *engines: object) -> AsyncIterator[Stubs]:
         running_worker(*engines, config=worker) as (_, address),
         running_gateway(address, config=front) as (gateway, stubs),
     ):
-        await until(lambda: gateway.num_serving == 1)
+        await until(lambda: gateway.pool.num_serving == 1)
         yield stubs
 
 

@@ -15,8 +15,8 @@ import pytest
 from grpc import aio
 
 from engine.errors import EngineFailure, ExpiredInDecode
-from server.deadlines import Deadlines, InTime, abort
-from server.status import call_status
+from server.calls.deadlines import Deadlines, InTime, abort
+from server.calls.status import call_status
 from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for
 from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker

@@ -8,9 +8,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from server import health as health_module
+from server.calls import health as health_module
+from server.calls.health import Health
 from server.gateway import gateway as gateway_module
-from server.health import Health
 from tests.fakes.calls import DOWN, UP, until
 from tests.fakes.gateways import running_gateway
 

@@ -751,7 +751,7 @@ async def test_a_worker_is_watched_on_after_an_error_in_what_it_told(
             publish()
 
         gateway.pool._changed = fail_once
-        await gateway.sync([address])
+        await gateway.pool.sync([address])
 
         await until(lambda: not failures)
         await until(lambda: gateway.pool.num_serving == 1)

@@ -167,7 +167,7 @@ async def test_steps_and_the_times_between_tokens_are_those_of_a_real_engine(
             running_worker(engine) as (_, address),  # type: ignore[arg-type]
             stubs_for(f"127.0.0.1:{port}") as stubs,
         ):
-            await gateway.sync([address])
+            await gateway.pool.sync([address])
             cell = Paged(stubs, FakeGenerator(), page)
             ask = stubs.generation.Generate
             await asyncio.gather(*(ask(generate("a>", model="scripted")) for _ in range(3)))

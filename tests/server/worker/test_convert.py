@@ -94,6 +94,33 @@ def test_one_seed_is_drawn_for_all_inputs_of_a_call() -> None:
     assert first.params.seed == second.params.seed
 
 
+def test_beam_search_and_what_goes_with_it_reach_the_engine() -> None:
+    request = generate(
+        "a",
+        decoding=pb.Decoding(
+            beam=pb.BeamSearch(width=4, length_penalty=0, end=pb.BEAM_END_LIMIT), num_outputs=3
+        ),
+        output=pb.Output(
+            logprobs=0, prompt_logprobs=2, prompt_tokens=True, alignment=True, allow_partial=True
+        ),
+    )
+
+    (converted,) = _convert(request)
+
+    assert converted.params == SamplingParams(
+        strategy="beam",
+        beam_width=4,
+        length_penalty=0.0,
+        beam_end="limit",
+        num_outputs=3,
+        logprobs=0,
+        prompt_logprobs=2,
+        prompt_token_ids=True,
+        alignment=True,
+        allow_partial=True,
+    )
+
+
 def test_what_beam_search_leaves_out_takes_the_defaults_of_the_engine() -> None:
     (converted,) = _convert(generate("a", decoding=pb.Decoding(beam=pb.BeamSearch(width=2))))
 
@@ -535,26 +562,30 @@ def test_a_side_that_is_newer_than_this_worker_is_named() -> None:
         convert.prediction_items(request, RequestLimits())
 
 
-_WRONG = common_pb2.TokenIds(ids=[-1] * 2_000)  # each would be named
+IDS = common_pb2.TokenIds(ids=[1] * 2_000)
 
 
-@pytest.mark.parametrize(
-    ("path", "given"),
-    [
-        ("inputs[0].tokens", pb.Input(tokens=_WRONG)),
-        ("inputs[0].prefix_tokens", pb.Input(text="a", prefix_tokens=_WRONG)),
-    ],
-)
-def test_token_ids_are_counted_before_they_are_looked_at(path: str, given: pb.Input) -> None:
+@pytest.mark.parametrize("name", ["tokens", "prefix_tokens"])
+def test_token_ids_are_counted_before_they_are_looked_at(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reading in ("_prompt", "_target_prefix"):
+        monkeypatch.setattr(convert, reading, None)
+    one = pb.Input(tokens=IDS) if name == "tokens" else pb.Input(text="a", prefix_tokens=IDS)
+
     with pytest.raises(InvalidRequest) as caught:
-        _convert(pb.GenerateRequest(inputs=[given]))
+        _convert(pb.GenerateRequest(inputs=[one]))
 
     assert [violation.field for violation in caught.value.violations] == [f"inputs[0].{name}"]
 
 
-def test_token_ids_to_be_scored_are_counted_before_they_are_looked_at() -> None:
+def test_token_ids_to_be_scored_are_counted_before_they_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(convert, "_prompt", None)
+
     with pytest.raises(InvalidRequest, match="2000 tokens are more than 64"):
-        _convert_scores(pb.ScoreRequest(inputs=[pb.Input(text="a", prefix_tokens=_WRONG)]))
+        _convert_scores(pb.ScoreRequest(inputs=[pb.Input(text="a", prefix_tokens=IDS)]))
 
 
 def test_of_many_extensions_a_few_are_named() -> None:

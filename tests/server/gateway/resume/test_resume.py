@@ -196,7 +196,7 @@ def serving(
             gateway, stubs = await stack.enter_async_context(
                 running_gateway(*addresses.values(), config=GatewayConfig(worker_wait=worker_wait))
             )
-            await until(lambda: gateway.num_serving == len(addresses))
+            await until(lambda: gateway.pool.num_serving == len(addresses))
             yield Losing(gateway, stubs, addresses, runs, pace)
 
     return serve
