@@ -30,6 +30,7 @@ from engine.requests.request import (
     SamplingParams,
     ScoreRequest,
 )
+from engine.text.tokenizer import Tokenizer
 from tests.parity.conftest import (
     CPU,
     CUDA_FP16,
@@ -259,7 +260,7 @@ def world(request: pytest.FixtureRequest, exported: Callable[..., Exported]) -> 
     answers = asyncio.run(answer_all(engine, wanted))
     eager = Eager(checkpoint.model, setup.form.precision)
     bits = setup.has_equal_bits(name)
-    return World(eager, answers, setup, bits, engine._tokenizer._target.decode)
+    return World(eager, answers, setup, bits, Tokenizer(path / "tokenizer.json").decode)
 
 
 def generated(asked: Asked, sequence: SequenceFinished) -> tuple[int, ...]:
