@@ -10,7 +10,7 @@ from pydantic import PlainValidator
 from tokenweir import AsyncClient, ModelInfo, PredictOptions, Truncate
 
 from server.adapters.http.answers import Json
-from server.adapters.http.requests import Prompts, RequestOfOneModel
+from server.adapters.http.requests import MAX_INPUTS, Prompts, RequestOfOneModel
 
 _Pair = tuple[str, str | None]  # the second text, if there is one
 
@@ -20,6 +20,8 @@ def _texts_or_pairs(value: object) -> Json:
     match value:
         case str() | [str()] | [str(), str()]:
             return {"is_single": True, "items": [_pair(value)]}
+        case list() if len(value) > MAX_INPUTS:
+            raise ValueError(f"{len(value):,} are more than {MAX_INPUTS:,}; send fewer")
         case list() if value:
             return {"is_single": False, "items": [_pair(one) for one in value]}
     raise ValueError(_FORMS)

@@ -94,6 +94,7 @@ async def test_the_client_of_hugging_face_is_answered():
      ("/embed", {"inputs": "a", "prompt_name": "query"}, "prompt_name is not an option"),
      ("/embed", {"inputs": "a", "model": "x"}, "no model 'x' is served here"),
      ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs: give a text, a pair"),
+     ("/predict", {"inputs": [["a"]] * 2049}, "inputs: 2,049 are more than 2,048; send fewer"),
      ("/predict", {"inputs": "a", "raw_scores": True}, "raw_scores is not an option")],
 )  # fmt: skip
 async def test_a_wrong_request_is_told_why(path: str, body: dict[str, Any], said: str):
