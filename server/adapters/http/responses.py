@@ -207,12 +207,12 @@ class ResponsesRequest(ConversationRequest):
         for number, message in enumerate(self.input):
             said, calls = message["content"], message.get("tool_calls", [])
             if last.get("role") == message["role"] == "assistant" and (calls or _is_empty(last)):
-                calls = [*last.get("tool_calls", ()), *calls]
-                last |= {"content": last["content"] if said is None else said, "tool_calls": calls}
+                last["content"] = last["content"] if said is None else said
+                last["tool_calls"] += calls  # in place: there may be many
                 continue
             if not _is_empty(last):
                 yield place, last
-            place, last = f"input[{number}]", {**message}
+            place, last = f"input[{number}]", {**message, "tool_calls": [*calls]}
         if not _is_empty(last):
             yield place, last
 
