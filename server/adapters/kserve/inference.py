@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
@@ -110,6 +110,7 @@ class Inference:
 
     async def statistics(self, caller: AsyncClient, name: str, version: str) -> dict[str, Any]:
         """Return what ModelStatistics tells of a model and version, "" for all."""
+        found: Sequence[ModelInfo]
         if name and version:
             model, _ = await self.model(caller, name, version)
             found = [model]
