@@ -208,6 +208,8 @@ class ResponsesRequest(ConversationRequest):
             said, calls = message["content"], message.get("tool_calls", [])
             if last.get("role") == message["role"] == "assistant" and (calls or _is_empty(last)):
                 last["content"] = last["content"] if said is None else said
+                if thought := message.get("reasoning_content"):
+                    last["reasoning_content"] = last.get("reasoning_content", "") + thought
                 last["tool_calls"] += calls  # in place: there may be many
                 continue
             if not _is_empty(last):
