@@ -145,7 +145,8 @@ OPTIONS = (
     ),
     *_in("decoding.beam",
         Option("beam", "whole", "Number of beams; turns beam search on",
-               Range(1, "max_beam_width"), hint=" hypotheses", field="beam_width", wire="width"),
+               Range(1, "max_beam_width"), hint=" hypotheses that beam search keeps",
+               field="beam_width", wire="width"),
         Option("length_penalty", "number",
                "Exponent p: the score of n tokens is their sum of log-probabilities / n^p",
                # Beyond it only the length counts, and powers of it overflow.

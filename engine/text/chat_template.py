@@ -149,9 +149,14 @@ class ChatTemplate:
 
     def _messages(self, chat: Chat) -> Messages:
         return [
-            {"role": one.role, "content": self._content(one.content), **one.more}
+            {"role": self._role(one.role), "content": self._content(one.content), **one.more}
             for one in chat.messages
         ]
+
+    def _role(self, role: str) -> str:
+        """Return a role as the template has it: OpenAI has renamed "system", most templates not."""
+        is_newer = role == "developer" and role not in self._form.template
+        return "system" if is_newer else role
 
     def _content(self, said: str | tuple[str, ...] | None) -> object:
         if said is None:

@@ -65,16 +65,23 @@ def embed(request, context):
 def test_many_items_are_one_call(server: ScriptedServer, client: Client) -> None:
     scores = client.score_many("m", [("a", "xy"), ([1], "z")], top_logprobs=1)
     classes = client.classify_many("m", TEXTS, text_pair="!", request_id="mine")
+    pairs = client.classify_many("m", [("a", "b"), "c", ("d", "")])
     labels = client.label_many("m", TEXTS)
     vectors = client.embed_many("m", TEXTS, normalize=True)
 
-    assert len(server.requests) == 4
+    assert len(server.requests) == 5
     assert [one.sum_logprob for one in scores.results] == [-2, -1]
     assert scores.usage.input_tokens == 2
     assert [one.label for (one,) in classes.results] == ["a!", "été!", "[5, 6]!"]
     assert classes.request_id == "mine"
+    assert [one.label for (one,) in pairs.results] == ["ab", "c", "d"]
     assert [span.text for (span,) in labels.results] == ["a", "été", ""]
     assert vectors.results == ((1.0, 1.0), (3.0, 1.0), (0.0, 1.0))
+
+
+def test_a_pair_has_its_second_text_once(client: Client) -> None:
+    with pytest.raises(ValueError, match=r"items\[1\] is a pair already; leave text_pair out"):
+        client.classify_many("m", ["a", ("b", "c")], text_pair="d")
 
 
 def test_answers_and_vectors_are_sequences(client: Client) -> None:

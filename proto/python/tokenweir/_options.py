@@ -31,7 +31,8 @@ class Message(TypedDict):
 
 
 Chat = Sequence[Message | Mapping[str, object]]  # the model's chat template makes a text of it
-Item = str | bytes | Path | Sequence[int]  # text, encoded image, file of one, token ids
+# Text, pair of texts, encoded image, file of one, token ids.
+Item = str | tuple[str, str] | bytes | Path | Sequence[int]
 Truncate = Literal["left", "right"]
 Aggregation = Literal["simple", "first", "average", "max"]  # how tokens become entities
 

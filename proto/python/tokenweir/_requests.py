@@ -259,8 +259,11 @@ def _fill_prediction(
 ) -> None:
     _fill_identity(request, model, options)
     request.items.extend(_item(item, f"items[{place}]") for place, item in enumerate(items))
-    for message in request.items:
-        set_field(message, "text_pair", options.get("text_pair"))
+    if (second := options.get("text_pair")) is not None:
+        for place, message in enumerate(request.items):
+            if message.HasField("text_pair"):
+                raise ValueError(f"items[{place}] is a pair already; leave text_pair out")
+            set_field(message, "text_pair", second)
     if (side := options.get("truncate")) is not None:
         if side not in get_args(Truncate):
             raise ValueError(f"truncate={side!r} must be one of {', '.join(get_args(Truncate))}")
@@ -273,6 +276,11 @@ def _item(item: Item, argument: str) -> prediction_service_pb2.Item:
         case str():
             message = prediction_service_pb2.Item()
             set_field(message, "text", item, argument)
+            return message
+        case (str(text), str(second)):
+            message = prediction_service_pb2.Item()
+            set_field(message, "text", text, f"{argument}[0]")
+            set_field(message, "text_pair", second, f"{argument}[1]")
             return message
         case bytes():
             return prediction_service_pb2.Item(image=item)

@@ -165,7 +165,7 @@ class Client:
         top: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[ScoredLabel, ...]]:
-        """Classify several items as `generate_many`; all have one `text_pair`."""
+        """Classify several items as `generate_many`; `text_pair` is of all of them."""
         requests.check_list(items, "items")
         request = requests.classify_request(model, items, top, options)
         calls = self._call_many(self._prediction.Classify, request, options)
@@ -485,7 +485,7 @@ class AsyncClient:
         top: int | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[ScoredLabel, ...]]:
-        """Classify several items as `generate_many`; all have one `text_pair`."""
+        """Classify several items as `generate_many`; `text_pair` is of all of them."""
         requests.check_list(items, "items")
         request = requests.classify_request(model, items, top, options)
         calls = await self._call_many(self._open().prediction.Classify, request, options)

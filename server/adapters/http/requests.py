@@ -63,7 +63,7 @@ OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*_RENAMED
 _OF_SAMPLING = {one.name for one in OPTIONS if one.strategy == "sampling"} - {"best_of"}
 _OF_SEARCH = frozenset(("strategy", "beam", "best_of", *_OF_SAMPLING))
 _LIKENESS, _MAX_NAME_CHARS = 0.7, 64  # a name that may have been meant
-_MAX_INPUTS = 2048  # per request, as OpenAI takes; our client divides them
+MAX_INPUTS = 2048  # per request, as OpenAI takes; our client divides them
 
 # A field of our protocol in a message, and the names of our client's options.
 _PATH = re.compile(
@@ -81,8 +81,8 @@ def _prompts(value: object) -> list[str | list[int]]:
     if isinstance(value, list) and value:
         if _are_ids(value):
             return [value]
-        if len(value) > _MAX_INPUTS:
-            raise ValueError(f"{len(value):,} are more than {_MAX_INPUTS:,}; send fewer")
+        if len(value) > MAX_INPUTS:
+            raise ValueError(f"{len(value):,} are more than {MAX_INPUTS:,}; send fewer")
         if all(isinstance(one, str) for one in value) or all(
             one and _are_ids(one) for one in value
         ):

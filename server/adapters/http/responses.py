@@ -29,7 +29,11 @@ _ITEMS = "message", "function_call", "function_call_output", "reasoning"
 
 
 def _items(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise ValueError("give a text, or a list of items, not an empty one")
+    return value
 
 
 def _item(value: object) -> Json:
@@ -84,9 +88,7 @@ def _is_empty(message: Json) -> bool:
     return message.get("content") is None and not message.get("tool_calls")
 
 
-Items = Annotated[
-    list[Annotated[Json, PlainValidator(_item)]], BeforeValidator(_items), Field(min_length=1)
-]
+Items = Annotated[list[Annotated[Json, PlainValidator(_item)]], BeforeValidator(_items)]
 
 
 class TextFormat(Body):
@@ -135,6 +137,7 @@ class ResponsesRequest(ConversationRequest):
     input: Items
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    metadata: dict[str, str] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
@@ -173,7 +176,7 @@ class ResponsesRequest(ConversationRequest):
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
-            "metadata": self.extra.get("metadata") or {},
+            "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "store": False,
             "temperature": self.temperature,
@@ -193,7 +196,7 @@ class ResponsesRequest(ConversationRequest):
     def as_sent(self, message: str) -> str:
         """As the base's; a message is the item that it came from."""
         places = {f"input[{n}]": place for n, (place, _) in enumerate(self._messages())}
-        said = super().as_sent(message)
+        said = super().as_sent(message).replace("reasoning_effort", "reasoning.effort", 1)
         return re.sub(r"\binput\[\d+\]", lambda found: places.get(found[0], found[0]), said)
 
     def _messages(self) -> Iterator[tuple[str, Json]]:
@@ -204,12 +207,14 @@ class ResponsesRequest(ConversationRequest):
         for number, message in enumerate(self.input):
             said, calls = message["content"], message.get("tool_calls", [])
             if last.get("role") == message["role"] == "assistant" and (calls or _is_empty(last)):
-                calls = [*last.get("tool_calls", ()), *calls]
-                last |= {"content": last["content"] if said is None else said, "tool_calls": calls}
+                last["content"] = last["content"] if said is None else said
+                if thought := message.get("reasoning_content"):
+                    last["reasoning_content"] = last.get("reasoning_content", "") + thought
+                last["tool_calls"] += calls  # in place: there may be many
                 continue
             if not _is_empty(last):
                 yield place, last
-            place, last = f"input[{number}]", {**message}
+            place, last = f"input[{number}]", {**message, "tool_calls": [*calls]}
         if not _is_empty(last):
             yield place, last
 
@@ -219,7 +224,8 @@ class ResponsesRequest(ConversationRequest):
             yield {"json_schema": schema}
 
     def _apart(self) -> set[str]:
-        return super()._apart() | {"input", "instructions", "text", "reasoning", "include"}
+        own = {"input", "instructions", "metadata", "text", "reasoning", "include"}
+        return super()._apart() | own
 
     def _refusal_of(self, name: str, value: object) -> str:
         if name in _REFUSED:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from importlib import metadata
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
-from tokenweir import AsyncClient, ModelInfo, PredictOptions, Truncate
+from tokenweir import AsyncClient, Item, ModelInfo, PredictOptions, Truncate
 
 from server.adapters.http.answers import Json
-from server.adapters.http.requests import Prompts, RequestOfOneModel
-
-_Pair = tuple[str, str | None]  # the second text, if there is one
+from server.adapters.http.requests import MAX_INPUTS, Prompts, RequestOfOneModel
 
 
 def _texts_or_pairs(value: object) -> Json:
     """Return what is to be classified as TEI has it: a list of two texts is a pair, not a batch."""
     match value:
         case str() | [str()] | [str(), str()]:
-            return {"is_single": True, "items": [_pair(value)]}
+            return {"is_single": True, "items": [_item(value)]}
+        case list() if len(value) > MAX_INPUTS:
+            raise ValueError(f"{len(value):,} are more than {MAX_INPUTS:,}; send fewer")
         case list() if value:
-            return {"is_single": False, "items": [_pair(one) for one in value]}
+            return {"is_single": False, "items": [_item(one) for one in value]}
     raise ValueError(_FORMS)
 
 
-def _pair(value: object) -> _Pair:
+def _item(value: object) -> Item:
     match value:
         case str(text) | [str(text)]:
-            return text, None
+            return text
         case [str(text), str(second)]:
             return text, second
     raise ValueError(_FORMS)
@@ -86,18 +85,13 @@ async def predict(
     client: AsyncClient, model: ModelInfo, asked: PredictRequest, request_id: str
 ) -> list[Any]:
     """Return the classes of a text or a pair, best first, or those of each in a list."""
-    items: list[_Pair] = asked.inputs["items"]
-    by_second: defaultdict[str | None, list[int]] = defaultdict(list)
-    for place, (_, second) in enumerate(items):
-        by_second[second].append(place)
-    found: dict[int, list[Json]] = {}
-    for second, places in by_second.items():  # a call has one second text for all
-        options = asked.options(request_id) | PredictOptions(text_pair=second)
-        texts = [items[place][0] for place in places]
-        answers = await client.classify_many(model.model, texts, top=0, **options)
-        for place, labels in zip(places, answers.results, strict=True):
-            found[place] = [{"score": one.probability, "label": one.label} for one in labels]
-    return found[0] if asked.inputs["is_single"] else [found[place] for place in sorted(found)]
+    options = asked.options(request_id)
+    answers = await client.classify_many(model.model, asked.inputs["items"], top=0, **options)
+    found = [
+        [{"score": one.probability, "label": one.label} for one in labels]
+        for labels in answers.results
+    ]
+    return found[0] if asked.inputs["is_single"] else found
 
 
 def info_json(model: ModelInfo, max_requests: int) -> Json:

@@ -48,6 +48,8 @@ class CallReader:
 
     def finish(self) -> list[Json]:
         """Return what was held back, now that the text has ended."""
+        if self.num_calls and not self._has_text and _HERMES_END.startswith(self._held):
+            self._held = ""  # the answer was cut within the end of its last call
         self._flush()
         if not self.num_calls and self._blank:
             self._add(self._blank)

@@ -26,9 +26,10 @@ def _tool(value: object) -> dict[str, Any]:
     """Return a function as it was sent, for the chat template."""
     match value:
         case {"type": "function", "function": {"name": str(name), **more}} if name:
-            if isinstance(more.get("parameters") or {}, dict):
-                return cast(dict[str, Any], value)
-            raise ValueError("the parameters of a function are a JSON schema")
+            if not isinstance(more.get("parameters") or {}, dict):
+                raise ValueError("the parameters of a function are a JSON schema")
+            json.dumps(value, allow_nan=False)  # pydantic takes NaN, which is no JSON
+            return cast(dict[str, Any], value)
         case {"type": str(kind)} if kind != "function":
             raise ValueError(f"{shortened(kind)} is no type that is known here; give functions")
     raise ValueError('give {"type": "function", "function": {"name": ..., "parameters": ...}}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
@@ -86,31 +86,40 @@ class Inference:
     ) -> Answered:
         """Run a model; `seconds` is the time that the caller gives it."""
         task, asked = await self._asked(caller, request, seconds)
-        with self._counting(asked), refused_arguments():
-            return _chosen(await task.run(caller, asked), request)
+        with self._counting(asked) as answered, refused_arguments():
+            found = _chosen(await task.run(caller, asked), request)
+            answered.append(found.version)
+            return found
 
     async def stream(
         self, caller: AsyncClient, request: InferRequest, seconds: float | None = None
     ) -> AsyncGenerator[Answered]:
         """Run a model, and yield the pieces of its answer; of other tasks than texts it is one."""
         task, asked = await self._asked(caller, request, seconds)
-        with self._counting(asked), refused_arguments():
+        with self._counting(asked) as answered, refused_arguments():
             if task is not TASKS["generate"]:
-                yield _chosen(await task.run(caller, asked), request)
+                found = _chosen(await task.run(caller, asked), request)
+                answered.append(found.version)
+                yield found
                 return
             async with aclosing(generate_in_pieces(caller, asked)) as pieces:
                 async for piece in pieces:
+                    if piece.usage is not None:  # the last one
+                        answered.append(piece.version)
                     yield _chosen(piece, request)
 
     async def statistics(self, caller: AsyncClient, name: str, version: str) -> dict[str, Any]:
         """Return what ModelStatistics tells of a model and version, "" for all."""
-        models = await self.versions(caller, name) if name else await caller.models()
-        found = [one for one in models if version in ("", one.model_version)]
+        found: Sequence[ModelInfo]
+        if name and version:
+            model, _ = await self.model(caller, name, version)
+            found = [model]
+        else:
+            found = await self.versions(caller, name) if name else await caller.models()
         return {"model_stats": list(map(self._statistics.of, found))}
 
-    def _counting(self, asked: Asked) -> AbstractContextManager[None]:
-        version = asked.options["model_version"] or asked.model.model_version
-        return self._statistics.counting(asked.model.model, version)
+    def _counting(self, asked: Asked) -> AbstractContextManager[list[str]]:
+        return self._statistics.counting(asked.model.model, asked.model.model_version)
 
     async def _asked(
         self, caller: AsyncClient, request: InferRequest, seconds: float | None
@@ -126,8 +135,10 @@ class Inference:
         told, models = self._models.get(request.model, (0.0, []))
         if not models or time.monotonic() - told >= _KNOWN_SECONDS:
             models = await self.versions(caller, request.model)
-        task = task_for(models[0], request.outputs)
-        return task, Asked(models[0], request.inputs, parameters, request.outputs, options)
+        named = (model for model in models if model.model_version == request.version)
+        model = next(named, models[0])
+        task = task_for(model, request.outputs)
+        return task, Asked(model, request.inputs, parameters, request.outputs, options)
 
     def _seconds(self, microseconds: Any, seconds: float | None) -> float:
         """Return the time that a call has: the least of what is said of it."""

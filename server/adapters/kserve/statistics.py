@@ -20,17 +20,21 @@ class Statistics:
         self._last_ms: Counter[tuple[str, ...]] = Counter()  # since 1970
 
     @contextmanager
-    def counting(self, model: str, version: str) -> Iterator[None]:
-        """Count a request, which fails unless the block ends well."""
-        outcome, began = "fail", time.perf_counter_ns()
-        self._last_ms[model, version] = time.time_ns() // 1_000_000
+    def counting(self, model: str, version: str) -> Iterator[list[str]]:
+        """Count a request. It succeeds if the block adds the version that has answered.
+
+        Otherwise it is a failure of `version`, which has to be a known one: counts stay for good.
+        """
+        began, at_ms = time.perf_counter_ns(), time.time_ns() // 1_000_000
+        answered: list[str] = []
         try:
-            yield
-            outcome = "success"
+            yield answered
         finally:
-            key = model, version, outcome
+            names = model, answered[0] if answered else version
+            key = *names, "success" if answered else "fail"
             self._count[key] += 1
             self._ns[key] += time.perf_counter_ns() - began
+            self._last_ms[names] = max(at_ms, self._last_ms[names])
 
     def of(self, model: ModelInfo) -> dict[str, Any]:
         """Return what was counted of a version of a model."""

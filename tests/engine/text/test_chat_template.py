@@ -136,6 +136,26 @@ def test_a_conversation_becomes_the_text_of_transformers(
     assert num_texts
 
 
+@pytest.mark.parametrize("style", ["llama 3", "chatml", "mistral", "phi 3"])
+def test_a_developer_is_a_system_to_a_template_that_knows_no_developers(style: str) -> None:
+    said = (ChatMessage("user", "How?"), ChatMessage("assistant", "So."), ChatMessage("user", "a"))
+    first = [Chat((ChatMessage(role, "Be brief."), *said)) for role in ("developer", "system")]
+
+    texts = [template(STYLES[style]).render(chat) for chat in first]
+
+    assert "Be brief." in texts[0]
+    assert texts[0] == texts[1]
+
+
+def test_a_template_that_knows_developers_gets_them() -> None:
+    said = "{{ 'D' if m.role == 'developer' else m.role }}:{{ m.content }};"
+    ours = template(f"{{% for m in messages %}}{said}{{% endfor %}}")
+
+    text = ours.render(Chat((ChatMessage("developer", "a"), ChatMessage("user", "b"))))
+
+    assert text == "D:a;user:b;"
+
+
 @pytest.mark.parametrize("is_continued", [False, True])
 @pytest.mark.parametrize("style", STYLES)
 def test_a_conversation_ends_where_transformers_lets_it_end(style: str, is_continued: bool) -> None:

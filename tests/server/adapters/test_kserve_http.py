@@ -93,6 +93,29 @@ async def test_the_server_and_its_models_are_described():
     assert names == [("dates", "7", "READY"), ("tags", "1", "READY")]
 
 
+# What perf_analyzer reads of every model, present or not.
+DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output",
+             "cache_hit", "cache_miss")  # fmt: skip
+
+
+async def test_statistics_are_of_versions_that_are_served():
+    async with running_worker(FakeGenerator()) as (_, address), http_server(address) as caller:
+        statuses = [
+            (await infer(caller, f"dates{version}", body(texts("a"))))[0]
+            for version in ("", "/versions/7", "/versions/8", "/versions/9")
+        ]
+        status, found = await got(caller, "/models/dates/versions/7/stats")
+        unknown = await got(caller, "/models/dates/versions/8/stats")
+
+    assert statuses == [200, 200, 404, 404]
+    (dates,) = found["model_stats"]
+    outcomes = dates["inference_stats"]
+    assert (status, sorted(outcomes)) == (200, sorted(DURATIONS))
+    counts = [outcomes[name]["count"] for name in DURATIONS]
+    assert counts == [2, 2, 0, 0, 0, 0, 0, 0]  # failures are of no version that a client made up
+    assert unknown == (404, {"error": "dates has version 7, not 8"})
+
+
 async def test_nothing_is_ready_while_the_server_behind_is_not():
     async with http_server("127.0.0.1:1") as caller:
         assert await got(caller, "/health/live") == (200, {"live": True})

@@ -111,10 +111,11 @@ async def test_reasoning_comes_back_to_a_template_that_shows_it(serving: Serving
         prompts.append(bytes(tokens).decode())
         return EOS
 
-    thought = {"type": "reasoning_text", "text": "Well"}
+    thoughts = [{"type": "reasoning_text", "text": text} for text in ("We", "ll")]
     answer = {"role": "assistant", "content": "So", "reasoning_content": "Well"}
     user = ASKED["messages"][0]
-    items = [user, {"type": "reasoning", "id": "r", "summary": [], "content": [thought]},
+    items = [user, *({"type": "reasoning", "id": "r", "summary": [], "content": [thought]}
+                     for thought in thoughts),
              {"role": "assistant", "content": "So"}, user]  # fmt: skip
     async with serving(script, None, MARKED) as caller:
         await caller.post("chat/completions", model="m", messages=[user, answer, user])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -200,7 +201,10 @@ REFUSED = [
     ({"tools": [NOW], "tool_choice": {"type": "mcp"}}, "tool_choice", "give"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input[0]: item_reference is no"),
     ({"input": [{"role": "user"}]}, "input", "input[0]: give"),
-    ({"input": []}, "input", "at least 1"),
+    ({"input": []}, "input", "input: give a text, or a list of items"),
+    ({"input": None}, "input", "input: give a text, or a list of items"),
+    ({"metadata": {"a": math.nan}}, "metadata", "metadata.a"),
+    ({"tools": [{**NOW, "parameters": {"x": math.inf}}]}, "tools", "tools[0]: Out of range"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}], "instructions": "x"},
      "input", "input[0].content[0] is of type 'input_image'"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "text.format.schema"),
@@ -211,7 +215,7 @@ REFUSED = [
     ({"n": 2}, "n", "n is not an option of /v1/responses"),
     ({"max_output_token": 5}, "max_output_token", "the nearest is max_output_tokens"),
     ({"truncation": "auto"}, "truncation", "truncation"),
-    ({"reasoning": {"effort": "high"}}, "reasoning_effort", "has no variable reasoning_effort"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort", "reasoning.effort: the model's"),
     ({"model": "none"}, None, "no model"),
 ]  # fmt: skip
 

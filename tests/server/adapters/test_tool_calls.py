@@ -24,6 +24,7 @@ TEXTS: dict[ToolFormat, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", '{"a": ')]),  # cut
         ('<tool_call>{"name": "f", ', '<tool_call>{"name": "f", ', []),
+        ('<tool_call>{"name": "f", "arguments": {}}\n</tool_', "", [("f", "{}")]),
         *((text, text, []) for text in (
             "<tool_call>\n<function=f>\n</function>\n</tool_call> and more",
             '<tool_call>{"name": "", "arguments": {}}</tool_call>',
