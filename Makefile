@@ -20,7 +20,7 @@ VENV := .venv
 EXTRAS := cpu,serve,http,export,import,loadtest
 SIZE := 2.2 GB
 DEMO := demo
-TESTS := -n 3 --dist loadfile --no-loadscope-reorder  # two compute, one waits: tests/conftest.py
+TESTS := -n 4 --dist loadfile --no-loadscope-reorder  # two compute, two wait: tests/conftest.py
 endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
