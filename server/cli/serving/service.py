@@ -125,6 +125,7 @@ def serve(
 
 def _with_packages(config: Settings, rehash: bool) -> Settings:
     """Build the packages of those models that have none."""
+    from engine.package.recognised import recognise
     from server.gateway.authenticator import check_access
     from server.packages.build import BuildOptions, build_package, is_package
 
@@ -136,7 +137,8 @@ def _with_packages(config: Settings, rehash: bool) -> Settings:
             "served; make one with `tokenweir export`, and sign it with `tokenweir sign`"
         )
     if sources:
-        check_extras("serve", "cpu", "export", "import")
+        are_ours = all(recognise(given).stage == "checkpoint" for given in sources)
+        check_extras("serve", "cpu", "export", *(() if are_ours else ("import",)))
         check_access(config)  # fails before minutes of building
     options = BuildOptions(weights, config.engine.device, rehash)
     with cleaned_up():

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from engine.errors import PackageError
+from server.cli.app import run
 from server.cli.serving.cache import cache
 from server.packages import build
 from server.packages.build import BuildOptions, build_checkpoint, build_package
@@ -181,6 +183,27 @@ def test_two_starts_at_once_build_once(commands: Path, original: Path) -> None:
         thread.join()
 
     assert names(commands) == ["import", "export"] and len(set(found)) == 1 and len(found) == 4
+
+
+def test_only_what_is_imported_needs_transformers(
+    commands: Path,
+    original: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def found(name: str) -> object:
+        return None if name == "transformers" else find_spec(name)
+
+    monkeypatch.setattr("server.cli.extras.find_spec", found)
+    monkeypatch.setattr("server.cli.serving.service.serve_until_ended", lambda _: None)
+    (checkpoint := tmp_path / "ours").mkdir()
+    (checkpoint / "config.json").write_text('{"model": {}}')
+
+    assert run(["serve", str(original)]) != 0
+    assert "needs transformers; install it with" in capsys.readouterr().err
+    assert run(["serve", str(checkpoint)]) == 0
+    assert names(commands) == ["export"]
 
 
 @pytest.mark.parametrize("fails", ["import", "export"])
