@@ -9,6 +9,7 @@ runs three times more, with other orders of its sums, and the most that it loses
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import ClassVar, NamedTuple
@@ -93,7 +94,7 @@ class At(NamedTuple):
         return At(*parts, lambda i: self.place(int(positions[i])))
 
 
-class Judge:
+class Judge(ABC):
     """The checks of every judge: bits that are claimed equal, and choices by the own logits."""
 
     needs_own: ClassVar[bool]  # whether the eager model is to run in its own type, too
@@ -109,6 +110,7 @@ class Judge:
         self.judged: list[Judged] = []  # by the eager model's losses
         self._needs_equal_bits = needs_equal_bits
 
+    @abstractmethod
     def numbers(
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True
     ) -> None:
@@ -116,11 +118,10 @@ class Judge:
 
         Raises CertificateError for a NaN.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self) -> None:
         """Judge what was played; raise CertificateError for what is wrong."""
-        raise NotImplementedError
 
     def step(
         self, play: str, seen: StepLogits, eager: Eager, at: At, *, counts: bool = True
