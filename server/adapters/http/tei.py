@@ -107,6 +107,5 @@ def info_json(model: ModelInfo, max_requests: int) -> Json:
         "max_concurrent_requests": max_requests,
         "max_input_length": model.limits.max_input_tokens,
         "max_client_batch_size": model.limits.max_inputs,
-        "auto_truncate": False,
         "version": metadata.version("tokenweir"),
     }
