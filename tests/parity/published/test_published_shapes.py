@@ -161,7 +161,7 @@ def keep(name: str, line: Line, path: Path) -> None:
         if name not in lines
     }
     settings = (f"{key}={os.environ[key]}" for key in ("FAMILIES", "PROOF") if key in os.environ)
-    command = " ".join((*settings, f"KEEP={path}", "pytest -m long tests/parity/published"))
+    command = " ".join((*settings, f"KEEP={path.name}", "pytest -m long tests/parity/published"))
     write_document({**heading(), "command": command, "families": lines, "not_measured": rest}, path)
 
 
