@@ -351,6 +351,48 @@ async def test_a_browser_shows_health_load_and_a_model_in_plain_words(tmp_path: 
     assert max(widths) <= 0
 
 
+# The least contrast of a text that is shown with the ground behind it (WCAG 2.2, 1.4.3).
+LEAST_CONTRAST = """(() => {
+  const parts = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
+    .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+  const ground = (one) => {
+    for (; one; one = one.parentElement) {
+      const color = parts(getComputedStyle(one).backgroundColor);
+      if (color[3] !== 0) return color;
+    }
+    return [255, 255, 255];
+  };
+  const shown = [...document.querySelectorAll("body *")].filter((one) => one.checkVisibility()
+    && [...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim()));
+  return shown.map((one) => {
+    const [low, high] = [parts(getComputedStyle(one).color), ground(one)].map(light)
+      .sort((a, b) => a - b);
+    return [(high + 0.05) / (low + 0.05), one.tagName + "." + one.className];
+  }).sort((a, b) => a[0] - b[0])[0];
+})()"""
+
+
+@in_browser
+async def test_a_browser_shows_every_text_readably_in_the_light_and_in_the_dark(tmp_path: Path):
+    grounds, least = [], []
+    async with page_of(FakeGenerator(), FakePredictor(), admin=FakeAdmin()) as caller:
+        async with seen(caller.url, tmp_path) as tab:
+            await tab.until("document.querySelectorAll('#workers tr').length === 2")
+            for scheme in ("light", "dark"):
+                feature = {"name": "prefers-color-scheme", "value": scheme}
+                await tab.call("Emulation.setEmulatedMedia", features=[feature])
+                ground = "getComputedStyle(document.body).backgroundColor"
+                grounds.append(await tab.evaluate(ground))
+                for model in ("dates", "tags"):
+                    await tab.evaluate(f"document.querySelector('[data-model={model}]').click()")
+                    least.append(await tab.evaluate(LEAST_CONTRAST))
+
+    assert grounds[0] != grounds[1]
+    assert min(contrast for contrast, _ in least) >= 4.5, least
+
+
 @in_browser
 async def test_a_browser_shows_the_meaning_of_a_number_on_hover_and_on_focus(tmp_path: Path):
     async with page_of(FakeGenerator(), admin=FakeAdmin()) as caller:
