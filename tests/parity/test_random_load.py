@@ -242,7 +242,7 @@ class Watch:
 
     def _watch_step(self) -> list[EngineOutput]:
         self.num_steps += 1
-        for key, step in list(self.closed_in.items()):
+        for key, step in self.closed_in.copy().items():  # a copy is one step of the interpreter
             # The next step may have been chosen when the reader went away, the one after it not.
             is_there = key in self.scheduler._running or key in self.scheduler._waiting
             if is_there and self.num_steps >= step + 2:
