@@ -41,7 +41,7 @@ from server.adapters.http.load_history import LoadHistory
 from server.adapters.http.page import Page
 from server.adapters.http.predictions import PredictionRequest, predict
 from server.adapters.http.requests import GenerationRequest, OpenAiRequest, RequestOfOneModel
-from server.adapters.http.response_writer import ResponseWriter
+from server.adapters.http.response_writer import ResponseForm, ResponseWriter
 from server.adapters.http.responses import ResponsesRequest
 from server.adapters.http.streams import (
     Chunks,
@@ -159,33 +159,34 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """Answer in a conversation, with a model that has a chat template."""
         asked = await self._asked(request, ChatRequest, ChatForm.prefix)
-        return await self._converse(request, asked, asked.messages, Writer())
+        return await self._converse(request, asked, asked.messages, ChatForm, Writer())
 
     async def responses(self, request: Request) -> Response:
         """Answer in a conversation, in the form of OpenAI's responses, of which none is stored."""
         asked = await self._asked(request, ResponsesRequest, "resp_")
         writer = ResponseWriter(asked.echoed, request.state.request_id, asked.model)
-        return await self._converse(request, asked, asked.conversation, writer)
+        return await self._converse(request, asked, asked.conversation, ResponseForm, writer)
 
     async def _converse(
         self,
         request: Request,
         asked: ConversationRequest,
         conversation: list[dict[str, Any]],
+        form_of: type[ChatForm],
         writer: Writer,
     ) -> Response:
         with refused_arguments():
             calling, options = asked.calling, asked.options
         prompts = [conversation]
         if calling is None:
-            form = ChatForm(asked, is_constrained=is_constrained(options))
+            form = form_of(asked, is_constrained=is_constrained(options))
             return await self._generate(request, asked, prompts, form, writer, options)
         models = [one for one in await self.caller(request).models() if one.model == asked.model]
         if not models:
             raise _unknown_model(asked.model)
         with refused_arguments():
             options = calling.options(options, models[0])
-        form = ChatForm(
+        form = form_of(
             asked,
             partial(calling.reader, models[0]),
             is_named=calling.is_named,

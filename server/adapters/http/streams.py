@@ -201,6 +201,7 @@ class Chunks:
             input_tokens=sum(one.input_tokens for one in usages),
             output_tokens=sum(one.output_tokens for one in usages),
             cached_input_tokens=sum(one.cached_input_tokens for one in usages),
+            reasoning_tokens=sum(one.reasoning_tokens for one in usages),
         )
         return envelope(self._id, self._form.chunk_object, self._asked.model, []) | {
             "usage": usage_json(whole)
@@ -245,6 +246,7 @@ class Chunks:
             self._prompt.ClearField("tokens")
         if self._asked.has_running_usage:
             chunk["usage"] = usage_json(Usage(self._prompt.input_tokens, self._num_tokens))
+            del chunk["usage"]["completion_tokens_details"]  # known at the end
         return chunk
 
 

@@ -101,7 +101,8 @@ class Calling:
     def reader(self, model: ModelInfo) -> CallReader:
         """Return what reads one answer of a model."""
         is_single = self.is_named or not self.is_parallel
-        return CallReader(self._format_of(model), is_single=is_single)
+        is_required = self.choice != "auto"
+        return CallReader(self._format_of(model), is_single=is_single, is_required=is_required)
 
     def options(self, said: StreamOptions, model: ModelInfo) -> StreamOptions:
         """Return the options of our client with which calls come, and are of the functions.
