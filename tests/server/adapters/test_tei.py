@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import AsyncInferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 
 from tests.fakes.engines import (
     FakeGenerator,
@@ -102,7 +103,8 @@ async def test_a_wrong_request_is_told_why(path: str, body: dict[str, Any], said
         status, found = await served.post(path, **body)
 
     assert status in (400, 404)
-    assert found["error"]["message"].startswith(said)
+    assert found["error"].startswith(said)
+    assert found["error_type"] == "Validation"
 
 
 async def test_a_server_without_such_a_model_says_so():
@@ -111,4 +113,16 @@ async def test_a_server_without_such_a_model_says_so():
             async with caller.session.post(f"{caller.url}/embed", json={"inputs": "a"}) as found:
                 said = await found.json()
 
-    assert said["error"]["message"] == "no model here can embed; /v1/models lists them"
+    assert said["error"] == "no model here can embed; /v1/models lists them"
+
+
+async def test_an_error_has_the_form_that_its_clients_read():
+    async with serving() as served, AsyncInferenceClient(model=served.caller.url) as client:
+        with pytest.raises(HfHubHTTPError) as refused:
+            await client.feature_extraction("a", truncation_direction="Up")  # type: ignore[arg-type]
+    async with http_server("127.0.0.1:1") as caller:
+        async with caller.session.get(f"{caller.url}/info") as found:
+            away = found.status, (await found.json())["error_type"]
+
+    assert "truncation_direction: Input should be 'Left', 'Right'" in str(refused.value)
+    assert away == (503, "Unhealthy")
