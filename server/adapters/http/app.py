@@ -204,6 +204,7 @@ class Endpoints:
                 asked.model,
                 asked.input,
                 normalize=normalize,
+                prompt_name=asked.input_type if asked.prompt_name is None else asked.prompt_name,
                 truncate=asked.truncate,
                 request_id=request_id,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import PlainValidator
@@ -39,12 +40,24 @@ class EmbeddingRequest(OpenAiRequest):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None  # those of the model
     truncate: _Truncate = None  # as text-embeddings-inference has it; true: "right"
+    prompt_name: str | None = None  # the model's prompt in front of each text
+    input_type: str | None = None  # the same under another name
     normalize: bool | None = None  # our own; absent: to length 1, as OpenAI's vectors are
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """As the base's, and for a prompt that is named twice."""
+        yield from super().faults()
+        if None not in (self.prompt_name, self.input_type):
+            yield "input_type", "input_type, prompt_name: give one of them only"
 
     @property
     def num_inputs(self) -> int:
         """How many texts it has."""
         return len(self.input)
+
+    def _sent_names(self) -> dict[str, str]:
+        named = {} if self.input_type is None else {"prompt_name": "input_type"}
+        return super()._sent_names() | named
 
     def as_sent(self, message: str) -> str:
         """As the base's; ids that the model does not have are most often another tokenizer's."""

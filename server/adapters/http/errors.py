@@ -1,4 +1,4 @@
-"""Errors in the forms of OpenAI, KServe and TEI: the one table from what a call raises to a status."""
+"""Errors in the forms of OpenAI, KServe and TEI, by one table from what a call raises."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _STATUSES: Mapping[type[tokenweir.TokenweirClientError], tuple[int, str]] = Mapp
 _CODES: Mapping[str, str] = MappingProxyType(
     {"MODEL_NOT_FOUND": "model_not_found", "UNAUTHENTICATED": "invalid_api_key"}
 )
-# The paths of text-embeddings-inference (TEI), and its kinds of errors by status, where they are not
-# those of wrong requests and failures.
+# The paths of text-embeddings-inference (TEI), and its kinds of errors where they are none of wrong
+# requests or failures.
 _TEI_PATHS = ("/", "/embed", "/predict", "/info")
 _TEI_TYPES: Mapping[int, str] = MappingProxyType({429: "Overloaded", 503: "Unhealthy"})
 

@@ -57,6 +57,7 @@ class EmbedRequest(TeiRequest):
 
     inputs: Prompts
     normalize: bool | None = None  # absent: to length 1
+    prompt_name: str | None = None
 
     @property
     def num_inputs(self) -> int:
@@ -76,8 +77,13 @@ async def embed(
     client: AsyncClient, model: ModelInfo, asked: EmbedRequest, request_id: str
 ) -> list[tuple[float, ...]]:
     """Return the vectors of texts."""
-    normalize, options = asked.normalize is not False, asked.options(request_id)
-    found = await client.embed_many(model.model, asked.inputs, normalize=normalize, **options)
+    found = await client.embed_many(
+        model.model,
+        asked.inputs,
+        normalize=asked.normalize is not False,
+        prompt_name=asked.prompt_name,
+        **asked.options(request_id),
+    )
     return list(found.results)
 
 
