@@ -87,6 +87,7 @@ def application(
         Route("/v1/chat/completions", endpoints.chat, methods=post),
         Route("/v1/responses", endpoints.responses, methods=post),
         Route("/v1/embeddings", endpoints.embeddings, methods=post),
+        Route("/embeddings", endpoints.embeddings, methods=post),  # as Infinity's clients call it
         Route("/tokenize", endpoints.tokenize, methods=post),
         Route("/detokenize", endpoints.detokenize, methods=post),
         Route("/embed", endpoints.embed, methods=post),
