@@ -19,7 +19,7 @@ class Usage:
     output_tokens: int
     cached_input_tokens: int = 0
     discarded_tokens: int = 0
-    reasoning_tokens: int = 0  # of the output's, between "<think>" and "</think>" of a chat
+    reasoning_tokens: int = 0  # a part of the output: between "<think>" and "</think>"
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ async def test_log_probabilities_of_a_response_are_of_its_texts_alone(
 @pytest.mark.parametrize(
     ("template", "text", "count"),
     [(MARKED, "<think>Well</think>So", 4),
-     (BEGUN, "<think>\nWell</think>So", 4),  # of which the prompt has the mark
+     (BEGUN, "<think>\nWell</think>So", 4),  # the prompt has the mark
      (MARKED, "So <think>Well</think>", 0),
      (MARKED, "<think>Well", 4),
      (PLAIN, "<think>Well</think>So", 0)],
