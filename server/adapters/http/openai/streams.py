@@ -15,9 +15,11 @@ from starlette.types import Send
 from tokenweir import BrokenStream, TokenweirClientError, Usage
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
-from server.adapters.http.answers import Form, Json, envelope, finish_reason, usage_json
+from server.adapters.http.calls import REQUEST_ID
 from server.adapters.http.errors import AsSent, HttpError, http_error
-from server.adapters.http.requests import GenerationRequest
+from server.adapters.http.openai.answers import Form, envelope, finish_reason, usage_json
+from server.adapters.http.openai.generation import GenerationRequest
+from server.adapters.http.requests import Json
 
 _MOST_READ_AHEAD = 16  # messages
 Message = generation_service_pb2.GenerateStreamResponse
@@ -306,7 +308,7 @@ def _name(enum: EnumDescriptor, value: int) -> str:
 
 
 def _headers(request_id: str) -> dict[str, str]:
-    return {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "x-request-id": request_id}
+    return {"Cache-Control": "no-store", "X-Accel-Buffering": "no", REQUEST_ID: request_id}
 
 
 def event(data: Json) -> bytes:

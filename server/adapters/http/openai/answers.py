@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokenweir import GeneratedSequence, PositionLogprobs, Result, Usage
 from tokenweir.v1 import common_pb2
 
+from server.adapters.http.requests import Json
+
 Positions = Sequence[PositionLogprobs] | Sequence[common_pb2.PositionLogprobs]
-Json = dict[str, Any]
 
 # Others, of a request that takes a part of an answer, keep their names.
 _REASONS: Mapping[str, str] = {"eos": "stop", "context_full": "length"}
@@ -20,7 +21,6 @@ _IMPOSSIBLE = -9999.0
 class Form(Protocol):
     """The differences between completions of texts and those of conversations."""
 
-    prefix: str  # begins the ids
     object: str
     chunk_object: str
     has_prompts_in_choices: bool  # or beside them, since there is one prompt

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from engine.text.chat_format import THINK, THINK_END
-from server.adapters.http.answers import Json
-from server.adapters.http.tool_calls import CallReader
+from server.adapters.http.openai.tool_calls import CallReader
+from server.adapters.http.requests import Json
 
 
 class ReasoningReader:

@@ -6,9 +6,9 @@ import json
 import secrets
 import string
 from collections.abc import Generator
-from typing import Any
 
-Json = dict[str, Any]
+from server.adapters.http.requests import Json
+
 _Run = Generator[None, str, None]  # is sent every character
 
 _HERMES, _HERMES_END = "<tool_call>", "</tool_call>"

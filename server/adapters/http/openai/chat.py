@@ -12,8 +12,7 @@ from pydantic import Field
 from tokenweir import GeneratedSequence, Result, StreamOptions, TokenLogprob
 from tokenweir.v1 import common_pb2
 
-from server.adapters.http.answers import (
-    Json,
+from server.adapters.http.openai.answers import (
     Positions,
     finish_reason,
     finite,
@@ -21,10 +20,11 @@ from server.adapters.http.answers import (
     token_starts,
     token_text,
 )
-from server.adapters.http.reasoning import ReasoningReader
-from server.adapters.http.requests import NEUTRAL, GenerationRequest
-from server.adapters.http.tool_calls import CallReader
-from server.adapters.http.tools import Calling, Choice, Tool
+from server.adapters.http.openai.generation import GenerationRequest
+from server.adapters.http.openai.reasoning import ReasoningReader
+from server.adapters.http.openai.tool_calls import CallReader
+from server.adapters.http.openai.tools import Calling, Choice, Tool
+from server.adapters.http.requests import NEUTRAL, Json
 
 # Variables of chat templates that clients send by themselves.
 _VARIABLES = ("enable_thinking", "reasoning_effort")
@@ -93,7 +93,7 @@ class ConversationRequest(GenerationRequest):
 class ChatRequest(ConversationRequest):
     """The body of `/v1/chat/completions`."""
 
-    input_field = "messages"
+    input_field, id_prefix = "messages", "chatcmpl-"
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]  # our client looks at each
     max_completion_tokens: int | None = None
@@ -129,7 +129,7 @@ Reader = CallReader | ReasoningReader
 class ChatForm:
     """Completions of conversations; where functions may be called, a reader finds the calls."""
 
-    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
     has_prompts_in_choices = False
 
     def __init__(

@@ -15,8 +15,8 @@ from tokenweir import (
 )
 from tokenweir.v1 import common_pb2
 
-from server.adapters.http.answers import (
-    Json,
+from server.adapters.http.errors import HttpError
+from server.adapters.http.openai.answers import (
     Positions,
     finish_reason,
     finite,
@@ -25,14 +25,14 @@ from server.adapters.http.answers import (
     token_starts,
     token_text,
 )
-from server.adapters.http.errors import HttpError
-from server.adapters.http.requests import GenerationRequest, Prompts
+from server.adapters.http.openai.generation import GenerationRequest
+from server.adapters.http.requests import Json, Prompts
 
 
 class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`."""
 
-    input_field = "prompt"
+    input_field, id_prefix = "prompt", "cmpl-"
 
     prompt: Prompts
     echo: bool | None = None
@@ -84,7 +84,7 @@ class CompletionRequest(GenerationRequest):
 class TextForm:
     """Completions of texts."""
 
-    prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    object, chunk_object = "text_completion", "text_completion"
     has_prompts_in_choices = True
 
     def __init__(self, asked: CompletionRequest) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import PlainValidator
-from tokenweir import Answers, Truncate
+from tokenweir import AsyncClient, Truncate
 
 from server.adapters.http.errors import HttpError
-from server.adapters.http.requests import OpenAiRequest, Prompts
+from server.adapters.http.requests import Json, ModelRequest, Prompts
 
 
 def _side(value: object) -> Truncate | None:
@@ -31,10 +31,10 @@ _OTHER_IDS = (
 )
 
 
-class EmbeddingRequest(OpenAiRequest):
+class EmbeddingRequest(ModelRequest):
     """The body of `/v1/embeddings`."""
 
-    input_field = "input"
+    input_field, id_prefix = "input", "embd-"
 
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
@@ -65,13 +65,19 @@ class EmbeddingRequest(OpenAiRequest):
         return f"{said}; {_OTHER_IDS}" if "outside the vocabulary" in message else said
 
 
-def embeddings_json(
-    asked: EmbeddingRequest, found: Answers[tuple[float, ...]]
-) -> dict[str, object]:
+async def embed(client: AsyncClient, asked: EmbeddingRequest, request_id: str) -> Json:
     """Return the vectors as numbers, or as the bytes of float32 in base64.
 
     Raises HttpError where they have another size than was asked for.
     """
+    found = await client.embed_many(
+        asked.model,
+        asked.input,
+        normalize=asked.normalize is not False,
+        prompt_name=asked.input_type if asked.prompt_name is None else asked.prompt_name,
+        truncate=asked.truncate,
+        request_id=request_id,
+    )
     size = len(found.results[0])
     if asked.dimensions not in (None, size):
         message = f"dimensions: {asked.dimensions} are not the {size} that this model gives"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 
 from tokenweir import GeneratedSequence, Result
 
-from server.adapters.http.answers import Json
-from server.adapters.http.chat import ChatForm
 from server.adapters.http.errors import HttpError
-from server.adapters.http.streams import Writer, event
+from server.adapters.http.openai.chat import ChatForm
+from server.adapters.http.openai.streams import Writer, event
+from server.adapters.http.requests import Json
 
 # The items that are texts: how their ids begin, and their part.
 _TEXTS: Mapping[str, tuple[str, Json]] = {

@@ -13,7 +13,7 @@ from tokenweir import ModelInfo, StreamOptions
 from engine.text.chat_format import ToolFormat
 from engine.text.lark import json_rule, literal
 from engine.wording import listed, shortened
-from server.adapters.http.tool_calls import CallReader
+from server.adapters.http.openai.tool_calls import CallReader
 
 _CAPABILITY = "tools:"  # the format of a model stands behind it
 _NAMED = "="  # stands before the name of the one function that is to be called

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.adapters.http.reasoning import ReasoningReader
+from server.adapters.http.openai.reasoning import ReasoningReader
 from tests.conftest import EOS, Script
 from tests.server.adapters.conftest import PLAIN, Serving, client_of
 
