@@ -154,10 +154,11 @@ class ChatForm:
     def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
         chunks = self.chunks(index, sequence, result)
         message = {"role": "assistant", "refusal": None, **_whole([one["delta"] for one in chunks])}
+        told = [token for one in chunks for token in (one["logprobs"] or {}).get("content", ())]
         found = {
             "index": index,
             "message": message,
-            "logprobs": _logprobs(sequence.logprobs),
+            "logprobs": {"content": told, "refusal": None} if told else None,
             "finish_reason": chunks[-1]["finish_reason"],
         }
         if self._asked.return_token_ids:
