@@ -17,7 +17,7 @@ _NOT_TAKEN = frozenset(
     "tools add_generation_prompt continue_final_message".split()
 )
 # Our client's own options, which OpenAI does not have, under their own names.
-OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*RENAMED.values()}
+_OWN_OPTIONS = frozenset(StreamOptions.__annotations__) - _NOT_TAKEN - {*RENAMED.values()}
 _OF_SAMPLING = {one.name for one in OPTIONS if one.strategy == "sampling"} - {"best_of"}
 _OF_SEARCH = frozenset(("strategy", "beam", "best_of", *_OF_SAMPLING))
 
@@ -89,7 +89,7 @@ class StructuredOutputs(Body):
 class GenerationRequest(ModelRequest):
     """The fields that both kinds of completion share."""
 
-    own_names = OWN_OPTIONS | {*ALSO}
+    own_names = _OWN_OPTIONS | {*ALSO}
 
     max_tokens: int | None = None
     min_tokens: int | None = None
