@@ -25,6 +25,7 @@ from engine.scheduling.output import (
     TokensOutput,
 )
 from engine.scheduling.sequence import TokenRequest
+from engine.text.chat_format import num_reasoning_tokens
 from engine.text.tokenizer import Tokenizer
 
 
@@ -159,6 +160,7 @@ class RequestStream:
             output_tokens=num_output,
             cached_input_tokens=self._num_cached,
             discarded_tokens=self.num_discarded,
+            reasoning_tokens=self._num_reasoning(returned),
         )
         return RequestFinished(
             asked.request_id,
@@ -169,3 +171,10 @@ class RequestStream:
             asked.prompt_ids if params.alignment or params.prompt_token_ids else (),
             asked.reasoning,
         )
+
+    def _num_reasoning(self, returned: list[SequenceText]) -> int:
+        reasoning = self._asked.reasoning
+        if reasoning is None or self._asked.params.constraint is not None:
+            return 0
+        is_begun = reasoning == "begun"
+        return sum(num_reasoning_tokens(one.pieces, is_begun=is_begun) for one in returned)

@@ -33,7 +33,7 @@ class SequenceText:
         self._detokenizer = new_text(
             params, tokenizer, len(prefix_ids), include_stop=params.include_stop
         )
-        self._num_prefix = len(prefix_ids)
+        self._num_prefix, self._token_bytes = len(prefix_ids), tokenizer.token_bytes
         self._num_decoded = 0  # tokens whose text was made
         self._token_ids = list(prefix_ids)
         self._logprobs: list[PositionLogprobs] = []
@@ -68,6 +68,12 @@ class SequenceText:
     def num_generated(self) -> int:
         """Tokens without the given prefix."""
         return len(self._token_ids) - self._num_prefix
+
+    @property
+    def pieces(self) -> list[bytes]:
+        """Text of each token, a given prefix's among them, without that of an end of sequence."""
+        is_ended = self._end is not None and self._end.reason is FinishReason.EOS
+        return list(map(self._token_bytes, self._token_ids[: -1 if is_ended else None]))
 
     @property
     def score(self) -> float:

@@ -17,6 +17,7 @@ from engine.package.manifest import Contract, EncodingContract, ImageContract
 from engine.requests.checks import raise_if_any
 from engine.requests.token_ids import check_token_ids
 from engine.text.tokenizer import Encoding, Tokenizer
+from engine.wording import listed, shortened
 
 _PIXELS_PER_TOKEN = 16 * 16
 
@@ -77,6 +78,8 @@ class ItemEncoder:
             )
 
     def _encode_item(self, item: PredictionItem, path: str) -> list[EncodedItem]:
+        if item.prompt_name and not isinstance(item.content, str):
+            raise _invalid("prompt_name", "a prompt stands in front of a text, and there is none")
         if self._image is not None:
             return [_encode_image(item, self._image, path, self._limits)]
         assert self._text is not None and self._tokenizer is not None
@@ -98,7 +101,7 @@ class ItemEncoder:
                 what = "windows keep the whole text, and truncation cuts it"
                 raise _invalid("stride", f"{what}; give one of the two")
             tokenizer = tokenizer.cutting(contract.max_len, item.truncation)
-        found = tokenizer.encode_with_offsets(text, pair)
+        found = tokenizer.encode_with_offsets(_prompt(item.prompt_name, contract) + text, pair)
         if not found.ids:  # a blank text has those of special tokens, if its model puts any there
             raise _invalid(f"{path}.text", f"{text[:40]!r} has no token of this model; give words")
         types = contract.num_token_types
@@ -173,6 +176,15 @@ class ItemEncoder:
         )
         types = _types((0,) * len(ids), contract)
         return EncodedItem(np.array(ids), len(ids), len(ids), types)
+
+
+def _prompt(name: str | None, contract: EncodingContract) -> str:
+    if not name:
+        return contract.prompts.get(contract.default_prompt or "", "") if name is None else ""
+    if name not in contract.prompts:
+        known = f"it has {listed(contract.prompts)}" if contract.prompts else "leave it out"
+        raise _invalid("prompt_name", f"{shortened(name)} is no prompt of this model; {known}")
+    return contract.prompts[name]
 
 
 def _types(types: tuple[int, ...], contract: EncodingContract) -> NDArray[Any] | None:

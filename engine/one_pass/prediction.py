@@ -23,6 +23,8 @@ class PredictionItem:
     # A text that is too long is labelled in windows whose neighbours share so many tokens; None: it
     # is refused.
     stride: int | None = None
+    # The model's prompt in front of a text, by its name; None: the default one, "": none.
+    prompt_name: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

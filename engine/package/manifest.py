@@ -57,6 +57,10 @@ PrintedName = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Amount = Annotated[float, Field(ge=0)]
 Points = Annotated[float, Field(ge=0, le=100.001)]  # float arithmetic may pass 100
+Prompts = Annotated[
+    dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=2**13)]],
+    Field(max_length=2**10),
+]
 MAX_BUCKETS = 64
 MAX_ORIGINAL = 400  # characters that tell of a comparison
 NEAR_OVERFLOW = 65_504 / 2  # the largest number of float16, by two
@@ -208,6 +212,8 @@ class EncodingContract(_Model):
     num_token_types: TokenId = 1
     cuts_texts: bool = False  # longer texts lose their ends; else they are refused
     cuts_left: bool = False  # they lose their beginnings instead
+    prompts: Prompts = {}  # texts that stand in front of others, by their names
+    default_prompt: str | None = None  # the name of one that stands there unless another is asked
 
     @property
     def cut_at(self) -> int | None:

@@ -44,6 +44,7 @@ class Usage:
     output_tokens: int
     cached_input_tokens: int = 0
     discarded_tokens: int = 0
+    reasoning_tokens: int = 0  # a part of the output
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ def encoding_contract(config: TransformerConfig) -> EncodingContract | None:
         num_token_types=num_token_types,
         cuts_texts=config.cut_at is not None,
         cuts_left=config.cuts_left,
+        prompts=config.prompts,
+        default_prompt=config.default_prompt,
     )
 
 

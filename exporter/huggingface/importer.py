@@ -16,7 +16,7 @@ from exporter.huggingface.any_decoder import TITLE, OriginalDecoder
 from exporter.huggingface.family import Original
 from exporter.huggingface.generation import about_tasks, read_options
 from exporter.huggingface.reading import family_of, read_config, read_json, read_processor
-from exporter.huggingface.sentences import SentenceTexts, read_modules, read_sentence_texts
+from exporter.huggingface.sentences import read_modules, read_sentence_texts
 from exporter.huggingface.tokenizers import ImportedTokenizer, Languages, read_tokenizer
 from exporter.huggingface.understood import understood
 from exporter.huggingface.weights.fitting import without_wrappers
@@ -26,6 +26,7 @@ from exporter.huggingface.writing import (
     ReadModel,
     length_notes,
     naming,
+    prompt_notes,
     with_length,
     write_model,
 )
@@ -74,7 +75,7 @@ def import_checkpoint(
             pictures=read_processor(directory, str(said["model_type"])) if family.sees else None,
         )
         whole = _with_ends(family.read_config(original), options.eos_token_ids)
-        config = _with_limit(whole, original.texts, max_len)
+        config = _as_read(whole, original, max_len)
         family_notes = family.notes(original)
     text = ImportedTokenizer()  # none, of one that sees pictures
     if config.vocab_size:
@@ -92,7 +93,8 @@ def import_checkpoint(
     notes = ["code beside the model (auto_map) is not run"] if said.get("auto_map") else []
     notes += [*options.notes(config), *about_tasks(said, generation_config), *family_notes]
     notes += [*length_notes(config, max_len), *text.notes, *unwrapped]
-    notes += original.texts.notes if original.texts else []
+    if original.texts is not None:
+        notes += [*original.texts.notes, *prompt_notes(config, original.texts)]
     told = understood(family.title, config, text)
     return Imported(str(said["model_type"]), num_parameters, tuple(notes), told)
 
@@ -127,13 +129,18 @@ def _import_by_own_code(
     return Imported(str(said["model_type"]), original.num_parameters, tuple(notes), told)
 
 
-def _with_limit(
-    config: TransformerConfig, texts: SentenceTexts | None, asked: int | None
-) -> TransformerConfig:
-    """Return a model of texts as long as was asked for; sentence-transformers cuts longer ones."""
+def _as_read(config: TransformerConfig, original: Original, asked: int | None) -> TransformerConfig:
+    """Return a model of texts as long as was asked for.
+
+    sentence-transformers cuts longer ones, and puts prompts in front of those it makes vectors of.
+    """
+    texts, modules = original.texts, original.modules
     if texts is not None and config.is_of_texts:
         limit = min(asked or texts.limit or config.max_source_len, config.max_source_len)
-        return config.changed({"cut_at": limit})
+        read: dict[str, Any] = {"cut_at": limit}
+        if not config.labels and modules is not None and modules.pools_prompts:
+            read |= {"prompts": texts.prompts, "default_prompt": texts.default_prompt}
+        return config.changed(read)
     return config if asked is None else with_length(config, asked)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -14,11 +14,12 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from engine.errors import CheckpointError
 from engine.json_file import read_bounded
-from engine.package.manifest import MAX_LENGTH
+from engine.package.manifest import MAX_LENGTH, Prompts
 from engine.wording import listed, problems_of, shortened
 from exporter.models.config import PositiveInt
 
@@ -89,6 +90,7 @@ class SentenceModules(BaseModel):
     dense: Dense | None = None
     dense_path: str | None = None  # the folder of its weights
     normalize: bool = False
+    pools_prompts: bool = True  # prompts in front of texts count as they do
 
 
 class _Module(BaseModel):
@@ -123,12 +125,13 @@ def read_modules(directory: Path) -> SentenceModules | None:
         found = {
             module.kind: _read(directory, module) for module in modules if module.kind in _READ
         }
-        dense = found.get("Dense")
+        dense, pooling = found.get("Dense"), found.get("Pooling")
         return SentenceModules(
-            pooling=_pooling(found["Pooling"]) if "Pooling" in found else None,
+            pooling=None if pooling is None else _pooling(pooling),
             dense=None if dense is None else Dense.model_validate(dense),
             dense_path=next((one.path for one in modules if one.kind == "Dense"), None),
             normalize="Normalize" in kinds,
+            pools_prompts=pooling is None or pooling.get("include_prompt") is not False,
         )
 
 
@@ -156,6 +159,8 @@ class SentenceTexts(BaseModel):
     limit: int | None = None  # tokens; longer texts are cut; None: what the model takes
     lowers: bool = False  # letters, whatever the tokenizer does
     activation_fn: str = ""  # makes a score of a logit, if a model compares two texts
+    prompts: Prompts = {}  # stand in front of texts, by their names
+    default_prompt: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -192,15 +197,22 @@ class _Around(_CrossEncoder):
     default_prompt_name: str | None = None
     truncate_dim: int | None = None
 
+    @property
+    def all_prompts(self) -> Prompts:
+        """Its prompts; sentence-transformers has empty ones where it looks for some by itself."""
+        given = {name: text or "" for name, text in (self.prompts or {}).items()}
+        return {"query": "", "document": "", **given} if any(given.values()) else {}
+
+    @model_validator(mode="after")
+    def _has_default(self) -> Self:
+        prompts = self.all_prompts
+        if prompts and self.default_prompt_name not in (None, *prompts):
+            name = shortened(str(self.default_prompt_name))
+            raise ValueError(f"default_prompt_name is {name}, none of prompts ({listed(prompts)})")
+        return self
+
     def notes(self) -> Iterator[str]:
         """Say what sentence-transformers does besides."""
-        prompts = [name for name, text in (self.prompts or {}).items() if text]
-        if prompts:
-            chosen = shortened(self.default_prompt_name or "none")
-            yield (
-                f"{_AROUND_NAME}: its prompts ({listed(prompts)}; by default {chosen}) are yours "
-                "to put in front of texts"
-            )
         if self.truncate_dim is not None:
             yield f"{_AROUND_NAME}: truncate_dim is {self.truncate_dim}; here vectors stay whole"
 
@@ -227,6 +239,8 @@ def read_sentence_texts(directory: Path, config: Mapping[str, Any]) -> SentenceT
         limit=limit and int(min(limit, MAX_LENGTH)),
         lowers=transformer.do_lower_case,
         activation_fn=next(filter(None, (*told, around.activation_fn)), ""),
+        prompts=around.all_prompts,
+        default_prompt=around.default_prompt_name if around.all_prompts else None,
         notes=tuple(around.notes()),
     )
 

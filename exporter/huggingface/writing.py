@@ -21,6 +21,7 @@ from exporter.checkpoint import (
     stream_checkpoint,
 )
 from exporter.huggingface.family import Family
+from exporter.huggingface.sentences import SentenceTexts
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.huggingface.weights.fitting import (
     find_weights,
@@ -109,6 +110,17 @@ def with_length(config: TransformerConfig, max_len: int) -> TransformerConfig:
         for name in ("max_source_len", "max_target_len")
     }
     return config.changed(lengths)
+
+
+def prompt_notes(config: TransformerConfig, texts: SentenceTexts) -> list[str]:
+    """Say what stands in front of texts."""
+    if not texts.prompts:
+        return []
+    chosen, names = shortened(texts.default_prompt or "none"), listed(texts.prompts)
+    known = f"prompts ({names}; by default {chosen})"
+    if not config.prompts:
+        return [f"its {known} are yours to put in front of texts"]
+    return [f"{known} stand in front of texts, as in sentence-transformers; see prompt_name"]
 
 
 def length_notes(config: TransformerConfig, asked: int | None) -> list[str]:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 
-from tokenweir import AsyncClient
+from tokenweir import AsyncClient, NotFound, TokenweirClientError
 
 from server.auth.certified import CERTIFIED_KEY
 
-HEALTH_SECONDS = 5.0  # for the server behind to say how it is
+_HEALTH_SECONDS = 5.0  # for the server behind to say how it is
 STREAM_ATTEMPTS = 3  # a stream that has begun goes on where it broke: its reader cannot ask for it
+
+
+async def is_serving(client: AsyncClient, name: str = "") -> bool:
+    """Return whether a model serves, "" for the server behind; NotFound for an unknown one."""
+    try:
+        async with asyncio.timeout(_HEALTH_SECONDS):
+            return await client.health(name) == "SERVING"
+    except NotFound:
+        raise
+    except (TokenweirClientError, TimeoutError):
+        return False
 
 
 def client_as(

@@ -82,6 +82,7 @@ def usage(parts: Sequence[Usage]) -> common_pb2.Usage:
         cached_input_tokens=sum(part.cached_input_tokens for part in parts),
         output_tokens=sum(part.output_tokens for part in parts),
         discarded_tokens=sum(part.discarded_tokens for part in parts),
+        reasoning_tokens=sum(part.reasoning_tokens for part in parts),
     )
 
 

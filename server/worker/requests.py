@@ -171,11 +171,15 @@ def prediction_items(request: PredictionRequest, limits: RequestLimits) -> list[
     stride = None
     if isinstance(request, prediction_service_pb2.LabelRequest) and request.HasField("stride"):
         stride = request.stride
-    return [_prediction_item(item, _SIDES[request.truncation], stride) for item in items]
+    prompt = None
+    if isinstance(request, prediction_service_pb2.EmbedRequest) and request.HasField("prompt_name"):
+        prompt = request.prompt_name
+    side = _SIDES[request.truncation]
+    return [_prediction_item(item, side, stride, prompt) for item in items]
 
 
 def _prediction_item(
-    item: prediction_service_pb2.Item, side: Side | None, stride: int | None
+    item: prediction_service_pb2.Item, side: Side | None, stride: int | None, prompt: str | None
 ) -> PredictionItem:
     content: str | bytes | tuple[int, ...]
     match item.WhichOneof("kind"):
@@ -186,7 +190,7 @@ def _prediction_item(
         case _:
             content = tuple(item.tokens.ids)
     pair = item.text_pair if item.HasField("text_pair") else None
-    return PredictionItem(content, pair, side, stride)
+    return PredictionItem(content, pair, side, stride, prompt)
 
 
 def _chat(chat: generation_service_pb2.Chat, path: str) -> Chat:

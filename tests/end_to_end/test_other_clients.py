@@ -41,7 +41,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "clients"
 PAGE = ROOT / "server/docs/reference/clients.md"
 # Each has an environment of its own, since they want different versions of openai.
-IN_PYTHON = ["instructor", "langchain", "litellm", "llama_index", "openai_agents", "pydantic_ai"]
+IN_PYTHON = ["infinity", "instructor", "langchain", "litellm", "llama_index", "openai_agents"]
+IN_PYTHON += ["pydantic_ai"]
 
 TURN, END = "<|im_start|>", "<|im_end|>"
 ASKED = f"{TURN}assistant:"
@@ -163,7 +164,7 @@ def test_the_table_of_clients_has_the_versions_that_are_tested():
 
     others = {f"{name}=={version}" for name, version in rows} - pins
 
-    assert len(rows) == 14
+    assert len(rows) == 16
     assert others == {"lm-eval==0.4.13", "promtool==2.42.0"}  # tested elsewhere, and of Debian
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.package.manifest import Architecture
+from engine.package.manifest import Architecture, Prompts
 from engine.wording import listed
 from exporter.models.config.groups import (
     AttentionConfig,
@@ -38,6 +38,7 @@ _ONLY_FOR: Mapping[str, tuple[Architecture, ...]] = {  # the others have nothing
     "source_vocab_size": ("encoder-decoder",),
     "token_dim": ("decoder",),
     "cut_at": ("encoder",),
+    "prompts": ("encoder",),
     "num_token_types": ("encoder",),
     "labels": ("encoder", "vision-encoder"),
     "image": ("vision-encoder",),
@@ -57,6 +58,7 @@ _NEEDED_BY: Mapping[str, tuple[Architecture, ...]] = {
 }
 _NEEDS: Mapping[str, str] = {  # options, and those without which they say nothing
     "cuts_left": "cut_at",
+    "default_prompt": "prompts",
     "head.each_token": "labels",
     "attention.windowed_layers": "attention.window",
     "positions.local_rotary_base": "attention.window",
@@ -111,6 +113,8 @@ class TransformerConfig(Options):
     # max_source_len are refused
     cut_at: Length | None = None
     cuts_left: bool = False  # a text that is cut keeps its end
+    prompts: Prompts = Field({})  # encoder: stand in front of texts, by their names
+    default_prompt: str | None = None  # stands in front of a text of which nothing else is said
     scale_embeddings: bool = True  # by sqrt(d_model), section 3.4
     share_embeddings: bool = True  # source and target
     embedding_norm: bool = False  # BERT

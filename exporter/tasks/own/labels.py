@@ -48,6 +48,8 @@ def telling(
     changed: dict[str, Any] = {
         "cut_at": None,
         "cuts_left": False,
+        "prompts": {},
+        "default_prompt": None,
         "labels": labels,
         "head.label_scores": "softmax",
     }

@@ -189,11 +189,16 @@ def label_request(
 
 
 def embed_request(
-    model: str, items: Sequence[Item], normalize: bool, options: PredictOptions
+    model: str,
+    items: Sequence[Item],
+    normalize: bool,
+    prompt_name: str | None,
+    options: PredictOptions,
 ) -> prediction_service_pb2.EmbedRequest:
     """Return the request for the vectors of items."""
-    check_names(options, PredictOptions, "normalize")
+    check_names(options, PredictOptions, "normalize", "prompt_name")
     request = prediction_service_pb2.EmbedRequest(normalize=normalize)
+    set_field(request, "prompt_name", prompt_name)
     _fill_prediction(request, model, items, options)
     return request
 

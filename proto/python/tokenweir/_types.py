@@ -19,6 +19,7 @@ class Usage:
     output_tokens: int
     cached_input_tokens: int = 0
     discarded_tokens: int = 0
+    reasoning_tokens: int = 0  # a part of the output: between "<think>" and "</think>"
 
 
 @dataclass(frozen=True)

@@ -207,10 +207,14 @@ class Client:
         item: Item,
         *,
         normalize: bool = False,
+        prompt_name: str | None = None,
         **options: Unpack[PredictOptions],
     ) -> Embedding:
-        """Return the vector of a text, token ids or an image, scaled to length 1 if asked."""
-        request = requests.embed_request(model, [item], normalize, options)
+        """Return the vector of a text, token ids or an image, scaled to length 1 if asked.
+
+        `prompt_name`: the model's prompt in front of a text; None: its default one, "": none.
+        """
+        request = requests.embed_request(model, [item], normalize, prompt_name, options)
         return answers.embedding(self._call(self._prediction.Embed, request, options))
 
     def embed_many(
@@ -219,11 +223,12 @@ class Client:
         items: Sequence[Item],
         *,
         normalize: bool = False,
+        prompt_name: str | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[float, ...]]:
         """Return the vectors of several items as `generate_many`."""
         requests.check_list(items, "items")
-        request = requests.embed_request(model, items, normalize, options)
+        request = requests.embed_request(model, items, normalize, prompt_name, options)
         calls = self._call_many(self._prediction.Embed, request, options)
         return calls.told(answers.embeddings(calls.response))
 
@@ -527,10 +532,14 @@ class AsyncClient:
         item: Item,
         *,
         normalize: bool = False,
+        prompt_name: str | None = None,
         **options: Unpack[PredictOptions],
     ) -> Embedding:
-        """Return the vector of a text, token ids or an image, scaled to length 1 if asked."""
-        request = requests.embed_request(model, [item], normalize, options)
+        """Return the vector of a text, token ids or an image, scaled to length 1 if asked.
+
+        `prompt_name`: the model's prompt in front of a text; None: its default one, "": none.
+        """
+        request = requests.embed_request(model, [item], normalize, prompt_name, options)
         method = self._open().prediction.Embed
         return answers.embedding(await self._call(method, request, options))
 
@@ -540,11 +549,12 @@ class AsyncClient:
         items: Sequence[Item],
         *,
         normalize: bool = False,
+        prompt_name: str | None = None,
         **options: Unpack[PredictOptions],
     ) -> Answers[tuple[float, ...]]:
         """Return the vectors of several items as `generate_many`."""
         requests.check_list(items, "items")
-        request = requests.embed_request(model, items, normalize, options)
+        request = requests.embed_request(model, items, normalize, prompt_name, options)
         calls = await self._call_many(self._open().prediction.Embed, request, options)
         return calls.told(answers.embeddings(calls.response))
 

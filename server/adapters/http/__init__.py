@@ -1,1 +1,1 @@
-"""An HTTP server of OpenAI's protocol in front of a server of ours: a client of it, no more."""
+"""An HTTP server of other protocols in front of a server of ours: a client of it, no more."""

@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from engine.wording import shortened
 from server.adapters.config import HttpConfig
 from server.adapters.http.errors import HttpError
-from server.adapters.http.requests import OpenAiRequest
+from server.adapters.http.requests import ModelRequest
 
-RequestT = TypeVar("RequestT", bound=OpenAiRequest)
+RequestT = TypeVar("RequestT", bound=ModelRequest)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _MAX_FAULTS = 5  # named in an answer
 _MAX_UNKNOWN = 256  # fields of a request that are looked at

@@ -1,4 +1,4 @@
-"""Errors in the forms of OpenAI and KServe: the one table from what a call raises to a status."""
+"""Errors in the forms of OpenAI, KServe and TEI, by one table from what a call raises."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ _STATUSES: Mapping[type[tokenweir.TokenweirClientError], tuple[int, str]] = Mapp
 _CODES: Mapping[str, str] = MappingProxyType(
     {"MODEL_NOT_FOUND": "model_not_found", "UNAUTHENTICATED": "invalid_api_key"}
 )
+# The paths of text-embeddings-inference (TEI), and its kinds of errors where they are none of wrong
+# requests or failures.
+_TEI_PATHS = ("/", "/embed", "/predict", "/info")
+_TEI_TYPES: Mapping[int, str] = MappingProxyType({429: "Overloaded", 503: "Unhealthy"})
 
 AsSent = Callable[[str], str]  # a message with the fields as a request calls them
 
@@ -62,8 +66,13 @@ class HttpError(Exception):
             self.headers["WWW-Authenticate"] = "Bearer"
 
     def response(self, path: str) -> JSONResponse:
-        """Return the whole answer to a request of a path; below /v2 it has KServe's form."""
-        body = {"error": self.message} if f"{path}/".startswith("/v2/") else self.body
+        """Return the whole answer to a request of a path, in the form of its protocol."""
+        body = self.body
+        if f"{path}/".startswith("/v2/"):
+            body = {"error": self.message}
+        elif path in _TEI_PATHS:
+            other = "Validation" if self.status < 500 else "Backend"
+            body = {"error": self.message, "error_type": _TEI_TYPES.get(self.status, other)}
         return JSONResponse(body, self.status, self.headers)
 
 

@@ -11,7 +11,7 @@ from tokenweir import AsyncClient
 from engine.background import in_background
 from server.adapters.config import HttpConfig
 from server.adapters.http.app import application
-from server.adapters.http.load_history import LoadHistory
+from server.adapters.http.page.load_history import LoadHistory
 from server.auth.tls import server_context
 from server.http_server import HttpServer
 from server.listening import address_of, listen_at

@@ -6,10 +6,14 @@ from importlib import metadata
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from tokenweir import AsyncClient, Item, ModelInfo, PredictOptions, Truncate
 
-from server.adapters.http.answers import Json
-from server.adapters.http.requests import MAX_INPUTS, Prompts, RequestOfOneModel
+from server.adapters.config import HttpConfig
+from server.adapters.http.calls import Calls, unknown_model
+from server.adapters.http.requests import MAX_INPUTS, Json, Prompts, RequestOfOneModel
 
 
 def _texts_or_pairs(value: object) -> Json:
@@ -53,10 +57,11 @@ class TeiRequest(RequestOfOneModel):
 class EmbedRequest(TeiRequest):
     """The body of `/embed`."""
 
-    capability = "embed"
+    capability, id_prefix = "embed", "embd-"
 
     inputs: Prompts
     normalize: bool | None = None  # absent: to length 1
+    prompt_name: str | None = None
 
     @property
     def num_inputs(self) -> int:
@@ -67,17 +72,50 @@ class EmbedRequest(TeiRequest):
 class PredictRequest(TeiRequest):
     """The body of `/predict`."""
 
-    capability = "classify"
+    capability, id_prefix = "classify", "pred-"
 
     inputs: Annotated[dict[str, Any], PlainValidator(_texts_or_pairs)]
+
+
+class TeiEndpoints:
+    """Answers TEI's requests by calls of the server behind."""
+
+    def __init__(self, calls: Calls, config: HttpConfig) -> None:
+        self._calls, self._config = calls, config
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes of the protocol."""
+        vectors = self._calls.endpoint_of_model(EmbedRequest, embed)
+        classes = self._calls.endpoint_of_model(PredictRequest, predict)
+        return [
+            Route("/embed", vectors, methods=["POST"]),
+            Route("/", vectors, methods=["POST"]),  # as Hugging Face's clients call it
+            Route("/predict", classes, methods=["POST"]),
+            Route("/info", self.info, methods=["GET"]),
+        ]
+
+    async def info(self, request: Request) -> Response:
+        """Describe the model that requests are for."""
+        models = await self._calls.caller(request).models()
+        for capability in ("embed", "classify"):
+            for model in models:
+                if model.capabilities[0] == capability:
+                    return JSONResponse(_info(model, self._config.max_requests))
+        raise unknown_model("", "embed or classify")
 
 
 async def embed(
     client: AsyncClient, model: ModelInfo, asked: EmbedRequest, request_id: str
 ) -> list[tuple[float, ...]]:
     """Return the vectors of texts."""
-    normalize, options = asked.normalize is not False, asked.options(request_id)
-    found = await client.embed_many(model.model, asked.inputs, normalize=normalize, **options)
+    found = await client.embed_many(
+        model.model,
+        asked.inputs,
+        normalize=asked.normalize is not False,
+        prompt_name=asked.prompt_name,
+        **asked.options(request_id),
+    )
     return list(found.results)
 
 
@@ -94,8 +132,7 @@ async def predict(
     return found[0] if asked.inputs["is_single"] else found
 
 
-def info_json(model: ModelInfo, max_requests: int) -> Json:
-    """Describe the model that answers where none is named."""
+def _info(model: ModelInfo, max_requests: int) -> Json:
     ids = {label: place for place, label in enumerate(model.labels)}
     classes = {"id2label": {str(place): label for label, place in ids.items()}, "label2id": ids}
     is_classifier = model.capabilities[0] == "classify"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
@@ -10,9 +9,9 @@ from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 import grpc
-from tokenweir import AsyncClient, ModelInfo, NotFound, TokenweirClientError
+from tokenweir import AsyncClient, ModelInfo, NotFound
 
-from server.adapters.caller import HEALTH_SECONDS
+from server.adapters.caller import is_serving
 from server.adapters.kserve.errors import Refused, refused_arguments
 from server.adapters.kserve.pieces import generate_in_pieces
 from server.adapters.kserve.requests import InferRequest
@@ -35,13 +34,7 @@ class Inference:
 
     async def is_serving(self, name: str = "") -> bool:
         """Return whether a model serves, "" for the server behind; NotFound for an unknown one."""
-        try:
-            async with asyncio.timeout(HEALTH_SECONDS):
-                return await self._client.health(name) == "SERVING"
-        except NotFound:
-            raise
-        except (TokenweirClientError, TimeoutError):
-            return False
+        return await is_serving(self._client, name)
 
     async def is_ready(self, caller: AsyncClient, name: str, version: str) -> bool:
         """Return whether a model serves, or one version of it."""

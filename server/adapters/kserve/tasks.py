@@ -202,11 +202,17 @@ async def _label(client: AsyncClient, asked: Asked) -> Answered:
 
 
 async def _embed(client: AsyncClient, asked: Asked) -> Answered:
-    check_names(asked.parameters, frozenset(("normalize", "truncate")), "an embedding")
+    known = frozenset(("normalize", "prompt_name", "truncate"))
+    check_names(asked.parameters, known, "an embedding")
     items, pair = await items_of(asked), _pair(asked)
     normalize = asked.parameters.get("normalize", False)
     found = await client.embed_many(
-        asked.model.model, items, normalize=normalize, text_pair=pair, **_options(asked)
+        asked.model.model,
+        items,
+        normalize=normalize,
+        prompt_name=asked.parameters.get("prompt_name"),
+        text_pair=pair,
+        **_options(asked),
     )
     return Answered(
         (_table("embedding", found.results, lambda value: value, "FP32"),),

@@ -125,13 +125,19 @@ def label(
 @model_option
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--normalize", is_flag=True, help="Scale to length 1.")
+@click.option("--prompt-name", metavar="NAME", help="The model's prompt in front of each TEXT.")
 @click.option("--pair", "text_pair", metavar="TEXT", help="The second text of each pair.")
 @truncate_option
 @version_option
 @timeout_option
 @server_option
 def embed(
-    model: str, texts: tuple[str, ...], normalize: bool, server: Server, **options: Any
+    model: str,
+    texts: tuple[str, ...],
+    normalize: bool,
+    prompt_name: str | None,
+    server: Server,
+    **options: Any,
 ) -> int:
     """Print the vector of each TEXT as a JSON list, one a line.
 
@@ -140,7 +146,8 @@ def embed(
     sent = cast("PredictOptions", options)
 
     def answer(text: str) -> None:
-        print_json(client.embed(model, text, normalize=normalize, **sent).values)
+        found = client.embed(model, text, normalize=normalize, prompt_name=prompt_name, **sent)
+        print_json(found.values)
 
     with open_client(server) as client:
         return answer_each(texts, answer, as_json=True)

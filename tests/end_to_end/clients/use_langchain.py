@@ -1,5 +1,8 @@
 """LangChain: invoke, stream, tools, structured output in both ways, responses, embeddings."""
 
+import os
+
+from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
@@ -52,6 +55,10 @@ embeddings = OpenAIEmbeddings(model="embedder", check_embedding_ctx_length=False
 vector = embeddings.embed_query("This is a test document")
 vectors = embeddings.embed_documents(["a fox", "a dog"])
 
+url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
+tei = HuggingFaceEndpointEmbeddings(model=url, model_kwargs={"prompt_name": "query"})
+by_tei = tei.embed_query("What is deep learning?")
+
 assert answer.content == "".join(pieces) == "A weir is a low dam across a river."
 assert answer.usage_metadata["total_tokens"] > 0
 (call,) = called.tool_calls
@@ -60,4 +67,4 @@ assert responded.text == "".join(in_events) == answer.content
 assert by_response.tool_calls[0]["args"] == {"location": "Tokyo"}
 assert required.tool_calls[0]["name"] == "GetWeather"
 assert all(isinstance(joke, Joke) for joke in jokes)
-assert (len(vector), len(vectors)) == (2, 2)
+assert (len(vector), len(vectors), len(by_tei)) == (2, 2, 2)

@@ -126,15 +126,46 @@ def test_letters_become_small_where_sentence_transformers_makes_them_so(tmp_path
         assert tokenizer.normalizer.normalize_str(text) == text.lower()
 
 
-def test_prompts_and_shorter_vectors_are_named(tmp_path: Path) -> None:
-    prompts = {"query": "Search: ", "document": ""}
-    around = {"prompts": prompts, "default_prompt_name": "query", "truncate_dim": 4}
+@torch.no_grad()
+def test_prompts_stand_in_front_of_texts_as_in_sentence_transformers(tmp_path: Path) -> None:
+    prompts = {"query": "the dog: ", "passage": "on the mat "}
+    around = {"prompts": prompts, "default_prompt_name": "passage", "truncate_dim": 4}
+    settings = {"tokenizer_class": "BertTokenizer"}
+    files = {"config_sentence_transformers": around, "tokenizer_config": settings}
+    twin = save(tmp_path / "source", **files)
+
+    notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
+    export_with_stand_in(tmp_path / "checkpoint", tmp_path / "package", PackageFormat())
+
+    its = AutoTokenizer.from_pretrained(tmp_path / "source")
+    told = {"query": "the dog: ", "passage": "on the mat ", "document": "", "": ""}
+    with tokenweir.load(tmp_path / "package", num_threads=1) as client:
+        for name, prompt in (*told.items(), (None, told["passage"])):
+            found = client.embed("package", SHORT, prompt_name=name)
+            hidden = twin(**its(prompt + SHORT, return_tensors="pt")).last_hidden_state
+            expected = hidden[0].mean(dim=0).tolist()
+            assert list(found.values) == pytest.approx(expected, abs=1e-4)
+        with pytest.raises(tokenweir.InvalidArgument) as unknown:
+            client.embed("package", SHORT, prompt_name="doc")
+        with pytest.raises(tokenweir.InvalidArgument, match="prompt_name: a prompt stands"):
+            client.embed("package", [4, 5], prompt_name="query")
+        assert len(client.embed("package", [4, 5]).values) == 16
+    assert unknown.value.violations[0].description == (
+        "doc is no prompt of this model; it has query, document, passage"
+    )
+    assert "prompts (query, document, passage; by default passage) stand in front" in str(notes)
+    assert "truncate_dim is 4; here vectors stay whole" in str(notes)
+
+
+def test_prompts_that_do_not_count_in_the_vector_are_left_to_the_caller(tmp_path: Path) -> None:
+    around = {"prompts": {"query": "Search: "}}
     save(tmp_path / "source", config_sentence_transformers=around)
+    edit_json(tmp_path / "source" / "1_Pooling" / "config.json", include_prompt=False)
 
     notes = import_checkpoint(tmp_path / "source", tmp_path / "checkpoint").notes
 
-    assert "its prompts (query; by default query) are yours to put in front of texts" in str(notes)
-    assert "truncate_dim is 4; here vectors stay whole" in str(notes)
+    assert "its prompts (query, document; by default none) are yours to put in front" in str(notes)
+    assert not read_config(tmp_path / "checkpoint").model.prompts
 
 
 @pytest.mark.parametrize(
@@ -143,6 +174,11 @@ def test_prompts_and_shorter_vectors_are_named(tmp_path: Path) -> None:
         ("sentence_bert_config", {"max_seq_length": 0}, "max_seq_length: .* greater than 0"),
         ("tokenizer_config", {"model_max_length": "long"}, "model_max_length: .* valid number"),
         ("config_sentence_transformers", ["prompts"], "config_sentence_transformers.json: "),
+        (
+            "config_sentence_transformers",
+            {"prompts": {"query": "Q: "}, "default_prompt_name": "q"},
+            r".*default_prompt_name is q, none of prompts \(query, document\)",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_named_with_their_file(

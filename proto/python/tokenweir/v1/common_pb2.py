@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenweir/v1/common.proto\x12\x0ctokenweir.v1\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"H\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\x05\x12\r\n\x05piece\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\x0c\n\x04rank\x18\x04 \x01(\x05\"g\n\x10PositionLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.tokenweir.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.tokenweir.v1.TokenLogprob\"k\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x05\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x05\x12\x15\n\routput_tokens\x18\x03 \x01(\x05\x12\x18\n\x10\x64iscarded_tokens\x18\x04 \x01(\x05\"\xe9\x01\n\x06Timing\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05steps\x18\x05 \x01(\x05\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x02\"\xd9\x01\n\nProvenance\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\x0c\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12.\n\x0b\x64\x65terminism\x18\x05 \x01(\x0e\x32\x19.tokenweir.v1.Determinism\x12\x12\n\nreplica_id\x18\x06 \x01(\t\x12\x16\n\x0eserver_version\x18\x07 \x01(\t\x12\x11\n\tprocessor\x18\x08 \x01(\t\x12\x0f\n\x07threads\x18\t \x01(\x05*\xcd\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1e\n\x1a\x46INISH_REASON_CONTEXT_FULL\x10\x04\x12\x19\n\x15\x46INISH_REASON_DRAINED\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06*h\n\x0b\x44\x65terminism\x12\x1b\n\x17\x44\x45TERMINISM_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45TERMINISM_BEST_EFFORT\x10\x01\x12\x1f\n\x1b\x44\x45TERMINISM_BATCH_INVARIANT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenweir/v1/common.proto\x12\x0ctokenweir.v1\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"H\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\x05\x12\r\n\x05piece\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\x0c\n\x04rank\x18\x04 \x01(\x05\"g\n\x10PositionLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.tokenweir.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.tokenweir.v1.TokenLogprob\"\x85\x01\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x05\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\x05\x12\x15\n\routput_tokens\x18\x03 \x01(\x05\x12\x18\n\x10\x64iscarded_tokens\x18\x04 \x01(\x05\x12\x18\n\x10reasoning_tokens\x18\x05 \x01(\x05\"\xe9\x01\n\x06Timing\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05steps\x18\x05 \x01(\x05\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x02\"\xd9\x01\n\nProvenance\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\x0c\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12.\n\x0b\x64\x65terminism\x18\x05 \x01(\x0e\x32\x19.tokenweir.v1.Determinism\x12\x12\n\nreplica_id\x18\x06 \x01(\t\x12\x16\n\x0eserver_version\x18\x07 \x01(\t\x12\x11\n\tprocessor\x18\x08 \x01(\t\x12\x0f\n\x07threads\x18\t \x01(\x05*\xcd\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1e\n\x1a\x46INISH_REASON_CONTEXT_FULL\x10\x04\x12\x19\n\x15\x46INISH_REASON_DRAINED\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06*h\n\x0b\x44\x65terminism\x12\x1b\n\x17\x44\x45TERMINISM_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45TERMINISM_BEST_EFFORT\x10\x01\x12\x1f\n\x1b\x44\x45TERMINISM_BATCH_INVARIANT\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tokenweir.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=845
-  _globals['_FINISHREASON']._serialized_end=1050
-  _globals['_DETERMINISM']._serialized_start=1052
-  _globals['_DETERMINISM']._serialized_end=1156
+  _globals['_FINISHREASON']._serialized_start=872
+  _globals['_FINISHREASON']._serialized_end=1077
+  _globals['_DETERMINISM']._serialized_start=1079
+  _globals['_DETERMINISM']._serialized_end=1183
   _globals['_TOKENIDS']._serialized_start=75
   _globals['_TOKENIDS']._serialized_end=98
   _globals['_TOKENLOGPROB']._serialized_start=100
   _globals['_TOKENLOGPROB']._serialized_end=172
   _globals['_POSITIONLOGPROBS']._serialized_start=174
   _globals['_POSITIONLOGPROBS']._serialized_end=277
-  _globals['_USAGE']._serialized_start=279
-  _globals['_USAGE']._serialized_end=386
-  _globals['_TIMING']._serialized_start=389
-  _globals['_TIMING']._serialized_end=622
-  _globals['_PROVENANCE']._serialized_start=625
-  _globals['_PROVENANCE']._serialized_end=842
+  _globals['_USAGE']._serialized_start=280
+  _globals['_USAGE']._serialized_end=413
+  _globals['_TIMING']._serialized_start=416
+  _globals['_TIMING']._serialized_end=649
+  _globals['_PROVENANCE']._serialized_start=652
+  _globals['_PROVENANCE']._serialized_end=869
 # @@protoc_insertion_point(module_scope)

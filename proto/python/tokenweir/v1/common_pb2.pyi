@@ -186,6 +186,7 @@ class Usage(_message.Message):
     CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     DISCARDED_TOKENS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     """Source (encoder) or prompt tokens after truncation, and those of a target prefix."""
     cached_input_tokens: _builtins.int
@@ -194,6 +195,8 @@ class Usage(_message.Message):
     """Tokens generated, over all returned sequences."""
     discarded_tokens: _builtins.int
     """Tokens computed for hypotheses that were not returned (beam, best_of)."""
+    reasoning_tokens: _builtins.int
+    """Of the generated ones, those between "<think>" and "</think>" of an answer in a conversation."""
     def __init__(
         self,
         *,
@@ -201,10 +204,11 @@ class Usage(_message.Message):
         cached_input_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         discarded_tokens: _builtins.int = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "discarded_tokens", b"discarded_tokens", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "discarded_tokens", b"discarded_tokens", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

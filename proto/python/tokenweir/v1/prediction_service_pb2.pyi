@@ -428,6 +428,7 @@ class EmbedRequest(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model; required."""
     model_version: _builtins.str
@@ -438,6 +439,10 @@ class EmbedRequest(_message.Message):
     """Scale to length 1."""
     truncation: Global___Truncation.ValueType
     """What becomes of texts that are too long."""
+    prompt_name: _builtins.str
+    """The model's prompt that stands in front of each text, by its name; absent: the default one, if
+    the model has one, empty: none.
+    """
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Item]:
         """Items."""
@@ -451,12 +456,15 @@ class EmbedRequest(_message.Message):
         items: _abc.Iterable[Global___Item] | None = ...,
         normalize: _builtins.bool = ...,
         truncation: Global___Truncation.ValueType = ...,
+        prompt_name: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name", "prompt_name", b"prompt_name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "request_id", b"request_id", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name", "items", b"items", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "prompt_name", b"prompt_name", "request_id", b"request_id", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_name: _TypeAlias = _typing.Literal["prompt_name"]  # noqa: Y015
+    _WhichOneofArgType__prompt_name: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_name) -> _WhichOneofReturnType__prompt_name | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 

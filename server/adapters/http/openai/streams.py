@@ -15,9 +15,11 @@ from starlette.types import Send
 from tokenweir import BrokenStream, TokenweirClientError, Usage
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
-from server.adapters.http.answers import Form, Json, envelope, finish_reason, usage_json
+from server.adapters.http.calls import REQUEST_ID
 from server.adapters.http.errors import AsSent, HttpError, http_error
-from server.adapters.http.requests import GenerationRequest
+from server.adapters.http.openai.answers import Form, envelope, finish_reason, usage_json
+from server.adapters.http.openai.generation import GenerationRequest
+from server.adapters.http.requests import Json
 
 _MOST_READ_AHEAD = 16  # messages
 Message = generation_service_pb2.GenerateStreamResponse
@@ -201,6 +203,7 @@ class Chunks:
             input_tokens=sum(one.input_tokens for one in usages),
             output_tokens=sum(one.output_tokens for one in usages),
             cached_input_tokens=sum(one.cached_input_tokens for one in usages),
+            reasoning_tokens=sum(one.reasoning_tokens for one in usages),
         )
         return envelope(self._id, self._form.chunk_object, self._asked.model, []) | {
             "usage": usage_json(whole)
@@ -245,6 +248,7 @@ class Chunks:
             self._prompt.ClearField("tokens")
         if self._asked.has_running_usage:
             chunk["usage"] = usage_json(Usage(self._prompt.input_tokens, self._num_tokens))
+            del chunk["usage"]["completion_tokens_details"]  # known at the end
         return chunk
 
 
@@ -304,7 +308,7 @@ def _name(enum: EnumDescriptor, value: int) -> str:
 
 
 def _headers(request_id: str) -> dict[str, str]:
-    return {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "x-request-id": request_id}
+    return {"Cache-Control": "no-store", "X-Accel-Buffering": "no", REQUEST_ID: request_id}
 
 
 def event(data: Json) -> bytes:

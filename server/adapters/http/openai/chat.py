@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field
 from tokenweir import GeneratedSequence, Result, StreamOptions, TokenLogprob
 from tokenweir.v1 import common_pb2
 
-from server.adapters.http.answers import (
-    Json,
+from server.adapters.http.openai.answers import (
     Positions,
     finish_reason,
     finite,
     prompt_json,
+    token_starts,
     token_text,
 )
-from server.adapters.http.reasoning import ReasoningReader
-from server.adapters.http.requests import NEUTRAL, GenerationRequest
-from server.adapters.http.tool_calls import CallReader
-from server.adapters.http.tools import Calling, Choice, Tool
+from server.adapters.http.openai.generation import GenerationRequest
+from server.adapters.http.openai.reasoning import ReasoningReader
+from server.adapters.http.openai.tool_calls import CallReader
+from server.adapters.http.openai.tools import Calling, Choice, Tool
+from server.adapters.http.requests import NEUTRAL, Json
 
 # Variables of chat templates that clients send by themselves.
 _VARIABLES = ("enable_thinking", "reasoning_effort")
@@ -91,7 +93,7 @@ class ConversationRequest(GenerationRequest):
 class ChatRequest(ConversationRequest):
     """The body of `/v1/chat/completions`."""
 
-    input_field = "messages"
+    input_field, id_prefix = "messages", "chatcmpl-"
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]  # our client looks at each
     max_completion_tokens: int | None = None
@@ -127,7 +129,7 @@ Reader = CallReader | ReasoningReader
 class ChatForm:
     """Completions of conversations; where functions may be called, a reader finds the calls."""
 
-    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
     has_prompts_in_choices = False
 
     def __init__(
@@ -150,20 +152,24 @@ class ChatForm:
         self._positions: defaultdict[int, list[Any]] = defaultdict(list)  # for held-back text
 
     def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
-        reason = finish_reason(sequence.finish_reason)
-        message: Json = {"role": "assistant", "content": sequence.text, "refusal": None}
-        if (reader := self._begin(index, result.reasoning)) is not None:
-            message |= _whole([*reader.push(sequence.text), *reader.finish()])
-            reason = self._reason(reader, reason)
+        chunks = self.chunks(index, sequence, result)
+        message = {"role": "assistant", "refusal": None, **_whole([one["delta"] for one in chunks])}
+        told = [token for one in chunks for token in (one["logprobs"] or {}).get("content", ())]
         found = {
             "index": index,
             "message": message,
-            "logprobs": _logprobs(sequence.logprobs),
-            "finish_reason": reason,
+            "logprobs": {"content": told, "refusal": None} if told else None,
+            "finish_reason": chunks[-1]["finish_reason"],
         }
         if self._asked.return_token_ids:
             found["token_ids"] = list(sequence.token_ids)
         return found
+
+    def chunks(self, index: int, sequence: GeneratedSequence, result: Result) -> list[Json]:
+        """Return one output as a stream says it, behind its beginning."""
+        self._begin(index, result.reasoning)
+        pieces = self.piece(index, sequence.text, sequence.logprobs, 0)
+        return [*pieces, *self.last(index, finish_reason(sequence.finish_reason))]
 
     def of_prompt(self, result: Result) -> Json:
         return prompt_json(
@@ -180,24 +186,27 @@ class ChatForm:
         if (reader := self._readers.get(index)) is None:
             yield _delta(index, {"content": text}) | {"logprobs": _logprobs(positions)}
             return
-        self._positions[index] += positions
-        yield from self._deltas(index, reader.push(text))
+        if not positions:
+            yield from self._deltas(index, reader.push(text))
+        starts = [*token_starts(text.encode(), [one.chosen.piece for one in positions]), len(text)]
+        for position, (start, end) in zip(positions, pairwise(starts), strict=True):
+            self._positions[index].append(position)  # a delta has those of its own tokens
+            yield from self._deltas(index, reader.push(text[start:end]))
 
     def last(self, index: int, reason: str) -> Iterator[Json]:
         if (reader := self._readers.get(index)) is not None:
-            found = reader.finish()
+            found = reader.finish(is_cut=reason != "stop")
             has_more = found or not self._positions[index]
             yield from self._deltas(index, found if has_more else [{"content": ""}])
             reason = self._reason(reader, reason)
         yield _delta(index, {}) | {"finish_reason": reason}
 
-    def _begin(self, index: int, reasoning: str) -> Reader | None:
+    def _begin(self, index: int, reasoning: str) -> None:
         calls = None if self._reader is None else self._reader()
         has_reasoning = reasoning in ("marked", "begun") and self._is_separate
         is_begun = reasoning == "begun"
         reader = ReasoningReader(calls, is_begun=is_begun) if has_reasoning else calls
         self._readers[index] = reader
-        return reader
 
     def _deltas(self, index: int, deltas: Sequence[Json]) -> Iterator[Json]:
         for delta in deltas:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokenweir import GeneratedSequence, PositionLogprobs, Result, Usage
 from tokenweir.v1 import common_pb2
 
+from server.adapters.http.requests import Json
+
 Positions = Sequence[PositionLogprobs] | Sequence[common_pb2.PositionLogprobs]
-Json = dict[str, Any]
 
 # Others, of a request that takes a part of an answer, keep their names.
 _REASONS: Mapping[str, str] = {"eos": "stop", "context_full": "length"}
@@ -20,7 +21,6 @@ _IMPOSSIBLE = -9999.0
 class Form(Protocol):
     """The differences between completions of texts and those of conversations."""
 
-    prefix: str  # begins the ids
     object: str
     chunk_object: str
     has_prompts_in_choices: bool  # or beside them, since there is one prompt
@@ -64,6 +64,7 @@ def usage_json(usage: Usage | common_pb2.Usage) -> Json:
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -104,3 +105,22 @@ def token_text(piece: bytes) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def token_starts(text: bytes, pieces: Sequence[bytes]) -> Iterator[int]:
+    """Yield the character at which each token of a text begins.
+
+    A special token that does not stand in it begins where the next one does.
+    """
+    place = begun = 0
+    for piece in pieces:
+        yield begun
+        found = piece if text.startswith(piece, place) else piece.removeprefix(b" ")
+        if text.startswith(found, place):  # a tokenizer may put a space before the first word
+            place += len(found)
+            begun += num_chars(found)
+
+
+def num_chars(piece: bytes) -> int:
+    """Return how many characters of UTF-8 begin in a piece."""
+    return sum(byte & 0xC0 != 0x80 for byte in piece)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from huggingface_hub import AsyncInferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 
+from engine.errors import FieldViolation, InvalidRequest
+from engine.one_pass.prediction import Prediction, PredictionItem
 from tests.fakes.engines import (
     FakeGenerator,
     FakePredictor,
@@ -17,6 +20,7 @@ from tests.fakes.engines import (
     running_worker,
 )
 from tests.fakes.http_calls import Caller, http_server
+from tests.server.adapters.conftest import client_of
 
 
 class Served:
@@ -51,6 +55,37 @@ async def test_vectors_are_those_of_the_model_that_only_embeds():
     assert named == one
     assert [item.truncation for item in served.embedder.items] == [None, "right", "right"]
     assert [item.truncation for item in served.classifier.items] == ["left"]
+
+
+async def test_a_prompt_of_the_model_is_named_as_each_protocol_names_it():
+    async with serving() as served, client_of(served.caller) as client:
+        async with AsyncInferenceClient(model=served.caller.url) as hugging_face:
+            await hugging_face.feature_extraction("a", prompt_name="query")
+        for body in ({"prompt_name": "query"}, {"input_type": "passage"}, {"prompt_name": ""}, {}):
+            await client.embeddings.create(model="embedder", input="a", extra_body=body)
+        twice = {"model": "embedder", "input": "a", "prompt_name": "a", "input_type": "b"}
+        status, found = await served.post("/v1/embeddings", **twice)
+
+    names = ["query", "query", "passage", "", None]
+    assert [item.prompt_name for item in served.embedder.items] == names
+    assert (status, found["error"]["param"]) == (400, "input_type")
+
+
+class WithoutPrompts(FakePredictor):
+    async def predict(self, items: Sequence[PredictionItem], **options: Any) -> Prediction:
+        raise InvalidRequest([FieldViolation("prompt_name", "x is no prompt of this model")])
+
+
+async def test_a_prompt_that_is_not_known_is_named_as_it_was_sent():
+    async with running_worker(WithoutPrompts(prediction_package("m", task="embed"))) as (
+        _,
+        address,
+    ):
+        async with http_server(address) as caller:
+            _, found = await caller.post("embeddings", model="m", input="a", input_type="x")
+
+    assert found["error"]["message"] == "input_type: x is no prompt of this model"
+    assert found["error"]["param"] == "input_type"
 
 
 async def test_classes_are_of_a_text_a_pair_or_many():
@@ -91,7 +126,7 @@ async def test_the_client_of_hugging_face_is_answered():
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [("/embed", {"inputs": []}, "inputs: give a text or token ids"),
-     ("/embed", {"inputs": "a", "prompt_name": "query"}, "prompt_name is not an option"),
+     ("/embed", {"inputs": "a", "prompts_name": "q"}, "prompts_name is not an option of this"),
      ("/embed", {"inputs": "a", "model": "x"}, "no model 'x' is served here"),
      ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs: give a text, a pair"),
      ("/predict", {"inputs": [["a"]] * 2049}, "inputs: 2,049 are more than 2,048; send fewer"),
@@ -102,7 +137,8 @@ async def test_a_wrong_request_is_told_why(path: str, body: dict[str, Any], said
         status, found = await served.post(path, **body)
 
     assert status in (400, 404)
-    assert found["error"]["message"].startswith(said)
+    assert found["error"].startswith(said)
+    assert found["error_type"] == "Validation"
 
 
 async def test_a_server_without_such_a_model_says_so():
@@ -111,4 +147,16 @@ async def test_a_server_without_such_a_model_says_so():
             async with caller.session.post(f"{caller.url}/embed", json={"inputs": "a"}) as found:
                 said = await found.json()
 
-    assert said["error"]["message"] == "no model here can embed; /v1/models lists them"
+    assert said["error"] == "no model here can embed; /v1/models lists them"
+
+
+async def test_an_error_has_the_form_that_its_clients_read():
+    async with serving() as served, AsyncInferenceClient(model=served.caller.url) as client:
+        with pytest.raises(HfHubHTTPError) as refused:
+            await client.feature_extraction("a", truncation_direction="Up")  # type: ignore[arg-type]
+    async with http_server("127.0.0.1:1") as caller:
+        async with caller.session.get(f"{caller.url}/info") as found:
+            away = found.status, (await found.json())["error_type"]
+
+    assert "truncation_direction: Input should be 'Left', 'Right'" in str(refused.value)
+    assert away == (503, "Unhealthy")

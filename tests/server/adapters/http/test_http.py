@@ -27,9 +27,9 @@ from engine.requests.request import Constraint
 from loadtest.target.openai_http import OpenAiHttp
 from loadtest.work.ask import Ask
 from server.adapters.config import HttpConfig
-from server.adapters.http.answers import Form, finish_reason
-from server.adapters.http.chat import ChatForm, ChatRequest
-from server.adapters.http.completions import CompletionRequest, TextForm
+from server.adapters.http.openai.answers import Form, finish_reason
+from server.adapters.http.openai.chat import ChatForm, ChatRequest
+from server.adapters.http.openai.completions import CompletionRequest, TextForm
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.settings import Auth

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from tokenweir import AsyncClient, ModelInfo
 
-from server.adapters.http.answers import Json, token_text
-from server.adapters.http.requests import RequestOfOneModel
-from server.adapters.http.tools import Tool
+from server.adapters.http.openai.answers import token_text
+from server.adapters.http.openai.tools import Tool
+from server.adapters.http.requests import Json, RequestOfOneModel
 
 _OF_PROMPTS = ("add_special_tokens",)
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
@@ -20,7 +20,7 @@ class TokenizeRequest(RequestOfOneModel):
     """The body of `/tokenize`: a text, or a conversation."""
 
     capability = "generate"
-    input_field = "prompt"
+    input_field, id_prefix = "prompt", "tokn-"
 
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
@@ -47,7 +47,7 @@ class DetokenizeRequest(RequestOfOneModel):
     """The body of `/detokenize`."""
 
     capability = "generate"
-    input_field = "tokens"
+    input_field, id_prefix = "tokens", "tokn-"
 
     tokens: Annotated[list[int], Field(min_length=1)]
 

@@ -120,6 +120,27 @@ async def test_what_a_model_writes_of_itself_is_read(
     assert none.choices[0].message.tool_calls is None
 
 
+@pytest.mark.parametrize("form", get_args(ToolFormat))
+async def test_a_call_that_is_cut_before_its_name_is_no_content(
+    form: ToolFormat, serving: Serving, spell: Callable[[str], Script]
+):
+    asked = {"model": "m", "messages": ASKED, "tools": [NOW], "tool_choice": "required"}
+    async with serving(spell("x"), form) as caller, client_of(caller) as client:
+        for size in (1, 9, 20):
+            (said,) = (await client.chat.completions.create(**asked, max_tokens=size)).choices
+            stream = await client.chat.completions.create(**asked, max_tokens=size, stream=True)
+            content, *_ = whole([one async for one in stream])
+            assert (said.message.content or "", content) == ("", "")
+            assert said.finish_reason == "length"
+
+    marked = WRITTEN[form].removeprefix("So\n")
+    if form != "llama3_json":  # its calls have no mark
+        free = {"model": "m", "messages": ASKED, "tools": [NOW], "max_tokens": 15}
+        async with serving(spell(marked), form) as caller, client_of(caller) as client:
+            (said,) = (await client.chat.completions.create(**free)).choices
+        assert (said.message.content, said.finish_reason) == ("", "length")
+
+
 async def test_a_plain_answer_is_content(serving: Serving, spell: Callable[[str], Script]):
     asked = {"model": "m", "messages": ASKED, "tools": [NOW]}
     async with serving(spell("It is late < you see"), "hermes") as caller:

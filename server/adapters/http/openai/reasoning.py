@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from engine.text.chat_format import THINK, THINK_END
-from server.adapters.http.answers import Json
-from server.adapters.http.tool_calls import CallReader
+from server.adapters.http.openai.tool_calls import CallReader
+from server.adapters.http.requests import Json
 
 
 class ReasoningReader:
@@ -48,21 +48,26 @@ class ReasoningReader:
                 kept = _num_held(said)
                 self._held = said[len(said) - kept :]
                 found += _thought(said[: len(said) - kept])
-        if self._place == "behind" and (said := self._held.lstrip()):
-            self._place, self._held = "rest", said
+        if self._place == "behind":
+            if said := self._held.lstrip():
+                self._place, self._held = "rest", said
+            elif not found:
+                found.append({"reasoning_content": ""})  # the mark's tokens are its own
         if self._place == "rest":
             said, self._held = self._held, ""
             found += self._rest(said)
         return found
 
-    def finish(self) -> list[Json]:
-        """Return what was held back, now that the text has ended."""
-        held, self._held = self._held, ""
-        is_thought = self._place in ("blank", "within")
-        found = _thought(held) if is_thought else []
+    def finish(self, *, is_cut: bool = False) -> list[Json]:
+        """Return what was held back, now that the text has ended.
+
+        If it was cut, that may be the beginning of a mark, which is left out.
+        """
+        held, self._held = "" if is_cut else self._held, ""
+        found = _thought(held.rstrip()) if self._place == "within" else []
         if self._place == "before":
             found += self._rest(held)
-        return found + (self._inner.finish() if self._inner is not None else [])
+        return found + (self._inner.finish(is_cut=is_cut) if self._inner is not None else [])
 
     def _rest(self, text: str) -> list[Json]:
         if self._inner is not None:

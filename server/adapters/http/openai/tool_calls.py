@@ -6,13 +6,14 @@ import json
 import secrets
 import string
 from collections.abc import Generator
-from typing import Any
 
-Json = dict[str, Any]
+from server.adapters.http.requests import Json
+
 _Run = Generator[None, str, None]  # is sent every character
 
 _HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
 _PYTHON_TAG, _MISTRAL = "<|python_tag|>", "[TOOL_CALLS]"
+_MARKS = (_HERMES, _PYTHON_TAG, _MISTRAL)
 _ARGUMENTS = ("arguments", "parameters")
 _ID_CHARS, _ID_LENGTH = string.ascii_letters + string.digits, 9  # Mistral's templates want so many
 
@@ -24,9 +25,14 @@ class CallReader:
     call that turns out to be none is content.
     """
 
-    def __init__(self, tool_format: str, *, is_single: bool = False) -> None:
-        """`is_single`: calls behind the first one are left out."""
-        self._most = 1 if is_single else None
+    def __init__(
+        self, tool_format: str, *, is_single: bool = False, is_required: bool = False
+    ) -> None:
+        """`is_single`: calls behind the first one are left out.
+
+        `is_required`: the text is calls alone; of one that is cut before its name nothing is left.
+        """
+        self._most, self._is_required = 1 if is_single else None, is_required
         self.num_calls = 0
         self._deltas: list[Json] = []
         self._held = ""  # may become content, or the beginning of a call
@@ -46,8 +52,10 @@ class CallReader:
             self._run.send(char)
         return self._taken()
 
-    def finish(self) -> list[Json]:
-        """Return what was held back, now that the text has ended."""
+    def finish(self, *, is_cut: bool = False) -> list[Json]:
+        """Return what was held back, now that the text has ended, or was cut."""
+        if is_cut and self._held.startswith(_MARKS):
+            self._held = ""
         if self.num_calls and not self._has_text and _HERMES_END.startswith(self._held):
             self._held = ""  # the answer was cut within the end of its last call
         self._flush()
@@ -68,6 +76,8 @@ class CallReader:
         self._add(text)
 
     def _add(self, text: str) -> None:
+        if self._is_required:
+            return
         if self._deltas and "content" in self._deltas[-1]:
             self._deltas[-1]["content"] += text
         else:
@@ -137,6 +147,8 @@ class CallReader:
             if self._held == dropped:
                 if self._has_text:  # there was no call
                     self._say(dropped)
+                elif self.num_calls:
+                    self._argue("")  # the tokens of the end are those of the call
                 self._held = self._blank = ""
             self._held += yield
             while not any(one.startswith(self._held) for one in markers):

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from pydantic import Base64Bytes
 from tokenweir import Aggregation, AsyncClient, Classification, Embedding, Labelling
 
-from server.adapters.http.requests import OpenAiRequest
+from server.adapters.http.requests import ModelRequest
 
 
-class PredictionRequest(OpenAiRequest):
+class PredictionRequest(ModelRequest):
     """The body of `/page/predict`: one item."""
 
-    input_field = "input"
+    input_field, id_prefix = "input", "pred-"
 
     task: Literal["classify", "label", "embed"]
     input: str | None = None

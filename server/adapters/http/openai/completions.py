@@ -15,22 +15,24 @@ from tokenweir import (
 )
 from tokenweir.v1 import common_pb2
 
-from server.adapters.http.answers import (
-    Json,
+from server.adapters.http.errors import HttpError
+from server.adapters.http.openai.answers import (
     Positions,
     finish_reason,
     finite,
+    num_chars,
     prompt_json,
+    token_starts,
     token_text,
 )
-from server.adapters.http.errors import HttpError
-from server.adapters.http.requests import GenerationRequest, Prompts
+from server.adapters.http.openai.generation import GenerationRequest
+from server.adapters.http.requests import Json, Prompts
 
 
 class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`."""
 
-    input_field = "prompt"
+    input_field, id_prefix = "prompt", "cmpl-"
 
     prompt: Prompts
     echo: bool | None = None
@@ -82,7 +84,7 @@ class CompletionRequest(GenerationRequest):
 class TextForm:
     """Completions of texts."""
 
-    prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    object, chunk_object = "text_completion", "text_completion"
     has_prompts_in_choices = True
 
     def __init__(self, asked: CompletionRequest) -> None:
@@ -152,28 +154,9 @@ def _echoed_logprobs(echoed: bytes, sequence: GeneratedSequence, result: Result)
     found["token_logprobs"][0] = None  # no token before it could predict it
     behind = [len(echoed.decode(errors="replace"))]
     for position in sequence.logprobs:
-        behind.append(behind[-1] + _num_chars(position.chosen.piece))
-    found["text_offset"] = [*_starts(echoed, pieces), *behind[:-1]]
+        behind.append(behind[-1] + num_chars(position.chosen.piece))
+    found["text_offset"] = [*token_starts(echoed, pieces), *behind[:-1]]
     return found
-
-
-def _starts(text: bytes, pieces: Sequence[bytes]) -> Iterator[int]:
-    """Yield the character at which each token of a text begins.
-
-    A special token that does not stand in it begins where the next one does.
-    """
-    place = num_chars = 0
-    for piece in pieces:
-        yield num_chars
-        found = piece if text.startswith(piece, place) else piece.removeprefix(b" ")
-        if text.startswith(found, place):  # a tokenizer may put a space before the first word
-            place += len(found)
-            num_chars += _num_chars(found)
-
-
-def _num_chars(piece: bytes) -> int:
-    """Return how many characters of UTF-8 begin in a piece."""
-    return sum(byte & 0xC0 != 0x80 for byte in piece)
 
 
 def _logprobs(positions: Positions, offset: int) -> Json | None:
@@ -185,7 +168,7 @@ def _logprobs(positions: Positions, offset: int) -> Json | None:
         found["tokens"].append(names[-1])
         found["token_logprobs"].append(finite(position.chosen.logprob))
         found["text_offset"].append(offset)
-        offset += _num_chars(position.chosen.piece)
+        offset += num_chars(position.chosen.piece)
         numbers = [finite(one.logprob) for one in (*position.top, position.chosen)]
         is_asked = bool(position.top)
         found["top_logprobs"].append(dict(zip(names, numbers, strict=True)) if is_asked else None)

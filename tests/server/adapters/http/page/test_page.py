@@ -20,7 +20,7 @@ from tokenweir.v1 import admin_service_pb2
 from engine.one_pass.prediction import Prediction, PredictionItem
 from loadtest.lab.pictures.browser import CHROMIUM, Tab, browser_tab
 from server.adapters.config import HttpConfig
-from server.adapters.http.load_history import LoadHistory
+from server.adapters.http.page.load_history import LoadHistory
 from tests.fakes.engines import (
     FakeGenerator,
     FakePredictor,

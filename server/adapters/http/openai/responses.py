@@ -10,10 +10,9 @@ from pydantic import BeforeValidator, Field, PlainValidator
 from tokenweir import StreamOptions
 
 from engine.wording import shortened
-from server.adapters.http.answers import Json
-from server.adapters.http.chat import ConversationRequest
-from server.adapters.http.requests import Body
-from server.adapters.http.tools import FlatChoice, FlatTool, flat_choice
+from server.adapters.http.openai.chat import ConversationRequest
+from server.adapters.http.openai.tools import FlatChoice, FlatTool, flat_choice
+from server.adapters.http.requests import Body, Json
 
 _LOGPROBS = "message.output_text.logprobs"
 # Fields of the base that change the answer of a completion, and have no place here.
@@ -129,7 +128,7 @@ class Reasoning(Body):
 class ResponsesRequest(ConversationRequest):
     """The body of `/v1/responses`."""
 
-    input_field = "input"
+    input_field, id_prefix = "input", "resp_"
     # It counts tools that run here, and there are none.
     own_names = ConversationRequest.own_names | {"max_tool_calls"}
     neutral = {**ConversationRequest.neutral, "truncation": ("disabled",)}  # noqa: RUF012

@@ -320,7 +320,7 @@ async def test_what_is_wrong_is_named(stream: bool, caller: Caller):
 
 
 LM_EVAL = "lm-eval[api]==0.4.13"
-CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
+CONSTRAINTS = Path(__file__).parents[5] / "constraints.txt"
 QUESTIONS = [
     {"question": "the river falls over", "choices": [" the weir", " it", " a river", " holds"]},
     {"question": "the weir holds", "choices": [" the river", " water", " the weir", " nothing"]},

@@ -6,9 +6,12 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 
-from server.adapters.http.answers import Json
+from tokenweir import GeneratedSequence, Result
+
 from server.adapters.http.errors import HttpError
-from server.adapters.http.streams import Writer, event
+from server.adapters.http.openai.chat import ChatForm
+from server.adapters.http.openai.streams import Writer, event
+from server.adapters.http.requests import Json
 
 # The items that are texts: how their ids begin, and their part.
 _TEXTS: Mapping[str, tuple[str, Json]] = {
@@ -17,6 +20,13 @@ _TEXTS: Mapping[str, tuple[str, Json]] = {
 }
 _WELL = ("stop", "tool_calls")
 _INCOMPLETE = {"length": "max_output_tokens"}  # other ends keep their names
+
+
+class ResponseForm(ChatForm):
+    """A conversation, whose whole answer has its texts and calls in the order of a stream."""
+
+    def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
+        return {"chunks": self.chunks(index, sequence, result)}
 
 
 class ResponseWriter(Writer):
@@ -46,7 +56,7 @@ class ResponseWriter(Writer):
 
     def whole(self, body: Json) -> Json:
         (choice,) = body["choices"]
-        self.more(body | {"choices": [choice | {"delta": choice["message"]}]})
+        self.more(body | {"choices": choice["chunks"]})
         self.end()
         return self._response
 
@@ -162,6 +172,6 @@ def _usage(usage: Json) -> Json:
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},  # not told apart
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }

@@ -13,7 +13,7 @@ from tokenweir import ModelInfo, StreamOptions
 from engine.text.chat_format import ToolFormat
 from engine.text.lark import json_rule, literal
 from engine.wording import listed, shortened
-from server.adapters.http.tool_calls import CallReader
+from server.adapters.http.openai.tool_calls import CallReader
 
 _CAPABILITY = "tools:"  # the format of a model stands behind it
 _NAMED = "="  # stands before the name of the one function that is to be called
@@ -101,7 +101,8 @@ class Calling:
     def reader(self, model: ModelInfo) -> CallReader:
         """Return what reads one answer of a model."""
         is_single = self.is_named or not self.is_parallel
-        return CallReader(self._format_of(model), is_single=is_single)
+        is_required = self.choice != "auto"
+        return CallReader(self._format_of(model), is_single=is_single, is_required=is_required)
 
     def options(self, said: StreamOptions, model: ModelInfo) -> StreamOptions:
         """Return the options of our client with which calls come, and are of the functions.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -13,9 +12,10 @@ from tokenweir import AsyncClient
 
 from server.adapters.config import HttpConfig
 from server.adapters.http.body import read_body, validated
+from server.adapters.http.calls import REQUEST_ID, Calls
 from server.adapters.http.errors import HttpError
 from server.adapters.http.gone import unless_gone
-from server.adapters.http.tensors import InferBody, infer_answer, infer_request
+from server.adapters.http.kserve.tensors import InferBody, infer_answer, infer_request
 from server.adapters.kserve.descriptions import (
     config_of,
     index_of,
@@ -42,11 +42,9 @@ class _IndexBody(BaseModel):
 class InferenceEndpoints:
     """Answers the protocol's requests by calls of the server behind."""
 
-    def __init__(
-        self, client: AsyncClient, caller: Callable[[Request], AsyncClient], config: HttpConfig
-    ) -> None:
+    def __init__(self, client: AsyncClient, calls: Calls, config: HttpConfig) -> None:
         self._inference = Inference(client, config.timeout)
-        self._caller, self._config = caller, config
+        self._caller, self._config = calls.caller, config
 
     @property
     def routes(self) -> list[Route]:
@@ -124,7 +122,7 @@ class InferenceEndpoints:
         call = self._inference.infer(self._caller(request), tensors)
         found = await unless_gone(request, call)
         answer, behind = infer_answer(asked, name, found)
-        headers = {"x-request-id": found.request_id, "Content-Type": "application/json"}
+        headers = {REQUEST_ID: found.request_id, "Content-Type": "application/json"}
         if behind:
             headers |= {_JSON_SIZE: str(len(answer)), "Content-Type": "application/octet-stream"}
         return Response(answer + behind, headers=headers)

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,9 +15,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from tokenweir import AsyncClient
 
+from server.adapters.caller import is_serving
+from server.adapters.http.calls import Calls
 from server.adapters.http.counts import Counts
 from server.adapters.http.errors import HttpError
-from server.adapters.http.load_history import LoadHistory
+from server.adapters.http.page.load_history import LoadHistory
+from server.adapters.http.page.predictions import PredictionRequest, predict
 
 _FILE = Path(__file__).with_name("page.html")
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -33,14 +35,14 @@ class Page:
 
     def __init__(
         self,
-        caller: Callable[[Request], AsyncClient],
-        health: Callable[[], Awaitable[str]],
+        client: AsyncClient,
+        calls: Calls,
         history: LoadHistory | None,
         counts: Counts,
         admin_token: str | None,
     ) -> None:
         """The page says if it has no `history`; readers show the `admin_token`, if any."""
-        self._caller, self._health, self._counts = caller, health, counts
+        self._client, self._calls, self._counts = client, calls, counts
         self._history, self._token = history, admin_token
         self._html = _FILE.read_text(encoding="utf-8")
         self._headers = {
@@ -52,11 +54,12 @@ class Page:
     @property
     def routes(self) -> list[Route]:
         """The routes of the page and of its data."""
-        get = ["GET"]
+        get, tried = ["GET"], self._calls.endpoint(PredictionRequest, predict)
         return [
             Route("/", self.page, methods=get),
             Route("/page/models", self.models, methods=get),
             Route("/page/load", self.load, methods=get),
+            Route("/page/predict", tried, methods=["POST"]),
             Route("/metrics", self.metrics, methods=get),
         ]
 
@@ -71,9 +74,10 @@ class Page:
 
     async def models(self, request: Request) -> Response:
         """Return the models that the caller may list, with their certificates."""
-        models = await self._caller(request).models()
+        models = await self._calls.caller(request).models()
         listed = [asdict(model) | {"defaults": dict(model.defaults)} for model in models]
-        found = {"health": await self._health(), "models": listed}
+        health = "SERVING" if await is_serving(self._client) else "NOT_SERVING"
+        found = {"health": health, "models": listed}
         return JSONResponse(found, headers=_NEVER_KEPT)
 
     async def load(self, request: Request) -> Response:
@@ -100,7 +104,7 @@ class Page:
         are the models that the caller may list; TokenweirClientError if they cannot be listed.
         """
         if self._token is None:
-            return {model.model for model in await self._caller(request).models()}
+            return {model.model for model in await self._calls.caller(request).models()}
         header = request.headers.get("authorization", "")
         if not hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode()):
             message = "Workers and load are for operators: give the token of the admin port"

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from engine.text.chat_format import ToolFormat
-from server.adapters.http.tool_calls import CallReader
+from server.adapters.http.openai.tool_calls import CallReader
 
 AB = '{"a": "}<\\"/", "b": [1, {"c": null}]}'
 # A text, the content in it, and the names and arguments of its calls.

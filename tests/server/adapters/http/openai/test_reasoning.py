@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.adapters.http.reasoning import ReasoningReader
+from server.adapters.http.openai.reasoning import ReasoningReader
 from tests.conftest import EOS, Script
 from tests.server.adapters.conftest import PLAIN, Serving, client_of
 
@@ -19,6 +19,9 @@ BEGUN = MARKED + "{% if enable_thinking is not false %}<think>\n{% endif %}"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "How?"}]}
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
+
+
+LOGPROBS = {"include": ["message.output_text.logprobs"]}
 
 
 def whole(deltas: list[dict[str, Any]]) -> tuple[str, str]:
@@ -37,6 +40,7 @@ def whole(deltas: list[dict[str, Any]]) -> tuple[str, str]:
      ("So </think>", False, "", "So </think>"),
      ("<thin", False, "", "<thin"),
      ("<think>Well </thin", False, "Well </thin", ""),
+     ("<think>Well \n", False, "Well", ""),
      ("Well", True, "Well", ""),
      ("", True, "", "")],
 )  # fmt: skip
@@ -69,6 +73,67 @@ async def test_reasoning_is_told_apart_whole_and_streamed(
         assert response.output[0].content[0].text == "Well"
         assert response.output_text == events[-1].response.output_text == "So"
         assert "response.reasoning_text.done" in [one.type for one in events]
+
+
+@pytest.mark.parametrize(("text", "thought"), [("<thin", ""), ("<think>\nWell </thin", "Well")])
+async def test_a_mark_that_is_cut_is_left_out(
+    text: str, thought: str, serving: Serving, spell: Callable[[str], Script]
+):
+    async with serving(spell(text + "?"), None, MARKED) as caller:
+        asked: Any = {**ASKED, "max_tokens": len(text)}
+        _, found = await caller.post("chat/completions", **asked)
+        *chunks, _ = await caller.stream("chat/completions", **asked)
+
+    (choice,) = found["choices"]
+    assert whole([choice["message"]]) == (thought, "")
+    assert whole([one["choices"][0]["delta"] for one in chunks]) == (thought, "")
+    assert choice["finish_reason"] == "length"
+
+
+async def test_log_probabilities_of_a_response_are_of_its_texts_alone(
+    serving: Serving, spell: Callable[[str], Script]
+):
+    asked: Any = {"model": "m", "input": "How?", "tools": [{"type": "function", "name": "now"}]}
+    text = f"<think>\nWell\n</think>\n\nSo\n{CALL}\nEnd"
+    async with serving(spell(text), "hermes", MARKED) as caller, client_of(caller) as client:
+        response = await client.responses.create(**asked, **LOGPROBS)
+        stream = await client.responses.create(**asked, **LOGPROBS, stream=True)
+        *_, last = [one async for one in stream]
+        _, chat = await caller.post("chat/completions", **ASKED, tools=TOOLS, logprobs=True)
+        *chunks, _ = await caller.stream("chat/completions", **ASKED, tools=TOOLS, logprobs=True)
+
+    kinds = ["reasoning", "message", "function_call", "message"]
+    for found in (response, last.response):
+        assert [one.type for one in found.output] == kinds
+        _, so, _, end = found.output
+        assert (so.content[0].text, end.content[0].text.strip()) == ("So\n", "End")
+        assert "".join(one.token for one in so.content[0].logprobs) == "So\n"
+        assert "".join(one.token for one in end.content[0].logprobs) == "\nEnd</s>"
+        assert found.usage.output_tokens_details.reasoning_tokens == len("\nWell\n")
+    logprobs = [chat["choices"][0]["logprobs"], *(one["choices"][0]["logprobs"] for one in chunks)]
+    said, *told = ["".join(token["token"] for token in one["content"]) for one in logprobs if one]
+    assert said == "".join(told) == f"{text}</s>"
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "count"),
+    [(MARKED, "<think>Well</think>So", 4),
+     (BEGUN, "<think>\nWell</think>So", 4),  # the prompt has the mark
+     (MARKED, "So <think>Well</think>", 0),
+     (MARKED, "<think>Well", 4),
+     (PLAIN, "<think>Well</think>So", 0)],
+)  # fmt: skip
+async def test_tokens_of_reasoning_are_counted(
+    template: str, text: str, count: int, serving: Serving, spell: Callable[[str], Script]
+):
+    usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    async with serving(spell(text), None, template) as caller:
+        _, found = await caller.post("chat/completions", **ASKED)
+        first, *_, last, _ = await caller.stream("chat/completions", **ASKED, **usage)
+
+    for one in (found, last):
+        assert one["usage"]["completion_tokens_details"] == {"reasoning_tokens": count}
+    assert "completion_tokens_details" not in first["usage"]  # it is not known yet
 
 
 async def test_calls_of_functions_stand_behind_reasoning(

@@ -1,0 +1,1 @@
+"""OpenAI's protocol over HTTP, with what vLLM has beside it."""

@@ -1,0 +1,1 @@
+"""The page for people, with the load of the server."""
