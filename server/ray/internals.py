@@ -141,7 +141,7 @@ class Table:
                     return
                 try:
                     answer.set_result(self._answer(method, *arguments))
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  # its caller raises it
                     answer.set_exception(error)
 
         # A daemon: the process may end meanwhile.
