@@ -85,7 +85,7 @@ def test_tree_has_a_process_and_all_below_it() -> None:
 
     assert {use.name for use in tree.values()} <= {"sh", "sleep"}
     assert tree.keys() < whole.keys()
-    assert whole[os.getpid()].processor_seconds > 0 and whole[os.getpid()].memory > 1e6
+    assert whole[os.getpid()].processor_seconds > 0
 
 
 def test_prompts_of_the_study_of_overload_never_repeat() -> None:
