@@ -110,7 +110,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         elif self._admission.draining:
             state = pb.MODEL_STATE_DRAINING
         return answers.model_info(
-            self._catalog.served(name),
+            self._catalog.served(name, engine),
             state=state,
             message=message,
             config=self._config,
