@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tokenweir.v1.admin_service_pb2 import LoadModelRequest
 
@@ -22,8 +22,10 @@ from engine.errors import (
 )
 from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic, check_share
-from server.packages.pinned import PinnedPackage
 from server.settings import MAX_REPLICAS
+
+if TYPE_CHECKING:  # a gateway by itself reads no package
+    from server.packages.pinned import PinnedPackage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CREDENTIALS = re.compile(r"://[^/@]*@")  # in a URL
