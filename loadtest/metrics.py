@@ -10,21 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+from loadtest.target.target import Told
+
 MAX_SHARE, MAX_DELAY = 0.8, 0.025  # share of a core; p99 seconds: above, the load test is the limit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """Counts and times that come with an answer."""
-
-    first_tokens: int = 0  # tokens in the first message
-    input_tokens: int = 0
-    cached_input_tokens: int | None = None  # kept of earlier requests; None: not told
-    output_tokens: int = 0
-    finish_reason: str = ""
-    server_queue: float | None = None  # seconds, as the server measured it
-    server_first_token: float | None = None  # seconds from arrival, as the server measured it
-    server_batch_size: float | None = None  # sequences in its steps, mean
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from loadtest.answers import KeptAnswer, WrongAnswer, difference
 from loadtest.arrival.arrival import ClosedLoop, Replay
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
-from loadtest.metrics import OwnLoad, RequestRecord, Told, distribution
-from loadtest.target.target import CallFailed, Reply, Target
+from loadtest.metrics import OwnLoad, RequestRecord, distribution
+from loadtest.target.target import CallFailed, Reply, Target, Told
 from loadtest.work.ask import Ask, Work
 
 _WATCH_PERIOD = 0.05  # seconds between looks at the event loop's own delay

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 from loadtest.errors import LoadTestError
-from loadtest.metrics import Told
 from loadtest.work.ask import Answer, Ask, Method
 
 
@@ -19,6 +18,20 @@ class Found:
 
     method: Method  # for requests that name none
     versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Counts and times that come with an answer."""
+
+    first_tokens: int = 0  # tokens in the first message
+    input_tokens: int = 0
+    cached_input_tokens: int | None = None  # kept of earlier requests; None: not told
+    output_tokens: int = 0
+    finish_reason: str = ""
+    server_queue: float | None = None  # seconds, as the server measured it
+    server_first_token: float | None = None  # seconds from arrival, as the server measured it
+    server_batch_size: float | None = None  # sequences in its steps, mean
 
 
 @dataclass(frozen=True, kw_only=True)
