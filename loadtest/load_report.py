@@ -13,16 +13,25 @@ from loadtest.metrics import LoadSummary, OwnLoad, RequestRecord, Window
 from loadtest.target.target import ServerSample
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """A load test with its settings, its figures and every request."""
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The origin of the figures of a load test, or of several that differ in their rate."""
 
     config: LoadConfig
     work: str  # the requests, in words
-    num_different: int | None  # requests until they repeated; None: they never did
-    method: str  # for requests that name none: "generate", streamed, or "classify", ...
     started_at: datetime
     versions: Mapping[str, str]
+    command: str = ""
+    commit: str = ""  # the load test's code
+    machine: str = ""  # machine of the load test
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport(Origin):
+    """A load test with its settings, its figures and every request."""
+
+    num_different: int | None  # requests until they repeated; None: they never did
+    method: str  # for requests that name none: "generate", streamed, or "classify", ...
     window: Window  # in which the figures were measured
     summary: LoadSummary
     records: tuple[RequestRecord, ...]  # by index, then turn
@@ -33,9 +42,6 @@ class LoadReport:
     server: tuple[ServerSample, ...] = ()  # the server's own figures meanwhile
     own: OwnLoad | None = None
     interrupted: bool = False  # requests under way then are in no record
-    command: str = ""
-    commit: str = ""  # the load test's code
-    machine: str = ""  # machine of the load test
     invalid: tuple[str, ...] = ()  # why the figures may not be those of the server
 
     @property

@@ -10,11 +10,13 @@ from typing import Literal
 
 import numpy as np
 
+from loadtest.target.target import Told
+
 MAX_SHARE, MAX_DELAY = 0.8, 0.025  # share of a core; p99 seconds: above, the load test is the limit
 
 
 @dataclass(frozen=True)
-class RequestRecord:
+class RequestRecord(Told):
     """One request; times are in seconds from the start of the test."""
 
     index: int
@@ -26,14 +28,6 @@ class RequestRecord:
     reason: str = ""  # the error's
     message: str = ""  # the error's
     token_times: tuple[float, ...] = ()  # messages that brought tokens
-    first_tokens: int = 0  # tokens in the first of them
-    input_tokens: int = 0
-    cached_input_tokens: int | None = None  # kept of earlier requests; None: not told
-    output_tokens: int = 0
-    finish_reason: str = ""
-    server_queue: float | None = None  # seconds, as the server measured it
-    server_first_token: float | None = None  # seconds from arrival, as the server measured it
-    server_batch_size: float | None = None  # sequences in its steps, mean
     kind: str = ""  # in a mix
     turn: int = 0  # in its session
     check: Literal["", "right", "wrong"] = ""  # against the answer that was expected

@@ -7,7 +7,7 @@ import gc
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -17,13 +17,14 @@ from loadtest.arrival.arrival import ClosedLoop, Replay
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.metrics import OwnLoad, RequestRecord, distribution
-from loadtest.target.target import CallFailed, Reply, Target
+from loadtest.target.target import CallFailed, Reply, Target, Told
 from loadtest.work.ask import Ask, Work
 
 _WATCH_PERIOD = 0.05  # seconds between looks at the event loop's own delay
 _FREEZE_PERIOD = 1.0  # seconds between the times at which records are taken from the collector
 _UNUSED = 2**40  # an index that no test comes to
 _WARMED_UP = 64  # requests among which one of each kind is sent before the test
+_TOLD = tuple(one.name for one in fields(Told))
 
 
 @dataclass(frozen=True)
@@ -193,15 +194,8 @@ class Sender:
             record,
             finished=self._now(),
             token_times=tuple(at - self._start for at in reply.message_times),
-            first_tokens=reply.first_tokens,
-            input_tokens=reply.input_tokens,
-            cached_input_tokens=reply.cached_input_tokens,
-            output_tokens=reply.output_tokens,
-            finish_reason=reply.finish_reason,
-            server_queue=reply.server_queue,
-            server_first_token=reply.server_first_token,
-            server_batch_size=reply.server_batch_size,
             check=check,
+            **{name: getattr(reply, name) for name in _TOLD},
         )
 
     def _is_sample(self, index: int) -> bool:

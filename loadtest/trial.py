@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
-from loadtest.config import LoadConfig
 from loadtest.goals import GoalOutcome, Goodput
 from loadtest.load_report import LoadReport
 from loadtest.metrics import LoadSummary
@@ -26,19 +23,6 @@ class Trial:
     invalid: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()  # all that was not well beside that
     wrong_answers: tuple[str, ...] = ()  # those of the faults that no rate excuses
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The origin of the figures of several load tests."""
-
-    config: LoadConfig  # each one's, but for its rate
-    work: str
-    started_at: datetime
-    versions: Mapping[str, str]
-    command: str = ""
-    commit: str = ""
-    machine: str = ""
 
 
 def trial_of(report: LoadReport, rate: float) -> Trial:

@@ -18,18 +18,14 @@ class WorkerConfig(Limits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(Limits):
+class GatewayConfig(Limits, Listen):
     """The limits of a gateway, where it listens, and whose calls it takes."""
 
-    host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
     # For processes of this machine, which need no certificate there but tokens as everywhere; the
     # admin port's is beside it.
     local_socket: Path | None = None
     logs_workers: bool = False  # log lines of workers are logged here, too
-    max_connection_age: float = Listen.max_connection_age
-    prefix_affinity: bool = False
-    reflection: bool = False
     max_calls_per_worker: int = 32  # handed over at once; more wait at the gateway, in fair order
     tls: Tls = field(default_factory=Tls)
     auth: Auth = field(default_factory=Auth)
@@ -44,14 +40,10 @@ def worker_config(settings: Settings, host: str) -> WorkerConfig:
 
 def gateway_config(settings: Settings) -> GatewayConfig:
     """Return what a gateway is made with; it takes what its workers take."""
-    listen, engine = settings.listen, settings.engine
+    engine = settings.engine
     return GatewayConfig(
         **vars(settings.limits),
-        host=listen.host,
-        port=listen.port,
-        max_connection_age=listen.max_connection_age,
-        prefix_affinity=listen.prefix_affinity,
-        reflection=listen.reflection,
+        **vars(settings.listen),
         # A full batch, and so many that another replica is seen to be needed.
         max_calls_per_worker=max(engine.most_num_seqs, int(engine.target_live_requests) + 1),
         tls=settings.tls,

@@ -63,9 +63,7 @@ class Measurement:
                 test = LoadTest(self._config, self._work, watch, self._client_arguments)
                 report = test.run(early=self._early)
                 stack.enter_context(signals_held())
-            report = replace(
-                report, command=typed_command(), commit=code_commit(), machine=machine_name()
-            )
+            report = replace(report, **_made_here())
             self._files.write(report, test.kept)
         print_table(report)
         return report
@@ -88,13 +86,7 @@ class Measurement:
             rule = SearchRule(series.first_rate, tolerance, rounds)
             report = series.sweep(sweep) if sweep else series.search(rule)
             with signals_held():
-                origin = replace(
-                    report.origin,
-                    command=typed_command(),
-                    commit=code_commit(),
-                    machine=machine_name(),
-                )
-                report = replace(report, origin=origin)
+                report = replace(report, origin=replace(report.origin, **_made_here()))
                 self._files.write_series(report)
         print_series(report)
         return report
@@ -102,6 +94,11 @@ class Measurement:
     def _client_arguments(self) -> Mapping[str, Any]:
         token = self._typed["admin_token"]
         return {**self._typed["server"].client_arguments, "admin_token": token}
+
+
+def _made_here() -> dict[str, Any]:
+    """Return the command of this process, the code and the machine."""
+    return {"command": typed_command(), "commit": code_commit(), "machine": machine_name()}
 
 
 def _work_of(typed: dict[str, Any], stack: ExitStack) -> Work:

@@ -16,20 +16,19 @@ from server.cli.calls.server_options import server_option
 from server.cli.options import Decorator, Number, Parsed, existing_file, timeout_option
 
 
-class _Parsed(click.ParamType[Any]):
-    """A value that a function of the load test reads; its LoadTestError is wrong usage."""
+def _parsed(name: str, function: str) -> Parsed:
+    """Return a value that a function of the load test reads; its LoadTestError is wrong usage.
 
-    def __init__(self, name: str, parse: str) -> None:
-        """`parse` is module:function, imported when there is a value: not every install has it."""
-        self.name = name
-        self._parse = parse
+    It is given as module:function, imported when there is a value: not every install has it.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the text as a value of the load test."""
+    def parse(text: str) -> Any:
         try:
-            return resolve_name(self._parse)(value) if isinstance(value, str) else value
+            return resolve_name(function)(text)
         except LoadTestError as error:
-            self.fail(str(error), param, ctx)
+            raise ValueError(str(error)) from error
+
+    return Parsed(name, parse)
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -49,13 +48,13 @@ _WORK = (
     ),
     click.option(
         "--input-tokens",
-        type=_Parsed("lengths", "loadtest.work.lengths:parse_lengths"),
+        type=_parsed("lengths", "loadtest.work.lengths:parse_lengths"),
         metavar="LENGTHS",
         help="Prompts of drawn token ids: 128, 64-256, lognormal:180,0.6, @histogram.json.",
     ),
     click.option(
         "--output-tokens",
-        type=_Parsed("lengths", "loadtest.work.lengths:parse_lengths"),
+        type=_parsed("lengths", "loadtest.work.lengths:parse_lengths"),
         metavar="LENGTHS",
         help="Exact length of each answer, whatever the model says.",
     ),
@@ -75,14 +74,14 @@ _WORK = (
     click.option(
         "--option",
         "options",
-        type=_Parsed("option", "loadtest.work.mix:parse_option"),
+        type=_parsed("option", "loadtest.work.mix:parse_option"),
         multiple=True,
         metavar="NAME=VALUE",
         help="Any other option of the Python client, for each call; may be repeated.",
     ),
     click.option(
         "--mix",
-        type=_Parsed("kind", "loadtest.work.mix:parse_kind"),
+        type=_parsed("kind", "loadtest.work.mix:parse_kind"),
         multiple=True,
         metavar="KIND",
         help="A kind of requests, to be repeated: '70 short max_new_tokens=8' '20 beam beam=4' "
@@ -135,7 +134,7 @@ _ARRIVAL = (
     ),
     click.option(
         "--rate",
-        type=_Parsed("rate", "loadtest.arrival.rates:parse_rates"),
+        type=_parsed("rate", "loadtest.arrival.rates:parse_rates"),
         metavar="PER_SECOND",
         help="Open loop: requests start at this rate whatever the server does; a ramp 10-100, "
         "steps 10,20,40.",

@@ -35,7 +35,6 @@ STUDIES = {
     "regression": Study(
         "loadtest.lab.regression", "engine and server of this checkout, and those of older ones"
     ),
-    "soak": Study("loadtest.lab.soak", "latency, memory and work under a load that goes on"),
 }
 
 

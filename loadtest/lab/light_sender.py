@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 from loadtest.errors import LoadTestError
 from loadtest.metrics import OwnLoad, distribution
 from server.calls import grpc_core as core
+from server.calls.status import DETAILS_KEY, CallStatus
 
-_DETAILS_KEY = "grpc-status-details-bin"
 _PATIENCE = 10.0  # seconds behind the deadline of the last call, in which all have ended
 _PAUSE = 0.001  # seconds: the thread that takes events then takes all that have come
 _AT_ONCE = 0.00005  # seconds in which an event is had that is there already
@@ -55,7 +53,8 @@ class LightCall:
     @property
     def error(self) -> str:
         """The error in short, as "RESOURCE_EXHAUSTED QUEUE_FULL"."""
-        return f"{self.code.name} {_reason(self.details)}".strip()
+        status = CallStatus(self.code, "", ((DETAILS_KEY, self.details),))
+        return f"{self.code.name} {status.reason}".strip()
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ class _Exchange:
         status = event.batch_operations[-1]
         self._record.code = _CODES.get(status.code(), grpc.StatusCode.UNKNOWN)
         for key, value in status.trailing_metadata() or ():
-            if key == _DETAILS_KEY:
+            if key == DETAILS_KEY:
                 self._record.details = value
         self._settle()
 
@@ -200,15 +199,3 @@ class _Exchange:
         if not self._num_due:
             self._record.finished = self._now()
             self._ended.append(self._record)
-
-
-def _reason(details: bytes) -> str:
-    """Return the reason in the google.rpc.ErrorInfo of a status; "" without one."""
-    info = error_details_pb2.ErrorInfo()
-    try:
-        for detail in status_pb2.Status.FromString(details).details:
-            if detail.Unpack(info):
-                break
-    except DecodeError:
-        pass
-    return str(info.reason)

@@ -2,10 +2,10 @@
 
 `python -m loadtest.lab overhead --out loadtest/results/overhead`
 
-The model computes nothing. Its engine is asked step by step, then as AsyncEngine, then behind a
-worker, then behind a worker and a gateway; worker, gateway and client have a process each. Counted
-is processor time, so what else the machine does changes little. The same requests are made with
-short and with long outputs: the difference is what tokens cost, the rest what requests cost.
+The model computes nothing. It is called behind a worker, then behind a worker and a gateway; each
+of them and the client has a process. Counted is processor time, so what else the machine does
+changes little. The same requests are made with short and with long outputs: the difference is what
+tokens cost, the rest what requests cost.
 
 Deltas are joined by 16 tokens, or each token is a message. For that a step waits so long that its
 messages have gone before the next one has others: if not, they would be fewer.
@@ -26,7 +26,7 @@ import click
 import uvloop
 
 from loadtest.lab.first_token import FirstToken, measure_first_token
-from loadtest.lab.overhead_stages import SERVED, STAGES, Do, Used, Work
+from loadtest.lab.overhead_stages import STAGES, Do, Used, Work, served
 from loadtest.lab.result import write_result
 from server.cli.options import read_numbers
 
@@ -85,7 +85,7 @@ async def measure_overhead(
     """Measure a stage with these numbers of streams, in turns; the first round warms up."""
     how = _DELTAS[deltas]
     rounds: dict[int, list[tuple[Used, Used]]] = {count: [] for count in counts}
-    async with STAGES[stage](max(counts), how.seconds_a_row) as do:
+    async with served(stage, max(counts), how.seconds_a_row) as do:
         for _ in range(num_rounds + 1):
             for count in counts:
                 rounds[count].append(await _short_and_long(do, count, how))
@@ -124,35 +124,23 @@ def _overhead(
     show_default=True,
     help="Rounds of counting; 0: first tokens alone are measured.",
 )
-@click.option("--stages", default=",".join(STAGES), show_default=True, metavar="STAGE,...")
 @click.option(
     "--package",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="One that takes dates: its first tokens are measured too.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Without an ending.")
-def main(
-    streams: tuple[int, ...], rounds: int, stages: str, package: Path | None, out: Path
-) -> None:
+def main(streams: tuple[int, ...], rounds: int, package: Path | None, out: Path) -> None:
     """Measure what tokens and requests cost outside of the model, and write OUT.json."""
-    names = stages.split(",")
-    if unknown := [name for name in names if name not in STAGES]:
-        known = ", ".join(STAGES)
-        raise click.BadParameter(f"no stage is called {', '.join(unknown)}; known: {known}")
     overheads: list[Overhead] = []
-    for stage in names if rounds else ():
-        for deltas in _deltas_of(stage):
+    for stage in STAGES if rounds else ():
+        for deltas in _DELTAS:
             found = uvloop.run(measure_overhead(stage, deltas, streams, rounds))
             overheads += found
             _tell(found)
-    first = [one for name in names if name in SERVED for one in _first_tokens(package, name)]
+    first = [one for name in STAGES for one in _first_tokens(package, name)]
     _tell_first_tokens(first)
     write_result(_document(overheads, first), out)
-
-
-def _deltas_of(stage: str) -> list[str]:
-    """Return how tokens are joined there; without a reader it is all the same."""
-    return ["joined"] if stage == "core" else list(_DELTAS)
 
 
 def _first_tokens(package: Path | None, stage: str) -> list[FirstToken]:

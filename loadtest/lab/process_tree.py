@@ -1,4 +1,4 @@
-"""Processor time and memory of a process and all below it."""
+"""Processor time of a process and all below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class ProcessUse:
 
     name: str
     processor_seconds: float
-    memory: int  # bytes of resident memory that no file backs
 
 
 def read_tree(root: int) -> dict[int, ProcessUse]:
@@ -50,14 +49,8 @@ def _parent(pid: int) -> int:
 
 def _read_use(pid: int) -> ProcessUse:
     stat = _stat(pid)
-    status = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    )
-    return ProcessUse(
-        name=_name(Path(f"/proc/{pid}/cmdline").read_bytes()),
-        processor_seconds=(int(stat[11]) + int(stat[12])) / _TICKS,
-        memory=int(status["RssAnon"].split()[0]) * 1024 if "RssAnon" in status else 0,
-    )
+    name = _name(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return ProcessUse(name, (int(stat[11]) + int(stat[12])) / _TICKS)
 
 
 def _name(command_line: bytes) -> str:

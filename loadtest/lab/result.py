@@ -38,7 +38,8 @@ def heading() -> dict[str, object]:
     }
 
 
-def write_result(content: Mapping[str, object], out: Path) -> None:
-    """Write what a study has found, behind its heading, as OUT.json."""
+def write_result(content: Mapping[str, object], out: Path) -> Path:
+    """Write what a study has found, behind its heading, as OUT.json; return that."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_document({**heading(), **content}, out.with_suffix(".json"))
+    write_document({**heading(), **content}, path := out.with_suffix(".json"))
+    return path

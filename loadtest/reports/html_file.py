@@ -10,12 +10,11 @@ from pathlib import Path
 from loadtest.arrival.arrival import OpenLoop
 from loadtest.errors import LoadTestError
 from loadtest.goals import Slo
-from loadtest.load_report import LoadReport
+from loadtest.load_report import LoadReport, Origin
 from loadtest.reports.report import notes, series_notes
 from loadtest.reports.tables import Table, errors, kinds, latencies, totals, trials
 from loadtest.result_file import write_atomically
 from loadtest.series import SeriesReport
-from loadtest.trial import Origin
 
 try:
     from jinja2 import Environment, PackageLoader
@@ -90,11 +89,11 @@ def _picture(title: str, svg: str, is_wide: bool) -> Picture:
     return Picture(title, f"data:image/svg+xml;base64,{data}", is_wide)
 
 
-def _settings(report: LoadReport | Origin) -> Iterator[tuple[str, str]]:
+def _settings(report: Origin) -> Iterator[tuple[str, str]]:
     """Yield what was set and where the figures come from."""
     for one in fields(report.config):
         value = getattr(report.config, one.name)
-        if isinstance(report, Origin) and isinstance(value, OpenLoop):
+        if isinstance(value, OpenLoop) and not isinstance(report, LoadReport):
             yield "arrival", f"open loop, {value.kind} arrivals"  # each test has its rate
         elif value not in (None, 0, False) or one.name == "seed":
             yield one.name.replace("_", " "), _shown(value)

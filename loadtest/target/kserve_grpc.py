@@ -20,7 +20,7 @@ from tokenweir.open_inference import open_inference_pb2 as protocol
 from tokenweir.open_inference import open_inference_pb2_grpc
 
 from loadtest.errors import LoadTestError, NoServerError
-from loadtest.target.target import CallFailed, Found, Reply, ServerSample
+from loadtest.target.target import CallFailed, Found, Reply, ServerSample, image_of
 from loadtest.work.ask import Answer, Ask, Method
 
 SCHEME = "kserve://"
@@ -62,7 +62,6 @@ class KserveGrpc:
         self._channel: grpc.aio.Channel | None = None  # for the running event loop
         self._told = protocol.ModelMetadataResponse()
         self._method: Method = "generate"
-        self._images: dict[Path, bytes] = {}
         self._has_streams = True  # until the server says that it has none
 
     async def find(self) -> Found:
@@ -208,18 +207,9 @@ class KserveGrpc:
         )
 
     def _encoded(self, prompt: str | Path, name: str) -> bytes:
-        if not isinstance(prompt, Path):
-            if name != "image":
-                return prompt.encode()
-            prompt = Path(prompt)
-        if prompt not in self._images:
-            try:
-                self._images[prompt] = prompt.read_bytes()
-            except OSError as error:
-                raise LoadTestError(
-                    f"{self._model!r} is asked of an image file: {error}"
-                ) from error
-        return self._images[prompt]
+        if isinstance(prompt, Path) or name == "image":
+            return image_of(self._model, Path(prompt))
+        return prompt.encode()
 
 
 def _method(outputs: Sequence[Tensor]) -> Method:

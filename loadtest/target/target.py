@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
+from loadtest.errors import LoadTestError
 from loadtest.work.ask import Answer, Ask, Method
 
 
@@ -17,19 +20,25 @@ class Found:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Reply:
-    """An answer with its times, on the clock of the event loop."""
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Counts and times that come with an answer."""
 
-    message_times: tuple[float, ...] = ()  # messages that brought tokens
-    first_tokens: int = 0  # tokens in the first of them
+    first_tokens: int = 0  # tokens in the first message
     input_tokens: int = 0
-    cached_input_tokens: int | None = None  # None: the protocol does not tell
+    cached_input_tokens: int | None = None  # kept of earlier requests; None: not told
     output_tokens: int = 0
     finish_reason: str = ""
     server_queue: float | None = None  # seconds, as the server measured it
     server_first_token: float | None = None  # seconds from arrival, as the server measured it
     server_batch_size: float | None = None  # sequences in its steps, mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply(Told):
+    """An answer with its times, on the clock of the event loop."""
+
+    message_times: tuple[float, ...] = ()  # messages that brought tokens
     answer: Answer | None = None  # if it was to be kept
     seed: int = 0  # seed of the sampling; 0: nothing was sampled
 
@@ -78,3 +87,14 @@ class Target(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+@cache
+def image_of(model: str, path: Path) -> bytes:
+    """Return an image file that a model is asked of, read once; LoadTestError if it cannot be."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LoadTestError(
+            f"model {model!r} takes images, so prompts are paths of image files: {error}"
+        ) from error

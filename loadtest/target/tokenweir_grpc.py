@@ -24,7 +24,7 @@ from tokenweir.v1 import generation_service_pb2 as pb
 
 from loadtest.errors import LoadTestError, NoServerError
 from loadtest.target.stream_answer import StreamAnswer, finish_reason
-from loadtest.target.target import CallFailed, Found, Reply, ServerSample
+from loadtest.target.target import CallFailed, Found, Reply, ServerSample, image_of
 from loadtest.work.ask import Answer, Ask, Method
 
 _METHODS: tuple[Method, ...] = ("generate", "classify", "label", "embed")  # in the order of choice
@@ -52,7 +52,6 @@ class TokenweirGrpc:
         if admin_address is not None:
             arguments["token"] = admin_token
             self._admin = connect(admin_address, timeout=_ASK_TIMEOUT, **arguments)
-        self._images: dict[Path, bytes] = {}
         self._found = Found("generate")
         self._is_sampled = True
         self._takes_images = False
@@ -152,19 +151,9 @@ class TokenweirGrpc:
 
     def _item(self, ask: Ask) -> object:
         """Return what is predicted of: a text, ids, or the bytes of an image."""
-        is_image = isinstance(ask.prompt, Path) or self._takes_images
-        if not is_image:
-            return ask.prompt
-        path = Path(cast(str, ask.prompt))
-        if path not in self._images:
-            try:
-                self._images[path] = path.read_bytes()
-            except OSError as error:
-                raise LoadTestError(
-                    f"model {self._model!r} takes images, so prompts are paths of image files: "
-                    f"{error}"
-                ) from error
-        return self._images[path]
+        if isinstance(ask.prompt, Path) or self._takes_images:
+            return image_of(self._model, Path(cast(str, ask.prompt)))
+        return ask.prompt
 
     async def _find_model(self) -> ModelInfo | None:
         """Return what the server says of the model; None if it lists no models."""

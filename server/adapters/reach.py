@@ -5,13 +5,15 @@ from __future__ import annotations
 from tokenweir import AsyncClient, Unauthenticated
 
 from engine.errors import ConfigError
-from server.adapters.config import AdapterConfig
+from server.adapters.config import HttpConfig, KserveConfig
 from server.hosts import is_loopback
 
 _WAYS_OUT = "listen on 127.0.0.1, or type --insecure to take calls from everywhere"
 
 
-async def check_reach(config: AdapterConfig, client: AsyncClient, *, has_token: bool) -> None:
+async def check_reach(
+    config: HttpConfig | KserveConfig, client: AsyncClient, *, has_token: bool
+) -> None:
     """Raise ConfigError if strangers on other machines could call the server behind.
 
     `has_token` says whether requests without a token go on with one of this server. Raises

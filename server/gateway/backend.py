@@ -24,10 +24,9 @@ from server.auth.internal_certificate import CHANNEL_OPTIONS, InternalCertificat
 from server.calls.status import DETAILS_KEY
 from server.gateway.traffic import ModelVersion
 from server.telemetry.metrics import Snapshot, known_samples
-from server.wire.carrier import Connection
-from server.wire.protocol import Metadata
+from server.wire.carrier import Carrier, Connection
 from server.wire.work_pb2 import State
-from server.wire.worker_call import Client, WorkerCall, WorkerFailed
+from server.wire.worker_call import WorkerCall, WorkerFailed
 from server.wire.worker_log import log_of_worker
 
 logger = logging.getLogger(__name__)
@@ -110,29 +109,10 @@ class Backend:
         """The calls under way there, as far as is known, those of other gateways too."""
         return self.outstanding + self.of_others
 
-    def start(
-        self,
-        method: str,
-        request: bytes,
-        metadata: Metadata,
-        timeout: float | None,
-        client: Client | None,
-        num_waiting: int,
-        request_id: str,
-    ) -> WorkerCall:
-        """Send a request; hand the answer to a client as it comes, or keep the one message.
-
-        The worker is told how many calls wait here for it, and the id of a request without one.
-        """
-        return self._connection.carrier.start(
-            method,
-            request,
-            metadata,
-            timeout,
-            client,
-            num_waiting=num_waiting,
-            request_id=request_id,
-        )
+    @property
+    def carrier(self) -> Carrier:
+        """The wire by which calls go there now."""
+        return self._connection.carrier
 
     async def ask(
         self,
@@ -143,7 +123,7 @@ class Backend:
     ) -> Answer:
         """Ask something of the gateway itself; raises WorkerFailed, also for want of an answer."""
         data = request.SerializeToString()
-        call = self._connection.carrier.start(method, data, (), timeout, None)
+        call = self.carrier.start(method, data, (), timeout, None)
         try:
             async with asyncio.timeout(timeout):
                 await call.end()
@@ -207,7 +187,7 @@ class Backend:
 
         A state may have been on the way when it began to hang.
         """
-        if self._connection.carrier.has_ended and not self._says_it_serves:
+        if self.carrier.has_ended and not self._says_it_serves:
             return True  # it has left, as it said
         check, answer = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
         try:

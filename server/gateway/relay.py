@@ -150,14 +150,14 @@ class Relay:
         )
         num_waiting = -(-self._num_waiting() // max(1, len(self._pool.serving)))
         started = time.monotonic()
-        call = backend.start(
+        call = backend.carrier.start(
             attempts.method,
             request,
             metadata,
             context.time_remaining(),
             client,
-            num_waiting,
-            attempts.request_id,
+            num_waiting=num_waiting,
+            request_id=attempts.request_id,
         )
         context.is_relayed = True
         attempts.begin(backend)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,10 +22,11 @@ from server.packages.remote import RemotePackage
 
 @dataclass(frozen=True)
 class PinnedPackage:
-    """The address of a package, and the hash of its manifest."""
+    """The address of a package, and its manifest."""
 
     address: Path | str  # a directory of every node, or a URL that is fetched there
     manifest_sha256: str
+    manifest: Manifest
 
     def load(self, cache: Path | None) -> Package:
         """Return the package, its files checked; from a URL through the cache of this node.
@@ -45,7 +45,7 @@ def manifest_at(address: Path | str) -> Manifest:
     return parse_manifest(_raw_manifest(address), str(address))
 
 
-def pin(address: Path | str, key: Path | None) -> tuple[PinnedPackage, Manifest]:
+def pin(address: Path | str, key: Path | None) -> PinnedPackage:
     """Return the package that is at an address now; at a URL only its manifest is read.
 
     Raises PackageError if it is none, or not signed by the key that is required, ConfigError if
@@ -55,18 +55,10 @@ def pin(address: Path | str, key: Path | None) -> tuple[PinnedPackage, Manifest]
     manifest = parse_manifest(raw, str(address))
     if key is not None:
         _check_signed(address, key, raw)
-    pinned = PinnedPackage(address, sha256(raw).hexdigest())
+    pinned = PinnedPackage(address, sha256(raw).hexdigest(), manifest)
     if not is_remote(address):
         pinned.load(None)
-    return pinned, manifest
-
-
-def pin_all(
-    packages: Mapping[str, Path | str], key: Path | None
-) -> tuple[dict[str, PinnedPackage], list[Manifest]]:
-    """Return the packages that models have now, and their manifests; raises as `pin`."""
-    found = {model: pin(address, key) for model, address in packages.items()}
-    return {model: pinned for model, (pinned, _) in found.items()}, [m for _, m in found.values()]
+    return pinned
 
 
 def _raw_manifest(address: Path | str) -> bytes:

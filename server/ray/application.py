@@ -28,8 +28,8 @@ def app_builder(args: Mapping[str, Any]) -> Application:
     """
     from ray import serve
 
-    packages, manifests, config = checked_packages(config_of(args))
-    config = config.for_targets([manifest.target for manifest in manifests])
+    packages, config = checked_packages(config_of(args))
+    config = config.for_targets([one.manifest.target for one in packages.values()])
     worker = serve.deployment(WorkerReplica, **worker_options(config, config.listen.name))
     return worker.bind(config, None, packages, config.listen.name)
 

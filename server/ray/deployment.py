@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from engine.factory import device_of
-from engine.package.manifest import Manifest
-from server.packages.pinned import PinnedPackage, pin_all
+from server.packages.pinned import PinnedPackage, pin
 from server.ray.address import joins_cluster
 from server.ray.replica import WorkerReplica
 from server.ray.resources import resources
@@ -35,20 +34,18 @@ class LiveRequestsPolicy:
         return max(low, min(high, wanted)), {}
 
 
-def checked_packages(
-    config: Settings,
-) -> tuple[Mapping[str, PinnedPackage], list[Manifest], Settings]:
-    """Return what is served, with its manifests, and settings that have room for its requests.
+def checked_packages(config: Settings) -> tuple[Mapping[str, PinnedPackage], Settings]:
+    """Return what is served, and settings that have room for its requests.
 
     Raises ConfigError or PackageError for settings and packages that cannot be served.
     """
-    models = config.packages.models
-    packages, manifests = pin_all(models, config.packages.require_signature)
-    for manifest, place in zip(manifests, models.values(), strict=True):
-        device_of(manifest, place, config.engine)
-    if any(manifest.image for manifest in manifests):
+    models, key = config.packages.models, config.packages.require_signature
+    packages = {model: pin(address, key) for model, address in models.items()}
+    for one in packages.values():
+        device_of(one.manifest, one.address, config.engine)
+    if any(one.manifest.image for one in packages.values()):
         config = config.with_room_for_images()
-    return packages, manifests, config
+    return packages, config
 
 
 def deploy(

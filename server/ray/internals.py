@@ -7,7 +7,9 @@ version until somebody has looked at these names again.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,11 +99,13 @@ class Table:
     Each call raises OSError if the cluster does not answer.
     """
 
-    def __init__(self, ray_address: str, name: str) -> None:
-        """Keys are those of this part."""
+    def __init__(self, ray_address: str, name: str, timeout: float = _TIMEOUT) -> None:
+        """Keys are those of this part; an answer has `timeout` seconds to come."""
         self._address = ray_address
         self._name = f"tokenweir+{name}".encode()  # Ray allows no ":" here
+        self._timeout = timeout
         self._client: Any = None
+        self._asking = threading.Lock()  # one at a time
 
     def put(self, key: str, value: bytes, *, overwrite: bool = True) -> None:
         """Write a value, over another one or only if there is none."""
@@ -123,6 +127,35 @@ class Table:
         return {key.decode(errors="replace"): value for key, value in found.items()}
 
     def _ask(self, method: str, *arguments: Any) -> Any:
+        """Return the answer; OSError if it does not come in time, however long Ray waits for it.
+
+        To connect to a head that takes connections and says nothing takes Ray 40 s.
+        """
+        import ray  # noqa: F401  # takes seconds, which do not count
+
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            with self._asking:
+                if not answer.set_running_or_notify_cancel():  # nobody waits any more
+                    return
+                try:
+                    answer.set_result(self._answer(method, *arguments))
+                except Exception as error:  # noqa: BLE001  # its caller raises it
+                    answer.set_exception(error)
+
+        # A daemon: the process may end meanwhile.
+        threading.Thread(target=ask, name="table of keys", daemon=True).start()
+        try:
+            return answer.result(self._timeout)
+        except TimeoutError as error:
+            if answer.done():  # it is of the connection
+                raise
+            answer.cancel()
+            late = TimeoutError(f"nothing has come within {self._timeout:g} s")
+            raise OSError(not_joined(self._address, late)) from error
+
+    def _answer(self, method: str, *arguments: Any) -> Any:
         import ray
 
         try:
@@ -132,7 +165,7 @@ class Table:
                 if self._client is None:
                     connect_once(self._address)  # Ray would try for 40 s if nobody listens
                     self._client = GcsClient(address=self._address)
-                return getattr(self._client, method)(*arguments, _TIMEOUT)
+                return getattr(self._client, method)(*arguments, self._timeout)
         except (ray.exceptions.RayError, RuntimeError) as error:
             self._client = None  # one that finds no cluster for 60 s ends the process
             raise OSError(not_joined(self._address, error)) from error

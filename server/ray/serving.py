@@ -45,7 +45,7 @@ from server.ray.processes.http_process import http_beside
 from server.ray.processes.run_directory import run_directory
 from server.ray.resources import shortage_now
 from server.ray.thread import RayLost, RayThread
-from server.ray.versions import RayDeployment, loaded
+from server.ray.versions import RayDeployment
 from server.settings import Settings
 from server.signals import cancelled_by_signals
 from server.telemetry.metrics_page import MetricsPage
@@ -91,8 +91,8 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
     """Start Ray, the workers and the gateway; at the end drain and stop them all."""
     check_access(config)
     check_distributions()
-    packages, manifests, given = await asyncio.to_thread(checked_packages, config)
-    targets = [manifest.target for manifest in manifests]
+    packages, given = await asyncio.to_thread(checked_packages, config)
+    targets = [one.manifest.target for one in packages.values()]
     if not joins_cluster() and "cuda" in map(config.engine.device_for, targets):
         check_cuda_distribution()  # on a cluster workers run where others have installed it
     config = given.for_targets(targets)
@@ -120,9 +120,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
         hung = partial(kill_hung, ray, discovery)
         gateway, port = None, 0
         if config.listen.gateway:
-            found = zip(packages.items(), manifests, strict=True)
-            first = {name: loaded(pinned, manifest) for (name, pinned), manifest in found}
-            started = (deployment, Group("", first))
+            started = (deployment, Group("", packages))
             gateway = Gateway(settings, hung, certificate, tracing, started, discovery.has_crashed)
             port = await gateway.start()
             stack.push_async_callback(gateway.close)  # after the last messages of the workers

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from engine.errors import EngineFailure, LoadFailed
 from engine.factory import device_of
-from engine.package.manifest import Manifest
-from server.gateway.admin.versions import Group, LoadedPackage
+from server.gateway.admin.versions import Group
 from server.packages.pinned import PinnedPackage, pin
 from server.ray.address import joins_cluster
 from server.ray.deployment import (
@@ -49,11 +48,11 @@ class RayDeployment:
         self._service = service
         self._applications = {config.listen.name}
 
-    def read(self, address: str) -> LoadedPackage:
+    def read(self, address: str) -> PinnedPackage:
         """Check a package where it lies; PackageError says what is wrong."""
-        pinned, manifest = pin(address, self._config.packages.require_signature)
-        device_of(manifest, address, self._config.engine)
-        return loaded(pinned, manifest)
+        pinned = pin(address, self._config.packages.require_signature)
+        device_of(pinned.manifest, address, self._config.engine)
+        return pinned
 
     async def start(self, group: Group) -> Sequence[str]:
         """Start workers; return their addresses once all are warm. Raises LoadFailed."""
@@ -64,11 +63,7 @@ class RayDeployment:
                 raise LoadFailed(problem)
             await asyncio.sleep(_POLL)
         self._applications.add(name)
-        packages = {
-            model: PinnedPackage(one.address, one.manifest_sha256.hex())
-            for model, one in group.packages.items()
-        }
-        await self._ray.run(deploy, config, self._service, packages, name)
+        await self._ray.run(deploy, config, self._service, group.packages, name)
         deadline = time.monotonic() + _START_TIMEOUT
         while len(workers := self._workers(name)) < config.engine.min_replicas:
             if problem := await self._ray.run(deployment_problem, name):
@@ -113,7 +108,7 @@ class RayDeployment:
         config = config.with_engine(num_threads=num_threads(self._config))
         if group.replicas:
             config = config.with_engine(min_replicas=group.replicas, max_replicas=group.replicas)
-        return config.for_targets([one.target for one in group.packages.values()])
+        return config.for_targets([one.manifest.target for one in group.packages.values()])
 
     def _name(self, group: Group) -> str:
         """Return what the group is called by Ray Serve."""
@@ -122,14 +117,3 @@ class RayDeployment:
 
     def _workers(self, name: str) -> list[WorkerEntry]:
         return [worker for worker in self._discovery.workers if worker.group == name]
-
-
-def loaded(package: PinnedPackage, manifest: Manifest) -> LoadedPackage:
-    """Return what the gateway knows of a package."""
-    return LoadedPackage(
-        address=package.address,
-        name=manifest.name,
-        version=manifest.version,
-        manifest_sha256=bytes.fromhex(package.manifest_sha256),
-        target=manifest.target,
-    )

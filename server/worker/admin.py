@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import Any, NoReturn
 
+from google.protobuf.message import Message
 from tokenweir.v1 import admin_service_pb2 as pb
 from tokenweir.v1 import admin_service_pb2_grpc
 
@@ -19,8 +21,24 @@ from server.worker.admission import WorkerAdmission
 from server.worker.catalog import Catalog
 
 
+def _not_of_a_worker(method: str) -> Any:
+    what = f"{method} is not for a worker; ask at the admin port of `tokenweir serve`"
+
+    async def refuse(service: AdminService, request: Message, context: Context) -> NoReturn:
+        raise CapabilityNotSupported(what, [method])
+
+    return refuse
+
+
 class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
-    """Tells the models and the load of a worker, aborts requests and drains it."""
+    """Tells the models and the load of a worker, aborts requests and drains it.
+
+    It serves what it was started with, and answers what it is sent.
+    """
+
+    LoadModel, UnloadModel, SetTraffic = map(
+        _not_of_a_worker, ("LoadModel", "UnloadModel", "SetTraffic")
+    )
 
     def __init__(
         self,
@@ -66,24 +84,6 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
             ]
         )
 
-    async def LoadModel(
-        self, request: pb.LoadModelRequest, context: Context
-    ) -> pb.LoadModelResponse:
-        """Refuse: a worker serves what it was started with."""
-        raise _not_of_a_worker("LoadModel")
-
-    async def UnloadModel(
-        self, request: pb.UnloadModelRequest, context: Context
-    ) -> pb.UnloadModelResponse:
-        """Refuse: a worker serves what it was started with."""
-        raise _not_of_a_worker("UnloadModel")
-
-    async def SetTraffic(
-        self, request: pb.SetTrafficRequest, context: Context
-    ) -> pb.SetTrafficResponse:
-        """Refuse: a worker answers what it is sent."""
-        raise _not_of_a_worker("SetTraffic")
-
     async def AbortRequests(
         self, request: pb.AbortRequestsRequest, context: Context
     ) -> pb.AbortRequestsResponse:
@@ -110,13 +110,8 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         elif self._admission.draining:
             state = pb.MODEL_STATE_DRAINING
         return answers.model_info(
-            self._catalog.served(name),
+            self._catalog.served(name, engine),
             state=state,
             message=message,
             config=self._config,
         )
-
-
-def _not_of_a_worker(method: str) -> CapabilityNotSupported:
-    what = f"{method} is not for a worker; ask at the admin port of `tokenweir serve`"
-    return CapabilityNotSupported(what, [method])

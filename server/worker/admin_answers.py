@@ -18,14 +18,15 @@ from server.worker.engines import Engine
 
 
 def model_info(
-    model: ServedModel,
+    model: ServedModel[Engine],
     *,
     state: pb.ModelState.ValueType,
     message: str,
     config: WorkerConfig,
 ) -> pb.ModelInfo:
     """Return what a client may know of a model."""
-    manifest, defaults = model.package.manifest, Struct()
+    package, defaults = model.engine.package, Struct()
+    manifest = package.manifest
     given = manifest.defaults.given
     defaults.update(manifest.defaults.model_dump(mode="json", include={*given}))
     return pb.ModelInfo(
@@ -36,10 +37,10 @@ def model_info(
         architecture=manifest.architecture,
         capabilities=model.capabilities,
         limits=_limits(model, config),
-        manifest_sha256=model.package.manifest_sha256,
+        manifest_sha256=package.manifest_sha256,
         parity=_parity(manifest.certificate, manifest.toolchain),
         labels=manifest.labels,
-        device=model.device,
+        device=model.engine.device,
         precision=manifest.precision,
         defaults=defaults,
     )
@@ -87,8 +88,8 @@ def _samples(model: str, engine: Engine) -> Snapshot:
     ]
 
 
-def _limits(model: ServedModel, limits: WorkerConfig) -> pb.Limits:
-    manifest = model.package.manifest
+def _limits(model: ServedModel[Engine], limits: WorkerConfig) -> pb.Limits:
+    manifest = model.engine.package.manifest
     message = pb.Limits(max_inputs=limits.max_inputs, max_request_bytes=limits.max_request_bytes)
     if manifest.encoding is not None:
         message.max_input_tokens = manifest.encoding.max_len

@@ -6,61 +6,63 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from tokenweir.v1 import common_pb2
 
 from engine.machine import processor_kind
-from engine.package.package import Package
 from engine.requests.events import GenerationEvent, RequestFinished, SequenceFinished, Timing, Usage
 from server.api import RELEASE
 from server.wire.work_pb2 import Record
 from server.worker.capabilities import BATCH_INVARIANT
+from server.worker.engines import Engine
+
+EngineT = TypeVar("EngineT", bound=Engine, covariant=True)
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """The model that gave an answer, as the answer describes it."""
+class ServedModel(Generic[EngineT]):
+    """A model of a replica with its engine, which may tell its capabilities slowly."""
 
     name: str  # under which it is served; its package may call it otherwise
-    package: Package
+    engine: EngineT
     capabilities: tuple[str, ...]
     replica_id: str
-    device: str = "cpu"  # or the name of the GPU
-    num_threads: int = 1  # on the CPU
 
 
 def provenance(
-    model: ServedModel, *, seed: int = 0, may_vary: bool = False
+    model: ServedModel[Engine], *, seed: int = 0, may_vary: bool = False
 ) -> common_pb2.Provenance:
     """Return what answered; with `may_vary` the caller asked for no more than best effort."""
-    manifest = model.package.manifest
+    engine, package = model.engine, model.engine.package
     return common_pb2.Provenance(
         model=model.name,
-        model_version=manifest.version,
-        manifest_sha256=model.package.manifest_sha256,
+        model_version=package.manifest.version,
+        manifest_sha256=package.manifest_sha256,
         seed=seed,
         determinism=common_pb2.DETERMINISM_BATCH_INVARIANT
         if is_invariant(model, may_vary=may_vary)
         else common_pb2.DETERMINISM_BEST_EFFORT,
         replica_id=model.replica_id,
         server_version=RELEASE,
-        processor=_processor(model.device),
-        threads=model.num_threads,
+        processor=_processor(engine.device),
+        threads=engine.num_threads,
     )
 
 
-def is_invariant(model: ServedModel, *, may_vary: bool) -> bool:
+def is_invariant(model: ServedModel[Engine], *, may_vary: bool) -> bool:
     """Return whether an answer has the same bits whatever it is batched with."""
     return BATCH_INVARIANT in model.capabilities and not may_vary
 
 
-def origin(model: ServedModel, seed: int | None) -> str:
+def origin(model: ServedModel[Engine], seed: int | None) -> str:
     """Return what answers must have in common to be the same, for the same request.
 
     The package, the server, where it runs, and the seed where something is drawn.
     """
-    what = (model.package.manifest_sha256, model.device, model.num_threads)
+    engine = model.engine
+    what = (engine.package.manifest_sha256, engine.device, engine.num_threads)
     return _digest(*what) + ("" if seed is None else f"-{seed:x}")
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from engine.errors import (
     CapabilityNotSupported,
@@ -17,16 +16,7 @@ from server.worker.answers import ServedModel
 from server.worker.engines import Engine, GeneratingEngine, PredictingEngine
 
 _MAX_ECHO = 64  # characters of a name that an error repeats
-
-EngineT = TypeVar("EngineT", bound=Engine)
-
-
-@dataclass(frozen=True)
-class Found(Generic[EngineT]):
-    """The engine of a model, and what answers say of the model."""
-
-    engine: EngineT
-    model: ServedModel
+T = TypeVar("T", bound=Engine)
 
 
 class Catalog:
@@ -44,38 +34,28 @@ class Catalog:
         """Return the name if a model has it, else ""; what metrics are labelled with has an end."""
         return name if name in self.engines else ""
 
-    def served(self, name: str) -> ServedModel:
-        """Return what answers say of the model."""
-        return self._served(name, self.engines[name])
-
     def generating(
         self, name: str, version: str, capability: str = "generate"
-    ) -> Found[GeneratingEngine]:
+    ) -> ServedModel[GeneratingEngine]:
         """Return a model that generates, or can "score"."""
         engine = self._find(name, version)
         generator = self.generators.get(name)
         can = capability == "generate" or capability in engine.capabilities
         if generator is not None and can:
-            return Found(generator, self._served(name, engine))
+            return self.served(name, generator)
         raise _cannot(name, engine, capability)
 
-    def predicting(self, name: str, version: str, capability: str) -> Found[PredictingEngine]:
+    def predicting(self, name: str, version: str, capability: str) -> ServedModel[PredictingEngine]:
         """Return a model that can "classify", "label" or "embed"."""
         engine = self._find(name, version)
         predictor = self.predictors.get(name)
         if predictor is not None and capability in engine.capabilities:
-            return Found(predictor, self._served(name, engine))
+            return self.served(name, predictor)
         raise _cannot(name, engine, capability)
 
-    def _served(self, name: str, engine: Engine) -> ServedModel:
-        return ServedModel(
-            name,
-            engine.package,
-            engine.capabilities,
-            self.replica_id,
-            engine.device,
-            engine.num_threads,
-        )
+    def served(self, name: str, engine: T) -> ServedModel[T]:
+        """Return the model of a name, with its engine."""
+        return ServedModel(name, engine, engine.capabilities, self.replica_id)
 
     def _find(self, name: str, version: str) -> Engine:
         if not name:

@@ -28,9 +28,9 @@ from server.local_services import Context, current_request_id
 from server.wire.bearer import current_record
 from server.worker import requests
 from server.worker.answers import ServedModel, answered, note
-from server.worker.catalog import Catalog, Found
+from server.worker.catalog import Catalog
 from server.worker.checks import nested_in
-from server.worker.engines import GeneratingEngine
+from server.worker.engines import Engine, GeneratingEngine
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
 from server.worker.known_options import KnownOptions
 
@@ -91,17 +91,12 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         record = current_record()
         record.model = self._catalog.known(request.model)
         found = self._catalog.generating(request.model, request.model_version, "score")
-        inputs = requests.score_requests(request, **self._given(found.model, context))
+        inputs = requests.score_requests(request, **self._given(found, context))
         scores = await _all_of([found.engine.score(one) for one in inputs])
         for score in scores:
             answered(record, score.usage, score.timing)
-        answering = GenerationAnswers(
-            found.model,
-            current_request_id(),
-            found.engine.token_bytes,
-            found.engine.source_token_bytes,
-            may_vary=_may_vary(request.scheduling),
-        )
+        may_vary = _may_vary(request.scheduling)
+        answering = GenerationAnswers(found, current_request_id(), may_vary=may_vary)
         return answering.score_response(scores)
 
     def _prepare(
@@ -110,18 +105,18 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         context: Context,
         deltas: Deltas | None = None,
         seed: int | None = None,
-    ) -> tuple[Found[GeneratingEngine], list[GenerationRequest]]:
+    ) -> tuple[ServedModel[GeneratingEngine], list[GenerationRequest]]:
         record = current_record()
         record.model = self._catalog.known(request.model)
         found = self._catalog.generating(request.model, request.model_version)
-        given = self._given(found.model, context)
+        given = self._given(found, context)
         return found, requests.generation_requests(
             request, deltas=deltas, seed=seed, known=self._known, **given
         )
 
-    def _given(self, model: ServedModel, context: Context) -> _Given:
+    def _given(self, model: ServedModel[Engine], context: Context) -> _Given:
         return _Given(
-            manifest=model.package.manifest,
+            manifest=model.engine.package.manifest,
             capabilities=model.capabilities,
             limits=self._limits,
             # A client may send one id twice; the engine's names must not collide.
@@ -130,12 +125,12 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         )
 
 
-def _answering(request: pb.GenerateRequest, found: Found[GeneratingEngine]) -> GenerationAnswers:
+def _answering(
+    request: pb.GenerateRequest, model: ServedModel[GeneratingEngine]
+) -> GenerationAnswers:
     return GenerationAnswers(
-        found.model,
+        model,
         current_request_id(),
-        found.engine.token_bytes,
-        found.engine.source_token_bytes,
         with_ids=request.output.token_ids,
         with_prompt_ids=request.output.prompt_tokens,
         may_vary=_may_vary(request.scheduling),

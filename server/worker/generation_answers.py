@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenweir.received import ORIGIN_KEY
@@ -29,6 +29,7 @@ from server.worker.answers import (
     timing,
     usage,
 )
+from server.worker.engines import GeneratingEngine
 
 FINISH_REASONS = {
     FinishReason.EOS: common_pb2.FINISH_REASON_EOS,
@@ -59,10 +60,8 @@ class FinishedInput:
 class GenerationAnswers:
     """Makes the messages that answer one call."""
 
-    model: ServedModel
+    model: ServedModel[GeneratingEngine]
     request_id: str
-    token_bytes: Callable[[int], bytes]
-    source_token_bytes: Callable[[int], bytes]
     with_ids: bool = False
     with_prompt_ids: bool = False
     may_vary: bool = False  # the caller asked for no more than best effort
@@ -187,7 +186,7 @@ class GenerationAnswers:
         return message
 
     def _source_pieces(self, event: RequestFinished) -> list[bytes]:
-        return [self.source_token_bytes(token_id) for token_id in event.source_ids]
+        return [self.model.engine.source_token_bytes(token_id) for token_id in event.source_ids]
 
     def _prompt_tokens(self, event: RequestFinished) -> common_pb2.TokenIds | None:
         return common_pb2.TokenIds(ids=event.source_ids) if self.with_prompt_ids else None
@@ -205,7 +204,7 @@ class GenerationAnswers:
     def _token(self, token: TokenLogprob) -> common_pb2.TokenLogprob:
         return common_pb2.TokenLogprob(
             id=token.token_id,
-            piece=self.token_bytes(token.token_id),
+            piece=self.model.engine.token_bytes(token.token_id),
             logprob=token.logprob,
             rank=token.rank,
         )

@@ -22,6 +22,7 @@ from server.wire.bearer import current_record
 from server.worker import requests
 from server.worker.answers import ServedModel, answered, provenance, timing
 from server.worker.catalog import Catalog
+from server.worker.engines import Engine, PredictingEngine
 from server.worker.entities import Entity, Strategy, find_entities
 
 _STRATEGIES: Mapping[int, Strategy | None] = {
@@ -46,7 +47,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         if top is not None and top < 0:
             raise_if_any([FieldViolation("top", f"{top} is below 0; 0 means all")])
         model, prediction = await self._predict("classify", request, context)
-        manifest = model.package.manifest
+        manifest = model.engine.package.manifest
         return pb.ClassifyResponse(
             results=[
                 classes(item, manifest.labels, top, manifest.label_scores)
@@ -62,7 +63,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             raise_if_any([FieldViolation("aggregation", what)])
         strategy = _STRATEGIES[aggregation]
         model, prediction = await self._predict("label", request, context)
-        labels = model.package.manifest.labels
+        labels = model.engine.package.manifest.labels
         return pb.LabelResponse(
             results=[spans(item, labels, strategy) for item in prediction.items],
             **_common(model, prediction),
@@ -81,7 +82,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         capability: str,
         request: requests.PredictionRequest,
         context: Context,
-    ) -> tuple[ServedModel, Prediction]:
+    ) -> tuple[ServedModel[PredictingEngine], Prediction]:
         record = current_record()
         record.model = self._catalog.known(request.model)
         found = self._catalog.predicting(request.model, request.model_version, capability)
@@ -91,10 +92,10 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         )
         tokens = sum(item.input_tokens for item in prediction.items)
         answered(record, Usage(tokens, output_tokens=0), prediction.timing)
-        return found.model, prediction
+        return found, prediction
 
 
-def _common(model: ServedModel, prediction: Prediction) -> dict[str, Any]:
+def _common(model: ServedModel[Engine], prediction: Prediction) -> dict[str, Any]:
     """Return the fields that all answers have."""
     tokens = sum(item.input_tokens for item in prediction.items)
     return {

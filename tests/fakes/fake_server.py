@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from loadtest.lab.peers.servers.ctranslate_grpc import Batches, Told, serve
-from loadtest.lab.peers.servers.launch import Launch, options_of, python_server
+from loadtest.lab.peers.servers.launch import Launch, python_server
 from loadtest.lab.peers.worker import LoadOptions
 
 
@@ -19,7 +19,7 @@ def launch(options: LoadOptions, port: int) -> Launch:
 
 def main(options: str, port: str) -> None:
     """Fail, or answer too little, where the setting says so."""
-    setting = options_of(options).setting
+    setting = LoadOptions.of(options).setting
     if setting.get("ends"):
         sys.exit("this server has nothing to do")
 

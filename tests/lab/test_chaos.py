@@ -36,9 +36,7 @@ from loadtest.lab.chaos.command import Outcome, Plan, do_harm, main, write
 from loadtest.lab.chaos.harm import Harmed, harm
 from loadtest.lab.chaos.load import Case, Load
 from loadtest.lab.chaos.report import failures, summary, table
-from loadtest.lab.chaos.server import CONTROLLER, Server
-from loadtest.lab.stand_in.cell import Cell
-from tests.fakes.calls import until
+from loadtest.lab.chaos.server import CONTROLLER, WORKER, Server
 from tests.fakes.served import tiny_package
 
 pytestmark = pytest.mark.long
@@ -156,7 +154,7 @@ def test_harm_waits_until_there_is_somebody_to_do_it_to(
     gone.wait()
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     found: list[list[int]] = [[], [], [gone.pid], [victim.pid]]
-    server = Server(tmp_path, 1, tmp_path / "log", with_ray=False)
+    server = Server(tmp_path, 1, tmp_path / "log")
     monkeypatch.setattr(server, "find", lambda _: found.pop(0))
 
     with victim:
@@ -171,7 +169,7 @@ def test_what_stands_still_goes_on(
 ) -> None:
     states: list[str] = []
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    server = Server(tmp_path, 1, tmp_path / "log", with_ray=True)
+    server = Server(tmp_path, 1, tmp_path / "log")
     monkeypatch.setattr(server, "process", victim, raising=False)
     monkeypatch.setattr(server, "find", lambda what: [victim.pid] if what == CONTROLLER else [])
 
@@ -199,7 +197,7 @@ def test_a_controller_that_was_killed_is_there_again_when_there_is_another(
 ) -> None:
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     found = [[victim.pid], [victim.pid], [], [7]]
-    server = Server(tmp_path, 1, tmp_path / "log", with_ray=True)
+    server = Server(tmp_path, 1, tmp_path / "log")
     monkeypatch.setattr(server, "find", lambda _: found.pop(0))
 
     with victim:
@@ -210,7 +208,7 @@ def test_a_controller_that_was_killed_is_there_again_when_there_is_another(
 def test_a_server_is_whole_when_it_has_noticed_the_harm_and_is_whole_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path, 2, tmp_path / "log", with_ray=False)
+    server = Server(tmp_path, 2, tmp_path / "log")
     said = [2, 2, 1, 1]  # workers: at first nobody knows that one is dead
     monkeypatch.setattr(server, "process", SimpleNamespace(poll=lambda: None), raising=False)
     monkeypatch.setattr(server, "num_serving", lambda: said.pop(0) if said else 2)
@@ -239,7 +237,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_behind(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("loadtest.lab.chaos.command.run", interrupted)
 
-    assert CliRunner().invoke(main, [str(tmp_path), "--no-ray"]).exit_code == 1
+    assert CliRunner().invoke(main, [str(tmp_path)]).exit_code == 1
 
     assert not [*tmp_path.iterdir()]
 
@@ -267,30 +265,15 @@ async def test_what_was_found_is_told_of_a_run_that_breaks_off(
     assert replace(outcome, broken_off="").is_good
 
 
-async def test_a_worker_that_stands_still_before_it_is_there_is_replaced(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    begun.touch()
-    still = ("sh", "-c", f"echo $$ >> {begun}; kill -STOP $$")
-    server = Cell("a package", 0, worker=still, start_timeout=0.05)
-    keeping = asyncio.create_task(server.keep_worker())
-
-    await until(lambda: len(begun.read_text().split()) > 1)
-
-    keeping.cancel()
-    await asyncio.wait([keeping])
-    for pid in begun.read_text().split():
-        assert not Path(f"/proc/{pid}").exists(), "it was killed"
-
-
 def test_who_stands_still_ends_with_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path, 1, tmp_path / "log", with_ray=False)
+    server = Server(tmp_path, 1, tmp_path / "log")
     waits = (sys.executable, "-c", "input()")
     worker = subprocess.Popen(waits, stdin=subprocess.PIPE)
     process = subprocess.Popen(waits, stdin=subprocess.PIPE)
     monkeypatch.setattr(server, "process", process, raising=False)
-    monkeypatch.setattr(server, "find", lambda what: [worker.pid] if what == server.worker else [])
+    monkeypatch.setattr(server, "find", lambda what: [worker.pid] if what == WORKER else [])
     worker.send_signal(signal.SIGSTOP)
 
     with worker, process:
@@ -332,24 +315,15 @@ def package(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer_file: Path)
     return tiny_package(tmp_path_factory.mktemp("model"), config, tokenizer)
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    ("more", "harms"),
-    [
-        (("--no-ray",), 10),
-        pytest.param((), 7, marks=pytest.mark.ray),
-    ],
-    ids=["gateway and workers", "all"],
-)
-def test_nothing_is_lost_doubled_or_different(
-    package: Path, tmp_path: Path, more: tuple[str, ...], harms: int
-) -> None:
-    options = (*more, "--minutes", "5", "--harms", str(harms), "--concurrency", "6")
+def test_nothing_is_lost_doubled_or_different(package: Path, tmp_path: Path) -> None:
+    options = ("--minutes", "5", "--harms", "7", "--concurrency", "6")
     command = (sys.executable, "-m", "loadtest.lab", "chaos", str(package), *options)
 
     ended = subprocess.run((*command, "--out", str(tmp_path / "r")), capture_output=True, text=True)
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     streams = json.loads((tmp_path / "r.json").read_text())["streams"]
-    assert streams["right"] > harms
+    assert streams["right"] > 7
     assert all(not streams[name] for name in ("lost", "doubled", "different", "broken", "hung"))

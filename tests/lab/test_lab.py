@@ -36,10 +36,10 @@ def test_a_study_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_a_result_says_by_which_command_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["__main__.py", "soak", "a package", "--out", "x"])
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "chaos", "a package", "--out", "x"])
 
     head = heading()
 
-    assert head["command"] == "python -m loadtest.lab soak 'a package' --out x"
+    assert head["command"] == "python -m loadtest.lab chaos 'a package' --out x"
     assert head["commit"] and head["machine"] and head["written_at"]
     assert isinstance(head["versions"], dict) and "numpy" in head["versions"]

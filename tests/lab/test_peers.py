@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,14 @@ from loadtest.lab.peers.comparison import (
     compare,
 )
 from loadtest.lab.peers.engine_process import EngineProcess
-from loadtest.lab.peers.results import Results, disagreements, summarize, to_markdown, write
+from loadtest.lab.peers.results import disagreements, summarize, told
 from loadtest.lab.peers.server_process import ServerProcess
 from loadtest.lab.peers.servers import llama_server, ray_ingress, tokenweir_serve
 from loadtest.lab.peers.servers.ctranslate_grpc import Batches, Told
 from loadtest.lab.peers.servers.token_stream import stream
 from loadtest.lab.peers.worker import LoadOptions
 from loadtest.lab.peers.works import WORKS, Engine, Work
+from loadtest.lab.result import write_result
 from loadtest.lab.turns import Ratio
 from server.cli.serving.service import serve as serve_command
 
@@ -230,47 +230,22 @@ def test_ratios_are_those_of_each_round() -> None:
     assert peer.tokens_per_second == 3 / 6
 
 
-def results_of(comparison: Comparison) -> Results:
-    head = {
-        "command": "python -m loadtest.lab peers",
-        "commit": "c0ffee",
-        "written_at": "now",
-        "machine": "a machine, 2 cores",
-    }
-    return Results(
-        heading=head,
-        work=plan().work,
-        num_threads=2,
-        comparison=comparison,
-        lines=summarize(plan().work, comparison),
-        disagreements=("peer fp32 at concurrency 1: 0 of 2",),
-    )
+def test_a_line_tells_the_ratio_and_late_runs() -> None:
+    lines = summarize(plan().work, run_comparison(plan(), FakePeers()))
+
+    assert [told(line) for line in lines if line.concurrency == 2] == [
+        "tokenweir fp32 at 2: 1.5 tokens/s",
+        "peer fp32 at 2: 1.0 tokens/s, 1.50 (1.50 - 1.50) of the time of tokenweir fp32"
+        "; the load test was late in 2 of 2 runs",
+    ]
 
 
-def test_the_table_names_ratios_late_runs_versions_and_disagreements() -> None:
-    text = to_markdown(results_of(run_comparison(plan(), FakePeers())))
+def test_a_picture_is_drawn_of_what_is_kept(tmp_path: Path) -> None:
+    work, found = plan().work, run_comparison(plan(), FakePeers())
+    lines = [asdict(line) for line in summarize(work, found)]
+    content = {"work": asdict(work), "num_threads": 2, "lines": lines}
 
-    row = "| 2 | peer fp32 | 1.0 | 300 (600) | 30.0 | tokenweir fp32 | 1.50 (1.50 - 1.50) |"
-    assert f"{row} 1.50 | 1.50 |" in text
-    assert "- peer fp32 at 2: the load test was late in 2 of 2 runs" in text
-    assert "- DISAGREES: peer fp32 at concurrency 1: 0 of 2" in text
-    assert "- command: `python -m loadtest.lab peers`\n- versions: peer 1.0, tokenweir 1.0" in text
-
-
-def test_everything_measured_is_kept(tmp_path: Path) -> None:
-    found = run_comparison(plan(), FakePeers())
-
-    json_file, markdown = write(results_of(found), tmp_path / "results")
-
-    kept = json.loads(json_file.read_text())
-    assert len(kept["comparison"]["runs"]) == len(found.runs) == 8
-    assert kept["commit"] == "c0ffee" and markdown.name == "tiny.md"
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    result, _ = write(results_of(run_comparison(plan(), FakePeers())), tmp_path)
-
-    write_png(result, tmp_path / "tiny.png")
+    write_png(write_result(content, tmp_path / "tiny"), tmp_path / "tiny.png")
 
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
 

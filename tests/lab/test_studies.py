@@ -19,10 +19,10 @@ from tokenweir.v1.generation_service_pb2 import GenerateStreamRequest
 
 from loadtest.benchmark.work import BenchmarkWork
 from loadtest.errors import LoadTestError
-from loadtest.lab import overhead, regression
+from loadtest.lab import regression
 from loadtest.lab.first_token import first_token_of, measure_first_token
 from loadtest.lab.overhead import Cost, costs_of
-from loadtest.lab.overhead_stages import SERVED, STAGES, Used, Work
+from loadtest.lab.overhead_stages import STAGES, Used, Work, served
 from loadtest.lab.overload import Goodput, Overload, measure_goodput, prompts
 from loadtest.lab.process_tree import read_tree
 from loadtest.lab.regression import (
@@ -85,7 +85,7 @@ def test_tree_has_a_process_and_all_below_it() -> None:
 
     assert {use.name for use in tree.values()} <= {"sh", "sleep"}
     assert tree.keys() < whole.keys()
-    assert whole[os.getpid()].processor_seconds > 0 and whole[os.getpid()].memory > 1e6
+    assert whole[os.getpid()].processor_seconds > 0
 
 
 def test_prompts_of_the_study_of_overload_never_repeat() -> None:
@@ -249,25 +249,17 @@ def test_what_more_tokens_cost_is_told_apart_from_what_requests_cost() -> None:
     assert costs_of(short, long, num_requests=10) == {"worker": Cost(50_000, 200_000, 100_000)}
 
 
-def test_a_stage_that_is_not_known_is_named_before_any_is_measured(tmp_path: Path) -> None:
-    asked = ["--stages", "core,nowhere", "--out", str(tmp_path / "out")]
-    refused = CliRunner().invoke(overhead.main, asked)
-
-    assert refused.exit_code == 2
-    assert "no stage is called nowhere; known: core" in refused.stderr
-
-
 @pytest.mark.parametrize("stage", STAGES)
 async def test_every_stage_of_the_overhead_answers_in_the_messages_asked_for(stage: str) -> None:
-    async with STAGES[stage](2, 0.001) as do:
+    async with served(stage, 2, 0.001) as do:
         used = await do(Work(2, 2, num_tokens=8, tokens_per_message=4))
 
     assert used.num_tokens == 16
-    assert 0 < used.num_messages <= (16 if stage == "core" else 4)
+    assert 0 < used.num_messages <= 4
     assert all(seconds > 0 for seconds in used.processor.values())
 
 
-@pytest.mark.parametrize("stage", SERVED)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_first_token_is_later_at_the_client_than_from_the_engine(stage: str) -> None:
     first = measure_first_token(None, 2, 8, stage)
 

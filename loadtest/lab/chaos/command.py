@@ -3,10 +3,9 @@
 It starts `tokenweir serve`, learns the right answers, keeps streams going, and does one harm after
 the other: kills workers (SIGKILL), stops them (SIGSTOP), ends them (SIGTERM), kills Ray Serve's
 controller, and the command itself, which is the gateway, and lets either stand still for six
-seconds. The next comes when all workers serve again, or `--serving` of them. With
---no-ray there are the gateway and the workers only, and a worker is replaced faster. It exits with
-1 if an answer was wrong, a token missing or doubled, if a stream hung, or none was right, and if
-the server has not come back behind a harm, which ends the run. Then what the server said is kept.
+seconds. The next comes when all workers serve again, or `--serving` of them. It exits with 1 if
+an answer was wrong, a token missing or doubled, if a stream hung, or none was right, and if the
+server has not come back behind a harm, which ends the run. Then what the server said is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import click
 from tokenweir import AsyncClient
 
 from loadtest.errors import LoadTestError
-from loadtest.lab.chaos.harm import KINDS, OF_CONTROLLER, STOP_WORKER, Harmed, harm
+from loadtest.lab.chaos.harm import KINDS, STOP_WORKER, Harmed, harm
 from loadtest.lab.chaos.load import Load, cases
 from loadtest.lab.chaos.report import failures, summary, table
 from loadtest.lab.chaos.server import Server
@@ -117,7 +116,6 @@ def run(server: Server, plan: Plan) -> Outcome:
 @click.option("--minutes", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--harms", type=click.IntRange(min=1), help="No more than so many.")
 @click.option("--only", "kinds", type=click.Choice(KINDS), multiple=True, help="Kinds of harm.")
-@click.option("--no-ray", is_flag=True, help="Gateway and workers only.")
 @click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--serving", type=click.IntRange(min=1), help="Workers that serve before the next.")
 @click.option("--concurrency", type=click.IntRange(min=1), default=12, show_default=True)
@@ -130,7 +128,6 @@ def main(
     minutes: float,
     harms: int | None,
     kinds: tuple[str, ...],
-    no_ray: bool,
     replicas: int,
     serving: int | None,
     concurrency: int,
@@ -138,17 +135,15 @@ def main(
     out: Path | None,
 ) -> None:
     """Run, print a table, and write OUT.json."""
-    possible = tuple(kind for kind in KINDS if not (no_ray and kind in OF_CONTROLLER))
-    plan = Plan(
-        kinds or possible, minutes, harms or sys.maxsize, concurrency, serving or replicas, tokens
-    )
-    if STOP_WORKER in plan.kinds and plan.num_serving < replicas and not no_ray:
+    most = harms or sys.maxsize
+    plan = Plan(kinds or KINDS, minutes, most, concurrency, serving or replicas, tokens)
+    if STOP_WORKER in plan.kinds and plan.num_serving < replicas:
         raise click.UsageError(
             f"{STOP_WORKER} may meet a worker that starts, for which Ray waits for ever; leave out "
-            "--serving, give --no-ray, or name other kinds with --only"
+            "--serving, or name other kinds with --only"
         )
     log = Path(tempfile.mkdtemp(prefix="chaos-")) / "serve.log"
-    server = Server(package, replicas, log, with_ray=not no_ray)
+    server = Server(package, replicas, log)
     try:
         outcome = run(server, plan)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from loadtest.lab.chaos.server import CONTROLLER, Server
+from loadtest.lab.chaos.server import CONTROLLER, WORKER, Server
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ def harm(kind: str, server: Server) -> int | None:
         _pause(server.pid if kind == PAUSE_SERVER else random.choice(server.wait_for(CONTROLLER)))
         return None
     what, signal_number = _SIGNALS[kind]
-    pid = _signal_one(what or server.worker, signal_number, server)
-    if what:  # a worker is missed by the gateway, this one by nobody for a while
+    pid = _signal_one(what, signal_number, server)
+    if what == CONTROLLER:  # a worker is missed by the gateway, this one by nobody for a while
         server.wait_for(what, other_than=pid)
     return pid
 
@@ -66,11 +66,10 @@ STOP_WORKER = "stop-worker"
 PAUSE_SERVER = "pause-server"
 PAUSE_CONTROLLER = "pause-controller"
 _PAUSED = (PAUSE_SERVER, PAUSE_CONTROLLER)
-OF_CONTROLLER = (KILL_CONTROLLER, PAUSE_CONTROLLER)
-_SIGNALS = {  # process and signal; "": a worker
-    "kill-worker": ("", signal.SIGKILL),
-    STOP_WORKER: ("", signal.SIGSTOP),
-    "end-worker": ("", signal.SIGTERM),
+_SIGNALS = {  # process and signal
+    "kill-worker": (WORKER, signal.SIGKILL),
+    STOP_WORKER: (WORKER, signal.SIGSTOP),
+    "end-worker": (WORKER, signal.SIGTERM),
     KILL_CONTROLLER: (CONTROLLER, signal.SIGKILL),
 }
 KINDS = (*_SIGNALS, *_PAUSED, KILL_SERVER)

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import suppress
@@ -19,33 +18,27 @@ from loadtest.lab.serve import SERVE, free_port
 _START_TIMEOUT = 180.0  # seconds
 _LOOK_PERIOD = 0.1  # seconds
 _STEADY = 0.5  # seconds
-_CELL = (sys.executable, "-m", "loadtest.lab.stand_in.cell")
-CONTROLLER = "ray::ServeController"
+WORKER, CONTROLLER = "ray::ServeReplica", "ray::ServeController"  # processes, by name
 
 
 class Server:
-    """`tokenweir serve` and all below it, or a cell: the same gateway and workers without Ray."""
+    """`tokenweir serve` and all below it."""
 
-    def __init__(self, package: Path, replicas: int, log: Path, *, with_ray: bool) -> None:
+    def __init__(self, package: Path, replicas: int, log: Path) -> None:
         """Write what it says to `log`."""
         self.replicas = replicas
-        self.worker = "ray::ServeReplica" if with_ray else "stand_in.process"  # by name
         self._log = log
         port, self._page = free_port(), free_port()
         self.address = f"127.0.0.1:{port}"
         ports = {"--port": port, "--metrics-port": self._page}
         options = {"--replicas": replicas, "--threads": 1, **ports}
-        self._command = [*_CELL, str(package), str(replicas), str(port), str(self._page)]
-        if with_ray:
-            words = (str(word) for option in options.items() for word in option)
-            self._command = [*SERVE, str(package), *words]
+        words = (str(word) for option in options.items() for word in option)
+        self._command = [*SERVE, str(package), *words]
 
     def start(self) -> None:
         """Start it; LoadTestError if it does not serve in time."""
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     @property
     def pid(self) -> int:
@@ -88,7 +81,7 @@ class Server:
 
     def stop(self) -> None:
         """End it as an operator does; a worker that stands still does not end with it."""
-        workers = self.find(self.worker)
+        workers = self.find(WORKER)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait()
         for pid in workers:

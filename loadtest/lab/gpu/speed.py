@@ -12,7 +12,7 @@ from loadtest.lab.gpu.part import Found, Outcome, Settings, is_emulated
 from loadtest.lab.gpu.product import tokenweir
 from loadtest.lab.peers.command import starter
 from loadtest.lab.peers.comparison import Plan, compare
-from loadtest.lab.peers.results import Line, summarize
+from loadtest.lab.peers.results import Line, summarize, told
 from loadtest.lab.peers.works import OURS, Engine, Setting, Work
 
 _THEIRS = "loadtest.lab.gpu.hugging_face"
@@ -97,11 +97,7 @@ def speed(settings: Settings, shape: str, form: str) -> Outcome:
         found["versions"] |= seen.versions
         missing |= {f"{name} at {concurrency}": why for name, why in seen.missing.items()}
     print(log.read_text(errors="replace") if log.exists() else "", flush=True)
-    said = [
-        f"{line.engine} at {line.concurrency}: {line.tokens_per_second:,.0f} tokens/s"
-        + (f", {line.ratio.median:.2f} of our time" if line.ratio else "")
-        for line in lines
-    ]
+    said = [*map(told, lines)]
     said += [f"without {name}: {why}" for name, why in missing.items()]
     ours = {line.concurrency for line in lines if line.engine == OURS}
     is_whole = ours == {*settings.concurrencies} and (not missing or is_emulated())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -13,10 +14,10 @@ from loadtest.errors import LoadTestError
 from loadtest.lab.peers.chart import write_png
 from loadtest.lab.peers.comparison import Plan, StartPeer, compare
 from loadtest.lab.peers.engine_process import EngineProcess
-from loadtest.lab.peers.results import Results, disagreements, summarize, write
+from loadtest.lab.peers.results import disagreements, summarize, told
 from loadtest.lab.peers.server_process import ServerProcess
 from loadtest.lab.peers.works import WORKS, Work
-from loadtest.lab.result import heading
+from loadtest.lab.result import write_result
 from server.cli.options import read_numbers
 
 
@@ -58,7 +59,6 @@ def main(
         raise click.BadParameter(str(error), param_hint="--engine") from error
     directory = models / work.model
     _make_models(work.model, directory)
-    out.mkdir(parents=True, exist_ok=True)
     plan = Plan(
         work=work,
         concurrencies=concurrency,
@@ -68,25 +68,24 @@ def main(
         directory=directory.resolve(),
         seed=seed,
     )
-    head, start = heading(), starter(work, directory / "workers.log")
-    comparison = compare(plan, start, click.echo)
-    results = Results(
-        heading=head,
-        work=work,
-        num_threads=plan.num_threads,
-        comparison=comparison,
-        lines=summarize(work, comparison),
-        disagreements=disagreements(comparison.agreements),
-    )
-    written = write(results, out)
-    if any(line.ratio for line in results.lines):
-        picture = out / f"{name}.png"
-        write_png(written[0], picture)
-        written.append(picture)
-    for path in written:
-        click.echo(f"written: {path}")
-    if found := "; ".join(results.disagreements):
-        raise LoadTestError(f"outputs differ: {found}")
+    comparison = compare(plan, starter(work, directory / "workers.log"), click.echo)
+    lines, found = summarize(work, comparison), disagreements(comparison.agreements)
+    for line in lines:
+        click.echo(told(line))
+    content = {
+        "work": asdict(work),
+        "num_threads": plan.num_threads,
+        "comparison": asdict(comparison),
+        "lines": [*map(asdict, lines)],
+        "disagreements": found,
+    }
+    written = write_result(content, out / name)
+    click.echo(f"written: {written}")
+    if any(line.ratio for line in lines):
+        write_png(written, picture := out / f"{name}.png")
+        click.echo(f"written: {picture}")
+    if found:
+        raise LoadTestError(f"outputs differ: {'; '.join(found)}")
 
 
 def starter(work: Work, log: Path) -> StartPeer:

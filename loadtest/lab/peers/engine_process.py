@@ -11,7 +11,7 @@ from pathlib import Path
 from loadtest.errors import LoadTestError
 from loadtest.lab.line_process import LineProcess
 from loadtest.lab.peers.comparison import Answered, Loop
-from loadtest.lab.peers.worker import LoadOptions, Prompts, options_to_json
+from loadtest.lab.peers.worker import LoadOptions, Prompts
 from loadtest.work.ask import Answer
 
 
@@ -20,7 +20,7 @@ class EngineProcess:
 
     def __init__(self, adapter: str, options: LoadOptions, log: Path) -> None:
         module = "loadtest.lab.peers.worker"
-        command = [sys.executable, "-m", module, adapter, options_to_json(options)]
+        command = [sys.executable, "-m", module, adapter, options.to_json()]
         self._process = LineProcess(command, log=log)
         try:
             self.versions: Mapping[str, str] = self._process.read()["versions"]

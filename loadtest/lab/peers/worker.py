@@ -29,6 +29,15 @@ class LoadOptions:
     num_beams: int
     setting: Mapping[str, int]
 
+    @classmethod
+    def of(cls, text: str) -> LoadOptions:
+        """Return the options as `to_json` writes them."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """Return them as an argument of a process."""
+        return json.dumps(asdict(self))
+
 
 class Adapter(Protocol):
     """An engine with a model in it."""
@@ -66,20 +75,13 @@ def _say(answers: IO[str], answer: Mapping[str, object]) -> None:
     answers.flush()
 
 
-def options_to_json(options: LoadOptions) -> str:
-    """Return what `main` takes as its second argument."""
-    return json.dumps(asdict(options))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Load, say so, serve; what an engine prints goes to the standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        started = time.perf_counter()
-        adapter = load_adapter(arguments[0], LoadOptions(**json.loads(arguments[1])))
-        seconds = time.perf_counter() - started
-        _say(answers, {"load_seconds": seconds, "versions": dict(adapter.versions)})
+        adapter = load_adapter(arguments[0], LoadOptions.of(arguments[1]))
+        _say(answers, {"versions": dict(adapter.versions)})
         serve(adapter, sys.stdin, answers)
     except Exception as error:
         _say(answers, {"error": f"{type(error).__name__}: {error}"})

@@ -129,30 +129,20 @@ def _refuse_rows(rows: Sequence[int]) -> list[Row]:
     )
 
 
-def stand_in_config(num_slots: int) -> EngineConfig:
-    """Return the settings of an engine that takes in so many requests at once."""
-    return EngineConfig(
+def stand_in_engine(num_slots: int, seconds_a_row: float, directory: Path) -> AsyncEngine:
+    """Return an engine on a stand-in; its files are in a directory."""
+    contract = _contract()
+    config = EngineConfig(
         max_num_seqs=num_slots,
         max_num_batched_tokens=max(1024, 2 * num_slots),
         max_queue_size=2 * num_slots,
         reuse_prefixes=False,  # every request has the same prompt
     )
-
-
-def stand_in_core(config: EngineConfig, model: StandInModel) -> EngineCore:
-    """Return the inner loop on a stand-in."""
-    contract = _contract()
-    scheduler = Scheduler(config, contract, SlotKVCache(config, contract))
-    return EngineCore(scheduler, StandInRunner(model))
-
-
-def stand_in_engine(num_slots: int, seconds_a_row: float, directory: Path) -> AsyncEngine:
-    """Return an engine on a stand-in; its files are in a directory."""
-    contract, config = _contract(), stand_in_config(num_slots)
     _write_tokenizer(directory)
     tokenizer = Tokenizer(directory / _TOKENIZER)
     package = Package(path=directory, manifest=_manifest(contract), manifest_sha256=bytes(32))
-    core = stand_in_core(config, StandInModel(num_slots, seconds_a_row))
+    scheduler = Scheduler(config, contract, SlotKVCache(config, contract))
+    core = EngineCore(scheduler, StandInRunner(StandInModel(num_slots, seconds_a_row)))
     constraints = ConstraintCompiler(tokenizer, _VOCAB_SIZE, contract.eos_token_ids)
     tokenizers = SourceAndTarget(tokenizer, tokenizer)
     return AsyncEngine(package, core, tokenizers, config, constraints=constraints)

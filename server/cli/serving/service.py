@@ -166,14 +166,15 @@ def _verify(models: Mapping[str, Path | str], checkpoint: Path, config: Settings
             f"--verify is for one package, here are {len(models)}; run `tokenweir verify` for each"
         )
     (package,) = models.values()
-    pinned, manifest = pin(package, config.packages.require_signature)
-    engine = config.for_targets([manifest.target]).engine_config
-    if engine.device_for(manifest.target) == "cuda":
+    pinned = pin(package, config.packages.require_signature)
+    target = pinned.manifest.target
+    engine = config.for_targets([target]).engine_config
+    if engine.device_for(target) == "cuda":
         _check_may_be_written(package, config, engine)
         check_cuda_distribution()
     with cleaned_up():
         path = pinned.load(config.packages.cache).path
-        verify_apart(path, checkpoint, manifest.target, engine)
+        verify_apart(path, checkpoint, target, engine)
 
 
 def verify_apart(package: Path, checkpoint: Path, target: Target, config: EngineConfig) -> None:

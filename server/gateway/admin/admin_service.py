@@ -104,7 +104,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         one, package = await self._operated("LoadModel").load(request)
         found = (info for info in await self._list() if ModelVersion.of(info) == one)
         info = next(found, _named(one))
-        info.manifest_sha256 = package.manifest_sha256
+        info.manifest_sha256 = bytes.fromhex(package.manifest_sha256)
         return pb.LoadModelResponse(model_info=info)
 
     async def UnloadModel(

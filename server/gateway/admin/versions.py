@@ -8,12 +8,10 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tokenweir.v1.admin_service_pb2 import LoadModelRequest
 
-from engine.config import Device
 from engine.errors import (
     FieldViolation,
     InvalidRequest,
@@ -26,6 +24,9 @@ from server.gateway.pool import Pool
 from server.gateway.traffic import ModelVersion, Traffic, check_share
 from server.settings import MAX_REPLICAS
 
+if TYPE_CHECKING:  # a gateway by itself reads no package
+    from server.packages.pinned import PinnedPackage
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CREDENTIALS = re.compile(r"://[^/@]*@")  # in a URL
 _JOIN_TIMEOUT = 30.0  # seconds in which workers that have started take calls
@@ -33,35 +34,26 @@ _NUM_REMEMBERED = 100  # unloads, by the ids of their requests
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LoadedPackage:
-    """The facts of a checked package."""
-
-    address: Path | str  # a directory, or a URL
-    name: str
-    version: str
-    manifest_sha256: bytes
-    target: Device = "cpu"
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
     """Workers that are started together: each has all the packages."""
 
     name: str  # among the groups of a service
-    packages: Mapping[str, LoadedPackage]  # by the name of the model
+    packages: Mapping[str, PinnedPackage]  # by the name of the model
     replicas: int = 0  # 0: as the server was started with
 
     @property
     def versions(self) -> tuple[ModelVersion, ...]:
         """The versions that each of the workers serves."""
-        return tuple(ModelVersion(model, one.version) for model, one in self.packages.items())
+        return tuple(
+            ModelVersion(model, one.manifest.version) for model, one in self.packages.items()
+        )
 
 
 class Deployment(Protocol):
     """Starts and ends workers; `RayDeployment` in production."""
 
-    def read(self, address: str) -> LoadedPackage:
+    def read(self, address: str) -> PinnedPackage:
         """Check a package where it lies; PackageError says what is wrong. Called in a thread."""
 
     async def start(self, group: Group) -> Sequence[str]:
@@ -80,7 +72,7 @@ class _Operation:
 
     what: str
     request_id: str
-    task: asyncio.Task[LoadedPackage | None] = field(init=False)
+    task: asyncio.Task[PinnedPackage | None] = field(init=False)
 
 
 class Versions:
@@ -97,7 +89,7 @@ class Versions:
         self.loading: ModelVersion | None = None
         self.leaving: ModelVersion | None = None
 
-    async def load(self, order: LoadModelRequest) -> tuple[ModelVersion, LoadedPackage]:
+    async def load(self, order: LoadModelRequest) -> tuple[ModelVersion, PinnedPackage]:
         """Load a version beside what serves; return it once it takes calls.
 
         Raises InvalidRequest for a package or field that cannot be used, OperationRefused if
@@ -112,7 +104,7 @@ class Versions:
         what = f"the load of {address}"
         package = await self._alone(what, order.request_id, lambda: self._load(order))
         assert package is not None, "a load returns what it has loaded"
-        return ModelVersion(order.model or package.name, package.version), package
+        return _version(order, package), package
 
     async def unload(self, model: str, version: str, request_id: str = "") -> None:
         """Send a version no new calls, let those that run end, and end its processes.
@@ -142,8 +134,8 @@ class Versions:
         self,
         what: str,
         request_id: str,
-        work: Callable[[], Awaitable[LoadedPackage | None]],
-    ) -> LoadedPackage | None:
+        work: Callable[[], Awaitable[PinnedPackage | None]],
+    ) -> PinnedPackage | None:
         """Do something that goes on whatever becomes of the call, if nothing else is done.
 
         The same request, asked again, waits for what it has begun.
@@ -158,8 +150,8 @@ class Versions:
         return await asyncio.shield(running.task)
 
     async def _logged(
-        self, what: str, work: Callable[[], Awaitable[LoadedPackage | None]]
-    ) -> LoadedPackage | None:
+        self, what: str, work: Callable[[], Awaitable[PinnedPackage | None]]
+    ) -> PinnedPackage | None:
         logger.info("%s begins", what)
         try:
             result = await work()
@@ -171,9 +163,9 @@ class Versions:
         logger.info("%s is done", what)
         return result
 
-    async def _load(self, order: LoadModelRequest) -> LoadedPackage:
+    async def _load(self, order: LoadModelRequest) -> PinnedPackage:
         package = await self._read(order)
-        one = ModelVersion(order.model or package.name, package.version)
+        one = _version(order, package)
         if (loaded := self._find(one)) is not None:
             if loaded.packages[one.model].manifest_sha256 == package.manifest_sha256:
                 return package
@@ -195,7 +187,7 @@ class Versions:
             await self._pool.notify()
         return package
 
-    async def _read(self, order: LoadModelRequest) -> LoadedPackage:
+    async def _read(self, order: LoadModelRequest) -> PinnedPackage:
         """Return a package that is as it was ordered; InvalidRequest for any other."""
         if not order.package:
             what = "is empty; give the directory of a package, as the server sees it, or a URL"
@@ -207,8 +199,8 @@ class Versions:
         if order.model and not _NAME.fullmatch(order.model):
             what = f"{order.model[:64]!a} may have letters, digits, '_', '.' and '-' only"
             raise InvalidRequest([FieldViolation("model", what)])
-        if order.model_version and order.model_version != package.version:
-            what = f"the package is version {package.version}, not {order.model_version[:64]!a}"
+        if order.model_version and order.model_version != (version := package.manifest.version):
+            what = f"the package is version {version}, not {order.model_version[:64]!a}"
             raise InvalidRequest([FieldViolation("model_version", what)])
         return package
 
@@ -241,7 +233,7 @@ class Versions:
         if len(self._unloaded) > _NUM_REMEMBERED:
             del self._unloaded[next(iter(self._unloaded))]
 
-    def _new_group(self, packages: Mapping[str, LoadedPackage], replicas: int) -> Group:
+    def _new_group(self, packages: Mapping[str, PinnedPackage], replicas: int) -> Group:
         """Return a group of the lowest number that is free: what runs them keeps every name."""
         taken = {group.name for group in self._groups}
         number = next(n for n in count(1) if str(n) not in taken)
@@ -274,3 +266,7 @@ class Versions:
             what = f"is empty, and of {model} there are {names}; name one of them"
             raise InvalidRequest([FieldViolation("model_version", what)])
         return versions[0]
+
+
+def _version(order: LoadModelRequest, package: PinnedPackage) -> ModelVersion:
+    return ModelVersion(order.model or package.manifest.name, package.manifest.version)

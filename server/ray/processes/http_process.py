@@ -17,11 +17,17 @@ from engine.errors import ConfigError
 from server.adapters.config import HttpConfig
 from server.gateway.admin.admin_port import admin_socket
 from server.listening import check_ports_are_free, listen_at
-from server.ray.processes import end_with_parent
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-c", "from server.adapters.http.child import main; main()")
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h: it ends with this process, however that ends
+_PROGRAM = f"""
+import ctypes, signal
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, int(signal.SIGKILL), 0, 0, 0)
+from server.adapters.http.child import main
+main()
+"""
+_COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
 _PAUSE = 1.0  # seconds between two attempts
 _KILL_DELAY = 5.0  # seconds after its own grace
 
@@ -57,7 +63,7 @@ class HttpProcess:
     async def start(self) -> None:
         """Start it and wait until it serves; ConfigError with its words if it does not."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", end_with_parent.__file__, *_COMMAND),
+            *_COMMAND,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -22,7 +22,7 @@ from tokenweir import Unauthenticated
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from engine.errors import ConfigError
-from server.adapters.config import AdapterConfig, HttpConfig, KserveConfig
+from server.adapters.config import HttpConfig, KserveConfig
 from server.adapters.reach import check_reach
 from server.auth.tls import server_context
 from server.cli.app import run
@@ -296,7 +296,7 @@ class Given:
     """The settings of an adapter that was to be served, and what it is made with."""
 
     settings: Settings
-    config: AdapterConfig
+    config: HttpConfig | KserveConfig
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_a_file_whose_service_has_no_gateway_is_theirs_too(
     ("command", "config"), [("http", HttpConfig()), ("kserve", KserveConfig())]
 )
 def test_without_a_file_they_have_their_own_settings(
-    command: str, config: AdapterConfig, adapters: list[Given]
+    command: str, config: HttpConfig | KserveConfig, adapters: list[Given]
 ):
     assert run([command]) == 0
 

@@ -63,12 +63,12 @@ def upload(name: str, content: bytes) -> None:
 def test_a_package_is_fetched_into_a_private_directory_named_for_its_manifest(
     remote: Path, cache: Path
 ) -> None:
-    pinned, manifest = pin(URL, key=None)
+    pinned = pin(URL, key=None)
 
     package = pinned.load(cache)
 
     assert package.path == cache / pinned.manifest_sha256
-    assert package.manifest == manifest == manifest_at(remote)
+    assert package.manifest == pinned.manifest == manifest_at(remote)
     assert {one.name: one.read_bytes() for one in package.path.iterdir() if one.name in FILES} == (
         FILES
     )
@@ -77,7 +77,7 @@ def test_a_package_is_fetched_into_a_private_directory_named_for_its_manifest(
 
 
 def test_what_was_fetched_is_not_fetched_again(remote: Path, cache: Path) -> None:
-    pinned, _ = pin(URL, key=None)
+    pinned = pin(URL, key=None)
     pinned.load(cache)
     fsspec.filesystem("memory").rm("/bucket/dates/decoder.onnx")
 
@@ -87,7 +87,7 @@ def test_what_was_fetched_is_not_fetched_again(remote: Path, cache: Path) -> Non
 def test_two_that_want_a_package_fetch_it_once(
     remote: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pinned, _ = pin(URL, key=None)
+    pinned = pin(URL, key=None)
     copied, both, copy = [], threading.Barrier(2), RemotePackage.copy
 
     def counted(self: RemotePackage, name: str, *rest: object) -> None:
@@ -110,7 +110,7 @@ def test_two_that_want_a_package_fetch_it_once(
 
 
 def test_what_was_changed_in_the_cache_is_fetched_again(remote: Path, cache: Path) -> None:
-    pinned, _ = pin(URL, key=None)
+    pinned = pin(URL, key=None)
     pinned.load(cache).file("config.json").write_bytes(b"[]")
 
     assert pinned.load(cache).file("config.json").read_bytes() == FILES["config.json"]
@@ -128,7 +128,7 @@ def test_a_copy_that_nothing_was_shown_of_is_to_be_changed_where_it_came_from(
     config = Settings(packages=packages, engine=Engine(own_process=False))
 
     with pytest.raises(PackageError, match=r"run `tokenweir verify .*--device cuda") as caught:
-        _load_engines(config, {"dates": pin(address, key=None)[0]})
+        _load_engines(config, {"dates": pin(address, key=None)})
 
     note = f"; that is a copy of {URL}, and a changed copy is fetched again: change the package "
     assert (note in str(caught.value)) == is_remote
@@ -137,7 +137,7 @@ def test_a_copy_that_nothing_was_shown_of_is_to_be_changed_where_it_came_from(
 def test_what_a_killed_process_has_left_does_not_stand_in_the_way(
     remote: Path, cache: Path
 ) -> None:
-    pinned, _ = pin(URL, key=None)
+    pinned = pin(URL, key=None)
     part = cache / f".{pinned.manifest_sha256}.part"
     part.mkdir(parents=True, mode=0o700)
     (part / "decoder.onnx").write_bytes(b"half")
@@ -159,7 +159,7 @@ def test_what_a_killed_process_has_left_does_not_stand_in_the_way(
 def test_a_file_that_is_cut_off_or_wrong_is_refused_by_name_and_removed(
     remote: Path, cache: Path, content: bytes, problem: str
 ) -> None:
-    pinned, _ = pin(URL, key=None)
+    pinned = pin(URL, key=None)
     upload("decoder.onnx", content)
 
     message = refusal(pinned, cache)
@@ -168,7 +168,7 @@ def test_a_file_that_is_cut_off_or_wrong_is_refused_by_name_and_removed(
 
 
 def test_a_missing_file_and_a_missing_package_are_named(remote: Path, cache: Path) -> None:
-    pinned, _ = pin(URL, key=None)
+    pinned = pin(URL, key=None)
     fsspec.filesystem("memory").rm("/bucket/dates/encoder.onnx")
     assert f"{URL}/encoder.onnx is missing" in refusal(pinned, cache)
 
@@ -192,7 +192,7 @@ def test_an_address_where_nobody_answers_is_no_package_that_is_missing() -> None
 def test_a_package_that_was_replaced_since_the_start_is_refused(
     remote: Path, cache: Path, tmp_path: Path
 ) -> None:
-    pinned, local = pin(URL, key=None)[0], pin(remote, key=None)[0]
+    pinned, local = pin(URL, key=None), pin(remote, key=None)
     other = write_package(tmp_path / "other", lambda manifest: manifest.update(version="2"))
     manifest = (other / "manifest.json").read_bytes()
     upload("manifest.json", manifest)
@@ -223,7 +223,7 @@ def test_a_package_that_does_not_fit_is_refused_before_it_is_fetched(
     large = write_package(tmp_path / "p", lambda m: m["files"].update({"weights.data": entry}))
     upload("manifest.json", (large / "manifest.json").read_bytes())
 
-    message = refusal(pin(URL, key=None)[0], cache)
+    message = refusal(pin(URL, key=None), cache)
 
     assert "has room for" in message
     assert "--package-cache" in message
@@ -234,14 +234,14 @@ def test_a_cache_that_others_can_write_is_refused(remote: Path, cache: Path) -> 
     cache.chmod(0o777)
 
     with pytest.raises(PackageError, match=r"can be written by others.*--package-cache"):
-        pin(URL, key=None)[0].load(cache)
+        pin(URL, key=None).load(cache)
 
 
 def test_a_cache_that_cannot_be_made_is_named(remote: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(PackageError, match=r"cannot be kept in .*file/cache"):
-        pin(URL, key=None)[0].load(tmp_path / "file/cache")
+        pin(URL, key=None).load(tmp_path / "file/cache")
 
 
 def test_a_disk_that_takes_no_more_is_not_the_fault_of_the_address(
@@ -288,7 +288,7 @@ def test_a_user_without_a_home_directory_is_told_to_choose_one(
         if value is not None:
             monkeypatch.setenv(name, value)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as of a number without an entry
-    fetched, _ = pin(package.as_uri(), key=None)
+    fetched = pin(package.as_uri(), key=None)
 
     with pytest.raises(PackageError, match="no home directory .* TOKENWEIR_CACHE to a"):
         fetched.load(None)
@@ -307,11 +307,11 @@ def test_a_package_comes_from_a_web_server_and_from_a_mounted_folder(
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
-            web = pin(f"http://127.0.0.1:{server.server_port}/dates", key=None)[0].load(cache)
+            web = pin(f"http://127.0.0.1:{server.server_port}/dates", key=None).load(cache)
         finally:
             server.shutdown()
             serving.join()
-    folder = pin(f"file://{package}", key=None)[0].load(cache / "other")
+    folder = pin(f"file://{package}", key=None).load(cache / "other")
 
     assert web.manifest == folder.manifest
     assert folder.path.parent == cache / "other"

@@ -50,14 +50,14 @@ def test_openssl_checks_what_the_command_signs_and_its_signatures_are_taken(
 
     assert run(["sign", str(package), "--key", str(key)]) == 0
     assert openssl("-verify", public, "-signature", signature, manifest).returncode == 0
-    assert pin(package, public)[1].name == "dates"
+    assert pin(package, public).manifest.name == "dates"
 
     signature.unlink()
     assert openssl("-sign", key, "-out", signature, manifest).returncode == 0
     (package / "README.md").write_text("about the model, beside it in the bucket")
     bucket(package)
-    pinned, found = pin(URL, public)
-    assert found.name == "dates"
+    pinned = pin(URL, public)
+    assert pinned.manifest.name == "dates"
     assert set(pinned.load(tmp_path / "cache").manifest.files) == set(FILES)
 
 

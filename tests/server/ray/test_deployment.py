@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from engine.config import Device
 from engine.errors import ConfigError, EngineFailure, PackageError
 from server.config import GatewayConfig, WorkerConfig, gateway_config, worker_config
 from server.listening import check_ports_are_free
+from server.packages.pinned import PinnedPackage
 from server.ray.cluster import _start_ray, running_ray
 from server.ray.deployment import LiveRequestsPolicy, actor_options
 from server.ray.processes.local import LocalRay
@@ -68,8 +70,10 @@ def test_missing_package_is_refused_before_ray_starts() -> None:
 def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    manifest = SimpleNamespace(target="cuda", precision="bf16", image=None)
-    monkeypatch.setattr("server.ray.deployment.pin_all", lambda packages, key: ({}, [manifest]))
+    manifest: Any = SimpleNamespace(target="cuda", precision="bf16", image=None)
+    monkeypatch.setattr(
+        "server.ray.deployment.pin", lambda place, key: PinnedPackage(place, "", manifest)
+    )
     monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
     config = Settings(Listen(port=0), packages=CONFIG.packages, engine=Engine(device="cpu"))
 
@@ -80,8 +84,10 @@ def test_a_precision_that_a_cpu_does_not_compute_is_refused_before_ray_starts(
 def test_a_package_for_a_gpu_is_refused_before_ray_starts_where_nothing_runs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    manifest = SimpleNamespace(target="cuda", precision="fp16", image=None)
-    monkeypatch.setattr("server.ray.deployment.pin_all", lambda packages, key: ({}, [manifest]))
+    manifest: Any = SimpleNamespace(target="cuda", precision="fp16", image=None)
+    monkeypatch.setattr(
+        "server.ray.deployment.pin", lambda place, key: PinnedPackage(place, "", manifest)
+    )
     monkeypatch.setattr("engine.distributions._installed", lambda name: None)
     monkeypatch.setattr("server.ray.serving.running_ray", lambda config: pytest.fail("it starts"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -88,3 +90,27 @@ def test_a_replica_starts_only_where_rays_own_port_is_bound_to_its_node(
             port.check()
 
     assert bound == ["10.0.0.7:0"] * calls
+
+
+def test_a_head_that_takes_connections_and_says_nothing_holds_up_nobody() -> None:
+    asking = """
+import os, sys
+from server.ray.internals import Table
+table = Table(sys.argv[1], "service", timeout=0.2)
+for _ in range(2):  # Ray still waits for the answer to the first
+    try:
+        table.get("key")
+    except OSError as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ended = subprocess.run(
+            [sys.executable, "-c", asking, address], capture_output=True, text=True, timeout=30
+        )
+
+    said = ended.stdout.splitlines()
+    assert len(said) == 2, ended.stderr
+    for line in said:
+        assert line.startswith(f"the Ray cluster at {address} does not answer: nothing has come")

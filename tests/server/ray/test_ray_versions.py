@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.errors import LoadFailed, PackageError
-from server.gateway.admin.versions import Group, LoadedPackage
+from server.gateway.admin.versions import Group
+from server.packages.pinned import PinnedPackage
 from server.packages.signature import sign
 from server.ray import versions
 from server.ray.deployment import actor_options
@@ -20,13 +21,15 @@ from server.ray.versions import RayDeployment
 from server.settings import Engine, Packages, Settings
 from tests.engine.package.test_package import write_package
 from tests.fakes.calls import until
+from tests.fakes.engines import generation_package
 from tests.fakes.signing import make_key
 from tests.fakes.table import worker_at
 
 CONFIG = Settings(
     packages=Packages({"dates": Path("one")}), engine=Engine(min_replicas=2, max_replicas=3)
 )
-GROUP = Group("1", {"iso": LoadedPackage("s3://two", "dates", "2", b"\x02")}, replicas=1)
+DATES = generation_package("dates", version="2").manifest
+GROUP = Group("1", {"iso": PinnedPackage("s3://two", "02", DATES)}, replicas=1)
 NAME = "tokenweir+1"
 
 
@@ -151,4 +154,4 @@ async def test_a_version_is_read_only_if_the_required_key_has_signed_it(
         deployment.read(str(package))
     sign(package, key)
 
-    assert deployment.read(str(package)).version == "1"
+    assert deployment.read(str(package)).manifest.version == "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,14 @@ from engine.requests.events import Timing
 from server.config import WorkerConfig
 from server.worker import admin_answers, answers, prediction
 from server.worker.answers import ServedModel
-from tests.fakes.engines import LABELS, OPTIONS, TIMING, generation_package, prediction_package
+from tests.fakes.engines import (
+    LABELS,
+    OPTIONS,
+    TIMING,
+    FakeGenerator,
+    generation_package,
+    prediction_package,
+)
 
 
 def _item(logits: list[float] | list[list[float]]) -> ItemPrediction:
@@ -134,13 +141,14 @@ def test_limits_of_options_are_told_where_the_model_has_the_options() -> None:
 def test_an_answer_is_batch_invariant_where_that_was_shown_and_nobody_asked_for_less(
     capabilities: tuple[str, ...], may_vary: bool, expected: int
 ) -> None:
-    model = answers.ServedModel("m", generation_package(), capabilities, "replica")
+    model = answers.ServedModel("m", FakeGenerator(), capabilities, "replica")
 
     assert answers.provenance(model, may_vary=may_vary).determinism == expected
 
 
 def _limits(package: Package, capabilities: tuple[str, ...] = ()) -> admin_service_pb2.Limits:
-    model = answers.ServedModel("m", package, capabilities, "replica")
+    engine: Any = SimpleNamespace(package=package, device="cpu")
+    model = answers.ServedModel("m", engine, capabilities, "replica")
     info = admin_answers.model_info(
         model,
         state=admin_service_pb2.MODEL_STATE_READY,
@@ -156,7 +164,8 @@ _ORIGIN: dict[str, Any] = {"manifest_sha256": b"a", "device": "cpu", "num_thread
 def _origin(seed: int | None = None, **fields: Any) -> str:
     found = _ORIGIN | fields
     package = SimpleNamespace(manifest_sha256=found.pop("manifest_sha256"))
-    return answers.origin(cast(ServedModel, SimpleNamespace(package=package, **found)), seed)
+    engine: Any = SimpleNamespace(package=package, **found)
+    return answers.origin(ServedModel("m", engine, (), "replica"), seed)
 
 
 def test_an_origin_is_that_of_package_device_threads_and_seed() -> None:

@@ -21,7 +21,7 @@ from engine.requests.events import (
 from server.worker.answers import ServedModel
 from server.worker.generation_answers import FINISH_REASONS, FinishedInput, GenerationAnswers
 from tests.fakes.calls import as_dict
-from tests.fakes.engines import TIMING, generation_package
+from tests.fakes.engines import TIMING, FakeGenerator
 
 POSITION = PositionLogprobs(
     TokenLogprob(7, -2.0, 2), (TokenLogprob(8, -0.5, 1), TokenLogprob(7, -2.0, 2))
@@ -59,12 +59,17 @@ AS_SEQUENCE = pb.Sequence(
 END = RequestFinished("r", Usage(4, 2, 3, 6), TIMING, seed=0, prompt_logprobs=(POSITION,))
 
 
+class Spelling(FakeGenerator):
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"\xc3%c" % token_id
+
+    def source_token_bytes(self, token_id: int) -> bytes:
+        return b"source %d" % token_id
+
+
 @pytest.fixture
 def answering() -> GenerationAnswers:
-    model = ServedModel("m", generation_package(), (), "replica")
-    return GenerationAnswers(
-        model, "call", lambda i: b"\xc3%c" % i, lambda i: b"source %d" % i, with_ids=True
-    )
+    return GenerationAnswers(ServedModel("m", Spelling(), (), "replica"), "call", with_ids=True)
 
 
 def test_every_finish_reason_of_the_engine_has_the_protocols_name() -> None:

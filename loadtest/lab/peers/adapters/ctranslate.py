@@ -87,6 +87,4 @@ def _spec(path: Path) -> str:
     return path.joinpath("model.bin").open("rb").read(64).decode("latin-1")
 
 
-def load(options: LoadOptions) -> CTranslate2Adapter:
-    """Load the converted model, quantized if the weights say so."""
-    return CTranslate2Adapter(options)
+load = CTranslate2Adapter

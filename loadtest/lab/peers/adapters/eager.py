@@ -40,6 +40,4 @@ class EagerAdapter:
         return rows
 
 
-def load(options: LoadOptions) -> EagerAdapter:
-    """Load the original."""
-    return EagerAdapter(options)
+load = EagerAdapter

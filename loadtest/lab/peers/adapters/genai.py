@@ -44,6 +44,4 @@ class GenaiAdapter:
         ]
 
 
-def load(options: LoadOptions) -> GenaiAdapter:
-    """Load the built model."""
-    return GenaiAdapter(options)
+load = GenaiAdapter

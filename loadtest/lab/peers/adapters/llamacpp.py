@@ -76,6 +76,4 @@ class LlamaCppAdapter:
         return np.ctypeslib.as_array(logits, shape=(self._vocab_size,))
 
 
-def load(options: LoadOptions) -> LlamaCppAdapter:
-    """Load the GGUF file of these weights."""
-    return LlamaCppAdapter(options)
+load = LlamaCppAdapter

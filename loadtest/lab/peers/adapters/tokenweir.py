@@ -41,6 +41,4 @@ class TokenweirAdapter:
         return [list(answer.token_ids) for answer in measured.answers]
 
 
-def load(options: LoadOptions) -> TokenweirAdapter:
-    """Load the package of these weights."""
-    return TokenweirAdapter(options)
+load = TokenweirAdapter

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 from tokenweir.v1 import generation_service_pb2 as pb
 
-from loadtest.lab.peers.servers.launch import Launch, options_of, python_server
+from loadtest.lab.peers.servers.launch import Launch, python_server
 from loadtest.lab.peers.servers.token_stream import stream
 from loadtest.lab.peers.worker import LoadOptions
 
@@ -129,7 +129,7 @@ def main(options: str, port: str) -> None:
     """Serve until the process is ended."""
     from loadtest.lab.peers.adapters.ctranslate import CTranslate2Adapter
 
-    asked = options_of(options)
+    asked = LoadOptions.of(options)
     adapter = CTranslate2Adapter(asked)
     num_parallel = asked.setting.get("inter_threads", 1)
     batches = Batches(adapter.stream, -(-asked.max_concurrency // num_parallel))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from pydantic import JsonValue
@@ -43,9 +42,4 @@ def load_server(name: str) -> ServerModule:
 def python_server(module: str, options: LoadOptions, port: int) -> tuple[str, ...]:
     """Return the command of a server of ours: `main` of a module, with options and port."""
     call = f"import sys; from {module} import main; main(*sys.argv[1:])"
-    return (sys.executable, "-c", call, json.dumps(asdict(options)), str(port))
-
-
-def options_of(text: str) -> LoadOptions:
-    """Return the options as `python_server` writes them."""
-    return LoadOptions(**json.loads(text))
+    return (sys.executable, "-c", call, options.to_json(), str(port))

@@ -18,7 +18,7 @@ from engine.generation.async_engine import AsyncEngine
 from engine.package.package import load_package
 from engine.requests.events import TextDelta
 from engine.requests.request import GenerationRequest, SamplingParams
-from loadtest.lab.peers.servers.launch import Launch, options_of, python_server
+from loadtest.lab.peers.servers.launch import Launch, python_server
 from loadtest.lab.peers.servers.token_stream import stream
 from loadtest.lab.peers.worker import LoadOptions
 from loadtest.origin import versions_of
@@ -77,7 +77,7 @@ def main(options: str, port: str) -> None:
 
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # waited for below
-    asked = options_of(options)
+    asked = LoadOptions.of(options)
     local: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
     ray.init(
         "local",

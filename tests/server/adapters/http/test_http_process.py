@@ -7,9 +7,11 @@ import base64
 import hashlib
 import logging
 import os
+import select
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -182,6 +184,30 @@ async def test_it_is_started_again_on_its_port_when_it_dies(caplog: pytest.LogCa
     assert "has ended with -9, and is started again" in caplog.text
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_it_ends_when_the_process_that_started_it_is_killed():
+    starting = """
+import asyncio, sys
+from server.adapters.config import HttpConfig
+from server.ray.processes.http_process import HttpProcess
+async def main():
+    process = HttpProcess(HttpConfig(port=0, grace=0), "127.0.0.1:1")
+    await process.start()
+    print(process.pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", starting], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    descriptor = os.pidfd_open(int(parent.stdout.readline()))
+
+    parent.kill()
+    parent.communicate()
+    ended, _, _ = select.select([descriptor], [], [], 30)
+
+    os.close(descriptor)
+    assert ended
 
 
 async def test_what_is_said_before_it_listens_does_not_keep_it_from_starting(

@@ -16,8 +16,9 @@ from tokenweir.v1 import admin_service_pb2 as pb
 
 from engine.errors import LoadFailed, PackageError
 from server.config import GatewayConfig
-from server.gateway.admin.versions import Group, LoadedPackage
+from server.gateway.admin.versions import Group
 from server.gateway.gateway import Gateway
+from server.packages.pinned import PinnedPackage
 from server.settings import Admin
 from server.worker.worker import Worker
 from tests.fakes.calls import Stubs, failure_of, generate, stubs_for, until
@@ -49,11 +50,12 @@ class ScriptedDeployment:
         self.starting = asyncio.Event()
         self._stack = stack
 
-    def read(self, address: str) -> LoadedPackage:
+    def read(self, address: str) -> PinnedPackage:
         if "damaged" in address:
             raise PackageError(f"{address}: decoder.onnx has another hash; copy it again")
         name, _, version = address.partition("-")
-        return LoadedPackage(Path(address), name, version[:1], version.encode())
+        manifest = generation_package(name, version=version[:1]).manifest
+        return PinnedPackage(Path(address), version.encode().hex(), manifest)
 
     async def start(self, group: Group) -> Sequence[str]:
         self.starting.set()
@@ -73,10 +75,10 @@ class ScriptedDeployment:
             engine: FakeGenerator | FakePredictor
             if task := PREDICTORS.get(model):
                 engine = FakePredictor(
-                    prediction_package(model, version=package.version, task=task)
+                    prediction_package(model, version=package.manifest.version, task=task)
                 )
             else:
-                engine = FakeGenerator(generation_package(model, version=package.version))
+                engine = FakeGenerator(generation_package(model, version=package.manifest.version))
                 engine.capabilities += OPTIONS
             self.engines.setdefault(str(package.address), []).append(engine)
             engines.append(engine)
