@@ -24,7 +24,6 @@ from exporter.huggingface.family import Family
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.huggingface.weights.fitting import (
     find_weights,
-    num_positions,
     rounded_as_stored,
     untied_as_stored,
 )
@@ -52,7 +51,6 @@ class ReadModel:
     original: Path
     family: Family
     config: TransformerConfig
-    whole: TransformerConfig  # with all the positions that the original has
     text: ImportedTokenizer
     generation: GenerationDefaults
 
@@ -64,7 +62,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
     """
     check_layers(len(stored), model.config, model.original)
     config = untied_as_stored(stored, model.family, rounded_as_stored(stored, model.config))
-    found = find_weights(stored, model.family, config, model.original, num_positions(model.whole))
+    found = find_weights(stored, model.family, config, model.original)
     named = ((one.stored or one.name, one.read(stored)) for one in found)
     weights = finite(named, len(found), progress, model.original)
     described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)

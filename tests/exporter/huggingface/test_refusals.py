@@ -408,17 +408,15 @@ def test_a_weight_of_the_trainer_among_wrapped_ones_is_named_alone(gpt2: Path) -
     assert "config.json: unexpected weights: loss.weight; give the weights" in refusal(gpt2)
 
 
-def test_tensors_that_a_file_ends_before_are_named(llama: Path) -> None:
+def test_a_file_that_ends_among_its_tensors_is_named(llama: Path) -> None:
     file = llama / "model.safetensors"
     weights = safetensors.torch.load_file(file)
     safetensors.torch.save_file(weights, file)
-    last = max(weights)  # tensors of one type stand in the order of their names
     file.write_bytes(file.read_bytes()[:-4])
 
     message = refusal(llama)
 
     assert f"{file} is not a safetensors file, or damaged" in message
-    assert f"it ends before the end of {last};" in message
 
 
 @pytest.mark.parametrize("is_archive", [True, False])
