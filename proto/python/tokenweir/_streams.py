@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol, Self, cast
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -19,6 +19,12 @@ from tokenweir.v1 import generation_service_pb2
 _CANCEL_GRACE = 0.05  # seconds that a read in flight gets to end before its call is cancelled
 _NO_RESULT = "the stream has not ended well; read it to its end to get the result"
 
+CallT = TypeVar("CallT")
+_AsyncStreamCall: TypeAlias = grpc.aio.UnaryStreamCall[
+    generation_service_pb2.GenerateStreamRequest,
+    generation_service_pb2.GenerateStreamResponse,
+]
+
 
 class _StreamCall(Protocol):
     """The methods of grpc's own call object that are used."""
@@ -28,17 +34,10 @@ class _StreamCall(Protocol):
     def cancel(self) -> object: ...
 
 
-class TextStream(Iterator[str]):
-    """The pieces of a text as they come; `result` holds the whole answer after the end.
+class _Stream(Generic[CallT]):
+    """A stream under way, and what has come of it."""
 
-    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
-    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
-    to a minute.
-
-    Closing it before the end, or leaving its `with` block, cancels the call at the server.
-    """
-
-    def __init__(self, resumption: Resumption[_StreamCall]) -> None:
+    def __init__(self, resumption: Resumption[CallT]) -> None:
         self._resumption = resumption
         self._call = resumption.begin()
         self._assembler = StreamAssembler()
@@ -51,6 +50,17 @@ class TextStream(Iterator[str]):
         if self._result is None:
             raise RuntimeError(_NO_RESULT)
         return self._result
+
+
+class TextStream(_Stream[_StreamCall], Iterator[str]):
+    """The pieces of a text as they come; `result` holds the whole answer after the end.
+
+    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
+    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
+    to a minute.
+
+    Closing it before the end, or leaving its `with` block, cancels the call at the server.
+    """
 
     def __next__(self) -> str:
         try:
@@ -88,39 +98,10 @@ class TextStream(Iterator[str]):
         self.close()
 
 
-class AsyncTextStream(AsyncIterator[str]):
-    """The pieces of a text as they come; `result` holds the whole answer after the end.
+class AsyncTextStream(_Stream[_AsyncStreamCall], AsyncIterator[str]):
+    """A TextStream for asyncio; cancelling the task that reads it cancels the call, too."""
 
-    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
-    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
-    to a minute.
-
-    Closing it before the end, leaving its `async with` block, or cancelling the task that reads it
-    cancels the call at the server.
-    """
-
-    def __init__(
-        self,
-        resumption: Resumption[
-            grpc.aio.UnaryStreamCall[
-                generation_service_pb2.GenerateStreamRequest,
-                generation_service_pb2.GenerateStreamResponse,
-            ]
-        ],
-    ) -> None:
-        self._resumption = resumption
-        self._call = resumption.begin()
-        self._read: asyncio.Task[object] | None = None  # in flight, or the last one
-        self._assembler = StreamAssembler()
-        self._result: Generation | None = None
-        self._closed = False
-
-    @property
-    def result(self) -> Generation:
-        """The whole answer; RuntimeError before the end of the stream."""
-        if self._result is None:
-            raise RuntimeError(_NO_RESULT)
-        return self._result
+    _read: asyncio.Task[object] | None = None  # in flight, or the last one
 
     async def __anext__(self) -> str:
         try:
