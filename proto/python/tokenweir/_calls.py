@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tokenweir import _answers as answers
 from tokenweir import _requests as requests
-from tokenweir._channel import Metadata
 from tokenweir._errors import (
     TokenweirClientError,
     deadline_after,
@@ -78,7 +77,12 @@ class AsyncStubs:
 class AsyncCalls(ABC):
     """The calls, each with the client's metadata and deadline."""
 
-    def __init__(self, metadata: Metadata, timeout: float | None, max_attempts: int) -> None:
+    def __init__(
+        self,
+        metadata: tuple[tuple[str, str | bytes], ...],
+        timeout: float | None,
+        max_attempts: int,
+    ) -> None:
         self._metadata = metadata
         self._timeout = timeout
         self._max_attempts = max_attempts
