@@ -62,8 +62,8 @@ def refusal(source: Path) -> str:
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
             "model_type is own; code beside a model (auto_map) is never run; supported: marian",
         ),
-        ("gpt2", {"model_type": "mixtral"}, "mixtral; what is not supported: layers of experts"),
-        ("gpt2", {"model_type": "gemma3"}, "pictures beside a text; supported: "),
+        ("gpt2", {"model_type": "mixtral"}, "model_type is mixtral; supported: "),
+        ("gpt2", {"model_type": "gemma3"}, "model_type is gemma3; supported: "),
         ("gpt2", {"model_type": "gemma3"}, ", gemma3_text, "),
         (
             "gpt2",
