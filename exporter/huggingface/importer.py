@@ -71,7 +71,9 @@ def import_checkpoint(
             asked_len=max_len,
             modules=read_modules(directory),
             texts=read_sentence_texts(directory, said),
-            pictures=read_processor(directory, str(said["model_type"])) if family.sees else None,
+            pictures=read_processor(directory, str(said["model_type"]))
+            if family.fixed["architecture"] == "vision-encoder"
+            else None,
         )
         config = _with_ends(family.read_config(original), options.eos_token_ids)
         config = _with_limit(config, original.texts, max_len)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exporter.huggingface.conversion import NameTable, Step, layers, modules, skip_rows
-from exporter.huggingface.family import READS, Family, Options, Original
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, label_notes, pooler
 from exporter.models.config import TransformerConfig
 
@@ -55,7 +55,6 @@ BERT = Family(
     },
     notes=label_notes,
     weights=_with_head,
-    abilities=READS,
     body="bert.",
     ignored=r"cls\..*|(bert\.)?(pooler\..*|embeddings\.position_ids)",
 )
