@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from tokenweir._mapping import extend_field, set_field, set_fields, token_ids, update_field
+from tokenweir._mapping import set_field, set_fields, token_ids
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -14,26 +14,18 @@ _BEAM = ("beam", "length_penalty", "length_penalty_form", "beam_end", "renormali
 _BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
 _STRATEGIES = ("greedy", "sampling", "beam")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
-_LENGTH_PENALTY_FORMS: Mapping[str, int] = {
-    "power": pb.LENGTH_PENALTY_FORM_POWER,
-    "paper": pb.LENGTH_PENALTY_FORM_PAPER,
-}
-_BEAM_ENDS: Mapping[str, int] = {
-    "bound": pb.BEAM_END_BOUND,
-    "estimate": pb.BEAM_END_ESTIMATE,
-    "enough": pb.BEAM_END_ENOUGH,
-    "limit": pb.BEAM_END_LIMIT,
-}
-_PENALTIES = (
+_LISTS = ("banned_tokens", "banned_sequences", "begin_banned_tokens", "forced_begin")
+_CONTROLS = (
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
     "no_repeat_ngram",
     "encoder_no_repeat_ngram",
+    "logit_bias",
+    "banned_tokens",
+    "begin_banned_tokens",
+    "allowed_token_ids",
 )
-_LISTS = ("banned_tokens", "banned_sequences", "begin_banned_tokens", "forced_begin")
-_BANS = ("banned_tokens", "begin_banned_tokens", "allowed_token_ids")
-_CONTROLS = (*_PENALTIES, *_BANS, "logit_bias", "banned_sequences")
 
 
 def decoding(options: Mapping[str, object]) -> pb.Decoding:
@@ -45,11 +37,14 @@ def decoding(options: Mapping[str, object]) -> pb.Decoding:
             set_fields(message.sampling, options, *_SAMPLING)
         case "beam":
             message.beam.SetInParent()
-            _fill_beam(message.beam, options)
+            set_fields(
+                message.beam, options, "length_penalty", "length_penalty_form", "renormalize"
+            )
+            set_field(message.beam, "width", options.get("beam"), "beam")
+            set_field(message.beam, "end", options.get("beam_end"), "beam_end")
         case "greedy":
             message.greedy.SetInParent()
-    set_fields(message, options, "num_outputs", "forced_end")
-    extend_field(message.forced_begin, options.get("forced_begin"), "forced_begin")
+    set_fields(message, options, "num_outputs", "forced_begin", "forced_end")
     _fill_controls(message, options)
     _fill_constraint(message, options)
     return message
@@ -60,8 +55,8 @@ def stopping(options: Mapping[str, object]) -> pb.Stopping:
     message = pb.Stopping()
     set_fields(message, options, "max_new_tokens", "min_new_tokens", "include_stop", "ignore_eos")
     stop = options.get("stop")
-    extend_field(message.strings, [stop] if isinstance(stop, str) else stop, "stop")
-    extend_field(message.token_ids, options.get("stop_token_ids"), "stop_token_ids")
+    set_field(message, "strings", [stop] if isinstance(stop, str) else stop, "stop")
+    set_field(message, "token_ids", options.get("stop_token_ids"), "stop_token_ids")
     return message
 
 
@@ -87,14 +82,13 @@ def scheduling(options: Mapping[str, object]) -> pb.Scheduling:
     return message
 
 
-def without_defaults(options: Mapping[str, object]) -> list[str]:
-    """Return the names of defaults that do not hold: those given, and those of empty lists."""
+def set_without_defaults(request: pb.GenerateRequest, options: Mapping[str, object]) -> None:
+    """Name the defaults that do not hold: those given, and those of empty lists."""
     given = options.get("without_defaults")
     if isinstance(given, str):
         raise ValueError(f"without_defaults={given!r} is one name; give a list of them")
-    names: list[str] = []
-    extend_field(names, given, "without_defaults")
-    return names + [name for name in _LISTS if _is_empty(options.get(name))]
+    set_field(request, "without_defaults", given)
+    request.without_defaults.extend(name for name in _LISTS if _is_empty(options.get(name)))
 
 
 def _is_empty(value: object) -> bool:
@@ -118,31 +112,14 @@ def _strategy(options: Mapping[str, object]) -> str | None:
     return str(strategy)
 
 
-def _fill_beam(message: pb.BeamSearch, options: Mapping[str, object]) -> None:
-    set_field(message, "width", options.get("beam"), "beam")
-    set_fields(message, options, "length_penalty", "renormalize")
-    for field, name, numbers in (
-        ("length_penalty_form", "length_penalty_form", _LENGTH_PENALTY_FORMS),
-        ("end", "beam_end", _BEAM_ENDS),
-    ):
-        word = options.get(name)
-        if word is not None and word not in numbers:
-            raise ValueError(f"{name}={word!r} must be one of {', '.join(numbers)}")
-        set_field(message, field, numbers.get(str(word)))
-
-
 def _fill_controls(message: pb.Decoding, options: Mapping[str, object]) -> None:
-    if all(options.get(name) is None for name in _CONTROLS):
-        return
-    controls = message.controls
-    set_fields(controls, options, *_PENALTIES)
-    update_field(controls.logit_bias, options.get("logit_bias"), "logit_bias")
-    for name in _BANS:
-        extend_field(getattr(controls, name), options.get(name), name)
     runs = options.get("banned_sequences")
+    if runs is None and all(options.get(name) is None for name in _CONTROLS):
+        return
+    set_fields(message.controls, options, *_CONTROLS)
     if runs is not None:
         ids = [token_ids(run, "banned_sequences") for run in runs]  # type: ignore[attr-defined]
-        controls.banned_sequences.extend(ids)
+        message.controls.banned_sequences.extend(ids)
 
 
 def _fill_constraint(message: pb.Decoding, options: Mapping[str, object]) -> None:
@@ -155,7 +132,7 @@ def _fill_constraint(message: pb.Decoding, options: Mapping[str, object]) -> Non
             if isinstance(value, str):
                 raise ValueError(f"choice={value!r} is one text; give a list of them")
             message.constraint.choice.SetInParent()
-            extend_field(message.constraint.choice.values, value, name)
+            set_field(message.constraint.choice, "values", value, name)
         else:
             text = json.dumps(value) if isinstance(value, Mapping) else value
             set_field(message.constraint, name, text)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 from tokenweir._chat import chat_message
-from tokenweir._decoding import decoding, output, scheduling, stopping, without_defaults
-from tokenweir._mapping import extend_field, set_field, set_fields, token_ids
+from tokenweir._decoding import decoding, output, scheduling, set_without_defaults, stopping
+from tokenweir._mapping import set_field, set_fields, token_ids
 from tokenweir._options import (
     Aggregation,
     CallOptions,
@@ -22,7 +22,6 @@ from tokenweir._options import (
     Prompt,
     ScoreOptions,
     StreamOptions,
-    Truncate,
 )
 from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 
@@ -176,13 +175,8 @@ def label_request(
 ) -> prediction_service_pb2.LabelRequest:
     """Return the request to label texts; ValueError for an aggregation that is not known."""
     check_names(options, PredictOptions, "aggregation", "stride")
-    known = prediction_service_pb2.Aggregation
-    name = f"AGGREGATION_{(aggregation or 'unspecified').upper()}"
-    if name not in known.keys():  # noqa: SIM118  # no dict: an enum of protobuf
-        raise ValueError(
-            f"aggregation is {aggregation!r}; it may be {', '.join(get_args(Aggregation))}, or None"
-        )
-    request = prediction_service_pb2.LabelRequest(aggregation=known.Value(name))
+    request = prediction_service_pb2.LabelRequest()
+    set_field(request, "aggregation", aggregation)
     set_field(request, "stride", stride)
     _fill_prediction(request, model, items, options)
     return request
@@ -208,7 +202,7 @@ def _generate_request(
         output=output(options),
         scheduling=scheduling(options),
     )
-    extend_field(request.without_defaults, without_defaults(options), "without_defaults")
+    set_without_defaults(request, options)
     for one in request.inputs:
         _set_prefix(one, options.get("target_prefix"), "target_prefix")
         set_fields(one, options, "add_special_tokens", "truncate_prompt_tokens")
@@ -264,11 +258,7 @@ def _fill_prediction(
             if message.HasField("text_pair"):
                 raise ValueError(f"items[{place}] is a pair already; leave text_pair out")
             set_field(message, "text_pair", second)
-    if (side := options.get("truncate")) is not None:
-        if side not in get_args(Truncate):
-            raise ValueError(f"truncate={side!r} must be one of {', '.join(get_args(Truncate))}")
-        name = f"TRUNCATION_{side.upper()}"
-        request.truncation = prediction_service_pb2.Truncation.Value(name)
+    set_field(request, "truncation", options.get("truncate"), "truncate")
 
 
 def _item(item: Item, argument: str) -> prediction_service_pb2.Item:
