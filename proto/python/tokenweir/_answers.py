@@ -187,7 +187,7 @@ class StreamAssembler:
             sequences=(self._sequence(self._finished),),
             prompt_logprobs=_positions(self._summary.prompt_logprobs),
             prompt_token_ids=tuple(self._summary.prompt_tokens.ids),
-            reasoning=_reasoning(self._reasoning),
+            reasoning=enum_name(generation_service_pb2.Reasoning.DESCRIPTOR, self._reasoning),
         )
 
     def _sequence(
@@ -211,10 +211,6 @@ def finish_reason(value: int) -> str:
     return enum_name(common_pb2.FinishReason.DESCRIPTOR, value)
 
 
-def _reasoning(value: int) -> str:
-    return enum_name(generation_service_pb2.Reasoning.DESCRIPTOR, value)
-
-
 def _results(response: generation_service_pb2.GenerateResponse, count: int) -> tuple[Result, ...]:
     results = response.results
     if len(results) != count or not all(result.sequences for result in results):
@@ -222,12 +218,12 @@ def _results(response: generation_service_pb2.GenerateResponse, count: int) -> t
             f"{len(results)} results came back for {count} prompts, or one without a sequence"
         )
     return tuple(
-        Result(
+        read(
+            Result,
+            result,
             sequences=tuple(map(_sequence, result.sequences)),
             prompt_logprobs=_positions(result.prompt_logprobs),
-            source_pieces=tuple(result.source_pieces),
             prompt_token_ids=tuple(result.prompt_tokens.ids),
-            reasoning=_reasoning(result.reasoning),
         )
         for result in results
     )
@@ -252,11 +248,10 @@ def _spans(
 ) -> tuple[LabelledSpan, ...]:
     encoded = text.encode()
     return tuple(
-        LabelledSpan(
+        read(
+            LabelledSpan,
+            span,
             text=encoded[span.start_byte : span.end_byte].decode(errors="replace"),
-            start_byte=span.start_byte,
-            end_byte=span.end_byte,
-            label=read(ScoredLabel, span.label),
         )
         for span in result.spans
     )
