@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar, cast
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -28,15 +28,6 @@ Request = generation_service_pb2.GenerateStreamRequest
 _PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before the second attempt, and before any
 _PATIENCE = 60.0  # seconds after which a server that was lost is not waited for any more
 _LOST = "REPLICA_LOST"  # nobody is there that could go on
-
-
-class Seen(Protocol):
-    """The part of a stream that has been received."""
-
-    num_messages: int
-
-    def received(self) -> Iterable[generation_service_pb2.Received]:
-        """Return how much has come of each sequence, for a server to go on behind it."""
 
 
 class SeenMessages:
@@ -62,7 +53,7 @@ class SeenMessages:
             case "summary":
                 self.is_complete = True
 
-    def received(self) -> Iterable[generation_service_pb2.Received]:
+    def received(self) -> list[generation_service_pb2.Received]:
         """Return how much has come of each sequence, for a server to go on behind it."""
         return [one.message(index) for index, one in self._sequences.items()]
 
@@ -125,7 +116,7 @@ class Resumption(Generic[CallT]):
     def _may_go_on(self) -> bool:
         return bool(self._origin) and self._num_left > 0 and time.monotonic() < self._give_up
 
-    def go_on(self, seen: Seen) -> CallT:
+    def go_on(self, seen: SeenMessages) -> CallT:
         """Return a call that brings what is behind the messages that were seen.
 
         Raises Cancelled if the client was closed meanwhile.

@@ -71,7 +71,7 @@ class TextStream(_Stream[_StreamCall], Iterator[str]):
                     pause = self._resumption.pause_after(error)
                 time.sleep(pause)
                 if not self._closed:
-                    self._call = self._resumption.go_on(self._assembler)
+                    self._call = self._resumption.go_on(self._assembler.seen)
         except TokenweirClientError:
             self.close()
             raise
@@ -138,7 +138,7 @@ class AsyncTextStream(_Stream[_AsyncStreamCall], AsyncIterator[str]):
     async def _go_on(self, pause: float) -> None:
         await asyncio.sleep(pause)
         if not self._closed:
-            self._call = self._resumption.go_on(self._assembler)
+            self._call = self._resumption.go_on(self._assembler.seen)
 
     async def aclose(self) -> None:
         """End the call; a call that has ended stays as it is."""
