@@ -26,8 +26,11 @@ def made() -> str:
     text = (PACKAGE / "_calls.py").read_text()
     for word, instead in _WORDS:
         text = text.replace(word, instead)
-    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", MADE, "-"]
-    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    for command in (["check", "--select", "I", "--fix", "--quiet"], ["format"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", MADE, "-"]
+        done = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True)
+        text = done.stdout
+    return text
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Family:
 
     @property
     def abilities(self) -> tuple[Ability, ...]:
-        """What its models can do, each by its head."""
+        """The abilities of its models, of which each has those of its head."""
         return _ABILITIES[self.fixed["architecture"]]
 
     def read_config(self, original: Original) -> TransformerConfig:

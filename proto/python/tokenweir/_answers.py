@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2
 
 from tokenweir._errors import BrokenStream
 from tokenweir._mapping import enum_name, read
-from tokenweir._resuming import SeenMessages
 from tokenweir._types import (
     Answers,
     Classification,
@@ -30,6 +29,7 @@ from tokenweir._types import (
     TargetScore,
     TokenLogprob,
 )
+from tokenweir.received import SeenMessages
 from tokenweir.v1 import (
     admin_service_pb2,
     common_pb2,

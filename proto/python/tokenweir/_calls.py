@@ -33,8 +33,7 @@ from tokenweir._options import (
     ScoreOptions,
     StreamOptions,
 )
-from tokenweir._resuming import Resumption
-from tokenweir._streams import AsyncTextStream
+from tokenweir._streams import AsyncTextStream, Resumption
 from tokenweir._types import (
     Answers,
     Classification,

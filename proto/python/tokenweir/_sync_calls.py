@@ -33,8 +33,7 @@ from tokenweir._options import (
     ScoreOptions,
     StreamOptions,
 )
-from tokenweir._resuming import Resumption
-from tokenweir._streams import TextStream
+from tokenweir._streams import Resumption, TextStream
 from tokenweir._types import (
     Answers,
     Classification,

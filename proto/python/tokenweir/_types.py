@@ -99,10 +99,10 @@ class _Sequence(Sequence[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """What a call took, and by which name logs know it."""
+    """The cost of a call, and the name that logs have for it."""
 
     usage: Usage
-    timing: Timing  # of several inputs each the longest of any
+    timing: Timing  # each the longest of any input
     provenance: Provenance
     request_id: str = field(compare=False)
 

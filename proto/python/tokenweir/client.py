@@ -15,8 +15,9 @@ from tokenweir._calls import AsyncCalls, AsyncStubs, start_stream
 from tokenweir._channel import CLOSED, Metadata, call_metadata, far_end
 from tokenweir._errors import closed_under_way, deadline_after, typed_errors
 from tokenweir._options import Chat, Prompt, StreamOptions
-from tokenweir._resuming import Resumption, SeenMessages
+from tokenweir._streams import Resumption
 from tokenweir._sync_calls import Calls, Stubs
+from tokenweir.received import SeenMessages
 from tokenweir.v1 import generation_service_pb2
 
 
