@@ -96,6 +96,7 @@ format: install-dev
 
 proto: install-dev
 	sh proto/generate.sh
+	$(BIN)/python proto/sync_calls.py
 
 pages: install-dev
 	$(BIN)/python -m server.cli.reference

@@ -30,21 +30,15 @@ _NUMPY_NAMES = {"float": "float32", "double": "float64"}  # onnxruntime's type n
 _DISABLED_ON_CPU = ["SkipLayerNormFusion"]
 
 
-def create_session(
-    path: str | os.PathLike[str],
-    *,
-    num_threads: int = 0,
-    profile: Path | None = None,
-) -> Session:
+def create_session(path: str | os.PathLike[str], *, num_threads: int = 0) -> Session:
     """Load a graph for the CPU; PackageError if onnxruntime does not take it.
 
-    `num_threads` 0 means one per core that this process may use. `profile` is how a file begins
-    that says when each kernel ran, see `end_profile`.
+    `num_threads` 0 means one per core that this process may use.
     """
     path = Path(path)
     try:
         weights = MappedWeights.of(path)
-        session = _create_on_cpu(path, num_threads or num_cores(), weights, profile)
+        session = _create_on_cpu(path, num_threads or num_cores(), weights)
         return Session(session, path, weights)
     except Exception as error:  # onnxruntime has a dozen of its own, without a common base
         raise not_loaded(path, error) from error
@@ -77,13 +71,6 @@ class Session:
     def bind(self) -> Binding:
         """Return an empty binding of this graph."""
         return Binding(self._session, self._weights)
-
-    def end_profile(self) -> tuple[Path, int]:
-        """Return onnxruntime's file of what ran when, and the `time.time_ns` that it counts from.
-
-        The session is one that was created with a profile, and writes nothing from then on.
-        """
-        return Path(self._session.end_profiling()), self._session.get_profiling_start_time_ns()
 
 
 class Binding:
@@ -135,11 +122,9 @@ class Binding:
 
 
 def _create_on_cpu(
-    path: Path, num_threads: int, weights: MappedWeights | None, profile: Path | None
+    path: Path, num_threads: int, weights: MappedWeights | None
 ) -> ort.InferenceSession:
     options = usual_options()
-    if profile is not None:
-        options.enable_profiling, options.profile_file_prefix = True, os.fspath(profile)
     options.intra_op_num_threads = num_threads
     # Else the threads of the graph that ran before spin on the cores that this one needs: encoder
     # and decoder in turns took twice as long. One graph alone takes the same time either way.

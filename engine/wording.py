@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import islice
 
 from pydantic import ValidationError
@@ -37,12 +37,16 @@ def size_of(num_bytes: float) -> str:
     return f"{num_bytes:.0f} bytes"
 
 
-def problems_of(error: ValidationError, whole: str) -> str:
-    """Return what pydantic found wrong, a field each; `whole` is the name of all of it."""
+def problems_of(error: ValidationError, whole: str, names: Mapping[str, str] = {}) -> str:
+    """Return what pydantic found wrong, a field each; `whole` is the name of all of it.
+
+    `names` are those of fields that its reader knows by others.
+    """
     problems = []
     for e in error.errors(include_url=False, include_context=False):
-        where = shortened(".".join(map(str, e["loc"])) or whole)
-        message = f"{where}: {e['msg'].removeprefix('Value error, ')}{_given(e['input'])}"
+        where = ".".join(names.get(str(part), str(part)) for part in e["loc"]) or whole
+        message = f"{e['msg'].removeprefix('Value error, ')}{_given(e['input'])}"
+        message = f"{shortened(where)}: {message}" if where else message
         problems += message.split("; ")  # a check of ours tells all that it found in one
     return listed(problems, "; ")
 

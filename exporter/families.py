@@ -8,7 +8,7 @@ from typing import get_args
 
 from exporter.graphs.target import TARGETS
 from exporter.huggingface.any_decoder import TITLE
-from exporter.huggingface.families import FAMILIES, LACKING
+from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import WRITES, Ability, Family
 from exporter.toolkits.fairseq import FAIRSEQ
 from exporter.toolkits.opennmt import OPEN_NMT
@@ -38,10 +38,9 @@ def _lines() -> Iterator[str]:
     yield from map(_family, (OPEN_NMT, FAIRSEQ))
     yield from ("", "## Refused", "")
     yield "Every encoder, encoder-decoder and model of images or sound that is not listed above is"
-    yield "refused, among them Whisper, CLIP, DeBERTa, ALBERT, ELECTRA and MPNet. So are the types"
-    yield "below, which have parts that Tokenweir does not compute."
-    yield from ("", "| `model_type` | part |", "|---|---|")
-    yield from (f"| `{name}` | {why} |" for name, why in sorted(LACKING.items()))
+    yield "refused, among them Whisper, CLIP, DeBERTa, ALBERT, ELECTRA and MPNet. So are layers of"
+    yield "experts (Mixtral, Switch Transformers), pictures beside a text (Gemma 3, LLaVA, Mllama,"
+    yield "Qwen2-VL) and relative positions in every layer (umT5)."
 
 
 def _head(*names: str) -> Iterator[str]:

@@ -63,16 +63,6 @@ def modules(theirs: ModuleNames, *steps: Step) -> dict[str, StoredWeight]:
     return found
 
 
-def norms(theirs: Mapping[str, str]) -> dict[str, StoredWeight]:
-    """Return weight and bias of norms; those that came from TensorFlow have names of their own."""
-    old = {"weight": "gamma", "bias": "beta"}
-    return {
-        f"{ours}.{kind}": StoredWeight((f"{name}.{kind}", f"{name}.{older}"))
-        for ours, name in theirs.items()
-        for kind, older in old.items()
-    }
-
-
 def packed(
     ours: str, parts: Mapping[str, int], theirs: str, *steps: Step
 ) -> dict[str, StoredWeight]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from engine.package.manifest import Architecture
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
 from exporter.huggingface.conversion import NameTable
@@ -16,7 +17,12 @@ Ability = Literal["generate", "beam", "score", "classify", "label", "embed"]
 Options = Mapping[str, Any]
 
 WRITES: tuple[Ability, ...] = ("generate", "beam", "score")
-READS: tuple[Ability, ...] = ("classify", "label", "embed")
+_ABILITIES: Mapping[Architecture, tuple[Ability, ...]] = {
+    "decoder": WRITES,
+    "encoder-decoder": WRITES,
+    "encoder": ("classify", "label", "embed"),
+    "vision-encoder": ("classify", "embed"),
+}
 
 _ACTIVATION = "feed_forward.activation"
 # Names of Hugging Face, and ours.
@@ -61,14 +67,13 @@ class Original:
 
 @dataclass(frozen=True)
 class Family:
-    """A family: its options in our terms, its weights by our names, and what it can do."""
+    """A family: its options in our terms, and its weights by our names."""
 
     title: str  # for a person
     model_types: tuple[str, ...]  # names in config.json
     weights: Callable[[TransformerConfig], NameTable]
-    abilities: tuple[Ability, ...]
     # Ours, by their paths in a TransformerConfig, that all models of the family share
-    fixed: Options = field(default_factory=dict)
+    fixed: Options
     options: Mapping[str, str] = field(default_factory=dict)  # ours, and theirs that say the same
     computed: Callable[[Original], Options] = lambda _: {}  # the others; they count before
     # Values that an option of theirs may have, where it changes what is computed.
@@ -76,8 +81,12 @@ class Family:
     notes: Callable[[Original], list[str]] = lambda _: []  # remarks for a person
     body: str = ""  # the prefix that names lack in a file of the body alone
     ignored: str = ""  # the names of tensors that say nothing: masks, computed tables
-    sees: bool = False  # pictures, which an image processor makes ready
     options_name: str = CONFIG_NAME  # the file of an original that has the options
+
+    @property
+    def abilities(self) -> tuple[Ability, ...]:
+        """The abilities of its models, of which each has those of its head."""
+        return _ABILITIES[self.fixed["architecture"]]
 
     def read_config(self, original: Original) -> TransformerConfig:
         """Return the options in our terms.

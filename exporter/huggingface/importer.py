@@ -72,10 +72,12 @@ def import_checkpoint(
             asked_len=max_len,
             modules=read_modules(directory),
             texts=read_sentence_texts(directory, said),
-            pictures=read_processor(directory, str(said["model_type"])) if family.sees else None,
+            pictures=read_processor(directory, str(said["model_type"]))
+            if family.fixed["architecture"] == "vision-encoder"
+            else None,
         )
-        whole = _with_ends(family.read_config(original), options.eos_token_ids)
-        config = _as_read(whole, original, max_len)
+        config = _with_ends(family.read_config(original), options.eos_token_ids)
+        config = _as_read(config, original, max_len)
         family_notes = family.notes(original)
     text = ImportedTokenizer()  # none, of one that sees pictures
     if config.vocab_size:
@@ -85,7 +87,7 @@ def import_checkpoint(
     with naming(generation_path):
         config, generation = _with_text(config, options.defaults(config), text)
     _check_ids(config, generation, directory)
-    model = ReadModel(directory, family, config, whole, text, generation)
+    model = ReadModel(directory, family, config, text, generation)
     dense = original.modules and original.modules.dense_path
     with open_weights(directory, *([directory / dense] if dense else [])) as stored:
         stored, unwrapped = without_wrappers(stored, family.weights(config), family)

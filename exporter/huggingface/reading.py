@@ -15,7 +15,7 @@ from engine.json_file import parse_object, read_bounded
 from engine.package.manifest import MAX_HEADS, MAX_LAYERS
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
-from exporter.huggingface.families import FAMILIES, LACKING
+from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Family
 from exporter.huggingface.pictures import PREPROCESSOR_NAME
 
@@ -55,11 +55,9 @@ def family_of(said: dict[str, Any], directory: Path) -> Family | None:
             f"{path} has no model_type, as files of early BERTs have none; "
             f"add the one that it is: {', '.join(known)}"
         )
-    lacking = LACKING.get(str(given))
     is_known = isinstance(given, str) and given in known
-    if not is_known and (lacking or not _is_any_decoder(said, path)):
-        why = f"what is not supported: {lacking}; " if lacking else ""
-        why += "code beside a model (auto_map) is never run; " if said.get("auto_map") else ""
+    if not is_known and not _is_any_decoder(said, path):
+        why = "code beside a model (auto_map) is never run; " if said.get("auto_map") else ""
         classes = said.get("architectures")
         named = f" (here {shortened(classes)})" if classes else ""
         raise CheckpointError(

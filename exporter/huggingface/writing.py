@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.requests.generation_defaults import GenerationDefaults
-from engine.wording import listed, shortened
+from engine.wording import listed, problems_of
 from exporter.checkpoint import (
     CheckpointConfig,
     check_layers,
@@ -25,15 +25,12 @@ from exporter.huggingface.sentences import SentenceTexts
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.huggingface.weights.fitting import (
     find_weights,
-    num_positions,
     rounded_as_stored,
     untied_as_stored,
 )
 from exporter.huggingface.weights.stored import StoredWeights
 from exporter.models import TransformerConfig
 from exporter.progress import Progress
-
-_MOST_CHARS = 100  # shown of a wrong value: what is wrong with it has room behind
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,6 @@ class ReadModel:
     original: Path
     family: Family
     config: TransformerConfig
-    whole: TransformerConfig  # with all the positions that the original has
     text: ImportedTokenizer
     generation: GenerationDefaults
 
@@ -65,7 +61,7 @@ def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Pr
     """
     check_layers(len(stored), model.config, model.original)
     config = untied_as_stored(stored, model.family, rounded_as_stored(stored, model.config))
-    found = find_weights(stored, model.family, config, model.original, num_positions(model.whole))
+    found = find_weights(stored, model.family, config, model.original)
     named = ((one.stored or one.name, one.read(stored)) for one in found)
     weights = finite(named, len(found), progress, model.original)
     described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)
@@ -144,26 +140,6 @@ def naming(path: Path, theirs: Mapping[str, str] = {}) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise CheckpointError(f"{path}: {_problems(error, theirs)}") from error
+        raise CheckpointError(f"{path}: {problems_of(error, '', theirs)}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-
-
-def _problems(error: ValidationError, theirs: Mapping[str, str]) -> str:
-    """Say of every option that is wrong what it is and what it may be."""
-    problems = []
-    for found in error.errors(include_url=False):
-        loc = [theirs.get(str(part), str(part)) for part in found["loc"]]
-        name, given = shortened(".".join(loc)), shortened(repr(found["input"]))
-        given = given if len(given) <= _MOST_CHARS else f"{given[:_MOST_CHARS]}..."
-        if found["type"] == "literal_error":
-            problems.append(f"{name} is {given}; supported: {found['ctx']['expected']}")
-        elif found["type"] == "none_required":
-            problems.append(f"{name} is not supported; save the model without it")
-        elif found["type"] == "missing":
-            problems.append(f"{name} is missing")
-        elif found["type"] == "value_error":
-            problems.append(found["msg"].removeprefix("Value error, "))
-        else:
-            problems.append(f"{name} is {given}: {found['msg']}")
-    return listed(problems, "; ")

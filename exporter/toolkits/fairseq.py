@@ -131,7 +131,6 @@ def _computed(original: Original) -> Options:
     given, tokens = FairseqConfig.model_validate(original.config), original.tokens
     is_other = given.source_size != given.target_size
     return {
-        "architecture": "encoder-decoder",
         "d_model": given.encoder_embed_dim,
         "num_heads": given.encoder_attention_heads,
         "d_ff": given.encoder_ffn_embed_dim,
@@ -169,9 +168,9 @@ def _weights(config: TransformerConfig) -> NameTable:
 FAIRSEQ = Family(
     title="fairseq",
     model_types=ARCHITECTURES,
+    fixed={"architecture": "encoder-decoder"},
     computed=_computed,
     weights=_weights,
-    abilities=("generate", "beam", "score"),
     body="model.",
     ignored=_IGNORED,
     options_name=OPTIONS_NAME,

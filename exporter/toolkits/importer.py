@@ -65,14 +65,14 @@ def import_toolkit_checkpoint(
     found = _read(path)
     with naming(path):
         original = Original(found.options, found.tokens)
-        whole, notes = found.family.read_config(original), found.family.notes(original)
+        config, notes = found.family.read_config(original), found.family.notes(original)
         length = max_len or found.usual_len
-        config = whole if length is None else with_length(whole, length)
+        config = config if length is None else with_length(config, length)
     cutters = find_cutters(path.parent, codes)
     cut = make_tokenizers(found.source_words, found.target_words, cutters)
     with naming(path):
         config, family = _with_more_words(config, found, cut)
-    model = ReadModel(path, family, config, whole, cut.text, found.generation)
+    model = ReadModel(path, family, config, cut.text, found.generation)
     num_parameters = write_model(model, stored_weights(found.weights), out, progress)
     notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
     return Imported(

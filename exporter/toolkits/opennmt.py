@@ -111,7 +111,6 @@ def _computed(original: Original) -> Options:
     is_other = given.source_size != given.target_size
     each = given.layers if given.layers > 0 else None
     return {
-        "architecture": "encoder-decoder",
         "d_model": given.width,
         "num_heads": given.heads,
         "d_ff": given.transformer_ff,
@@ -189,12 +188,12 @@ def _feed_forward(ours: str, theirs: str, config: TransformerConfig) -> NameTabl
 OPEN_NMT = Family(
     title="OpenNMT-py 1 to 3",
     model_types=("transformer",),
+    fixed={"architecture": "encoder-decoder"},
     computed=_computed,
     notes=lambda _: [
         f"texts have up to {_USUAL_LEN} tokens, or what --max-len says: up to {_MAX_LEN:,}"
     ],
     weights=_weights,
-    abilities=("generate", "beam", "score"),
     ignored=r".*\.make_embedding\.pe\.pe",
     options_name=OPTIONS_NAME,
 )

@@ -71,7 +71,7 @@ def test_texts_that_are_too_long_may_be_cut() -> None:
     right = prediction_service_pb2.TRUNCATION_RIGHT
 
     assert classify_request("m", ["a"], 1, {"truncate": "right"}).truncation == right
-    with pytest.raises(ValueError, match="truncate=True must be one of left, right"):
+    with pytest.raises(ValueError, match="truncate=True must be one of right, left"):
         classify_request("m", ["a"], 1, {"truncate": True})  # type: ignore[typeddict-item]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from tokenweir import AsyncClient, Cancelled, ResourceExhausted, Unavailable
-from tokenweir._resuming import Resumption
+from tokenweir._streams import Resumption
 from tokenweir.received import ORIGIN_KEY
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -45,7 +45,7 @@ LOST, FULL = ReplicaLost("gone", 0.5), QueueFull("full", 1.5)
 
 
 def resumption(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, most: int) -> Resumption[Any]:
-    monkeypatch.setattr("tokenweir._resuming.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("tokenweir._streams.time", SimpleNamespace(monotonic=clock))
     return Resumption(lambda request, timeout: None, pb.GenerateStreamRequest(), None, most)
 
 

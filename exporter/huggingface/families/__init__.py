@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from exporter.huggingface.families.bart import BART, MBART
 from exporter.huggingface.families.bert import BERT, ROBERTA
 from exporter.huggingface.families.distilbert import DISTILBERT
@@ -43,18 +41,3 @@ FAMILIES: tuple[Family, ...] = (
     VIT,
     DEIT,
 )
-
-_EXPERTS, _PICTURES = "layers of experts", "pictures beside a text"
-LACKING: Mapping[str, str] = {  # parts that similar models have and ours lack, by model_type
-    "gemma3": _PICTURES,
-    "llava": _PICTURES,
-    "mllama": _PICTURES,
-    "qwen2_vl": _PICTURES,
-    "mixtral": _EXPERTS,
-    "nllb-moe": _EXPERTS,
-    "phimoe": _EXPERTS,
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-    "switch_transformers": _EXPERTS,
-    "umt5": "relative positions in every layer",
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.bart_like import (
     BART_LIKE,
     BODY,
@@ -27,7 +27,6 @@ BART = Family(
     options=BART_LIKE,
     computed=bart_like,
     weights=partial(bart_like_weights, position_offset=2),
-    abilities=WRITES,
     body=BODY,
     ignored=UNUSED,
 )

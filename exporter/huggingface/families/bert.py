@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.huggingface.conversion import NameTable, Step, layers, modules, norms, skip_rows
-from exporter.huggingface.family import READS, Family, Options, Original
+from exporter.huggingface.conversion import NameTable, Step, layers, modules, skip_rows
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, label_notes, pooler
 from exporter.models.config import TransformerConfig
 
 
 def _bert_weights(body: str, *of_positions: Step) -> NameTable:
     """Return where the weights of the body are; `of_positions` change the table of positions."""
-    ours, theirs = "encoder.layers.{i}", f"{body}encoder.layer.{{i}}"
     embeddings = f"{body}embeddings"
     return {
         **layers(
@@ -22,23 +21,19 @@ def _bert_weights(body: str, *of_positions: Step) -> NameTable:
             key="attention.self.key",
             value="attention.self.value",
             output="attention.output.dense",
+            attention_norm="attention.output.LayerNorm",
             up="intermediate.dense",
             down="output.dense",
+            feed_forward_norm="output.LayerNorm",
         ),
         **modules(
             {
                 "embeddings.token": f"{embeddings}.word_embeddings",
                 "embeddings.token_type": f"{embeddings}.token_type_embeddings",
-            }
-        ),
-        **modules({"embeddings.positions": f"{embeddings}.position_embeddings"}, *of_positions),
-        **norms(
-            {
-                f"{ours}.self_attention_residual.norm": f"{theirs}.attention.output.LayerNorm",
-                f"{ours}.feed_forward_residual.norm": f"{theirs}.output.LayerNorm",
                 "embeddings.norm": f"{embeddings}.LayerNorm",
             }
         ),
+        **modules({"embeddings.positions": f"{embeddings}.position_embeddings"}, *of_positions),
     }
 
 
@@ -60,7 +55,6 @@ BERT = Family(
     },
     notes=label_notes,
     weights=_with_head,
-    abilities=READS,
     body="bert.",
     ignored=r"cls\..*|(bert\.)?(pooler\..*|embeddings\.position_ids)",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, layers, modules
-from exporter.huggingface.family import READS, Family, Options, Original
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.encoder import FIXED, encoder, head_of, label_notes, pooler
 from exporter.models.config import TransformerConfig
 
@@ -57,7 +57,6 @@ DISTILBERT = Family(
     computed=_computed,
     notes=label_notes,
     weights=_weights,
-    abilities=READS,
     body="distilbert.",
     ignored=r"vocab_(transform|layer_norm|projector)\..*",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exporter.huggingface.conversion import PLUS_ONE, NameTable, layers, modules
-from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
     ROTARY_FIXED,
@@ -60,7 +60,6 @@ GEMMA2 = Family(
     computed=_computed_of_2,
     supported={"use_bidirectional_attention": (None, False)},
     weights=_weights,
-    abilities=WRITES,
     body="model.",
 )
 GEMMA3 = replace(

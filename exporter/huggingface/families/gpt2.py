@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import TRANSPOSED, NameTable, layers, modules, packed_inputs
-from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.decoder import FIXED, decoder
 from exporter.models.config import TransformerConfig
 
@@ -56,7 +56,6 @@ GPT2 = Family(
         "add_cross_attention": (False,),
     },
     weights=_weights,
-    abilities=WRITES,
     body="transformer.",
     ignored=r".*\.attn\.(bias|masked_bias)",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from exporter.huggingface.conversion import NameTable, head_parts, layers, modules
-from exporter.huggingface.family import WRITES, Family
+from exporter.huggingface.family import Family
 from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
     ROTARY_FIXED,
@@ -58,7 +58,6 @@ GPT_NEOX = Family(
     computed=partial(rotary, turns_parts=True),
     notes=length_notes,
     weights=_weights,
-    abilities=WRITES,
     body="gpt_neox.",
     ignored=r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
 )

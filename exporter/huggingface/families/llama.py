@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from exporter.huggingface.conversion import NameTable, packed_gates, packed_inputs
-from exporter.huggingface.family import WRITES, Family
+from exporter.huggingface.family import Family
 from exporter.huggingface.stacks.rotary_decoder import (
     ROTARY,
     ROTARY_FIXED,
@@ -27,7 +27,6 @@ LLAMA = Family(
     supported={"rope_interleaved": (False, None)},
     notes=length_notes,
     weights=rotary_decoder_weights,
-    abilities=WRITES,
     body="model.",
     ignored=r".*\.rotary_emb\.inv_freq",
 )

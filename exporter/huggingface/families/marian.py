@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.bart_like import (
     BART_LIKE,
     BODY,
@@ -39,7 +39,6 @@ MARIAN = Family(
     },
     computed=_computed,
     weights=bart_like_weights,
-    abilities=WRITES,
     body=BODY,
     ignored=COMPUTED_POSITIONS,
 )
@@ -71,7 +70,6 @@ M2M_100 = Family(
     options=BART_LIKE,
     computed=_computed_places,
     weights=bart_like_weights,
-    abilities=WRITES,
     body=BODY,
     ignored=COMPUTED_POSITIONS,
 )

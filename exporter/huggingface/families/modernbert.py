@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, layers, modules, packed_gates, packed_inputs
-from exporter.huggingface.family import ACTIVATIONS, READS, Family, Options, Original
+from exporter.huggingface.family import ACTIVATIONS, Family, Options, Original
 from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, label_notes, pooler
 from exporter.huggingface.stacks.rotary_decoder import local_options
 from exporter.models.config import TransformerConfig
@@ -69,7 +69,6 @@ MODERNBERT = Family(
     supported={"classifier_activation": tuple(ACTIVATIONS)},
     notes=label_notes,
     weights=_weights,
-    abilities=READS,
     body="model.",
     ignored=r"head\..*|decoder\..*",
 )

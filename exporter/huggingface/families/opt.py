@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, modules, skip_rows
-from exporter.huggingface.family import WRITES, Family, Options, Original
+from exporter.huggingface.family import Family, Options, Original
 from exporter.huggingface.stacks.bart_like import BODY, UNUSED, layer_weights
 from exporter.huggingface.stacks.decoder import DECODER, FIXED, decoder
 from exporter.models.config import TransformerConfig
@@ -53,7 +53,6 @@ OPT = Family(
     computed=_computed,
     supported={"layer_norm_elementwise_affine": (True,)},
     weights=_weights,
-    abilities=WRITES,
     body=BODY,
     ignored=UNUSED,
 )

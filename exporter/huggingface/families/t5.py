@@ -11,7 +11,7 @@ from exporter.huggingface.conversion import (
     layers,
     modules,
 )
-from exporter.huggingface.family import WRITES, Family, Options, Original, check_writes
+from exporter.huggingface.family import Family, Options, Original, check_writes
 from exporter.models.config import TransformerConfig
 
 _LENGTH = 512  # sources and answers, unless config.json has n_positions
@@ -114,7 +114,6 @@ T5 = Family(
     },
     computed=_computed,
     weights=_weights,
-    abilities=WRITES,
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
 MT5 = replace(T5, title="mT5", model_types=("mt5",))

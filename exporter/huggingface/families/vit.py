@@ -113,10 +113,8 @@ def _family(title: str, model_type: str) -> Family:
         supported={"qkv_bias": (True,), "num_channels": (1, 3)},
         notes=_notes,
         weights=_weights,
-        abilities=("classify", "embed"),
         body=f"{model_type}.",
         ignored=rf"({model_type}\.)?(pooler\..*|embeddings\.mask_token)",
-        sees=True,
     )
 
 

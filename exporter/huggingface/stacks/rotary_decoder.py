@@ -11,7 +11,6 @@ from exporter.huggingface.stacks.decoder import DECODER, FIXED, decoder
 from exporter.huggingface.stacks.rope import Rope
 from exporter.models.config import TransformerConfig
 
-LAYER = ("decoder.layers.{i}", "model.layers.{i}")  # ours, theirs
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ROTARY = {
     **DECODER,
@@ -180,7 +179,7 @@ def turned_first(config: TransformerConfig, table: NameTable) -> NameTable:
     changed = dict(table)
     for name, num_heads in (("q_proj", config.num_heads), ("k_proj", config.kv_heads)):
         for kind in ("weight", "bias"):
-            ours = f"{LAYER[0]}.self_attention.{name}.{kind}"
+            ours = f"decoder.layers.{{i}}.self_attention.{name}.{kind}"
             steps = (*table[ours].steps, head_order(order, num_heads))
             changed[ours] = replace(table[ours], steps=steps)
     return changed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,31 +41,23 @@ class FoundWeight(NamedTuple):
         return self.how.extract(stored[self.stored].read())
 
 
-def num_positions(config: TransformerConfig) -> dict[str, int]:
-    """Return how many positions a model has learned, by our names of the tables."""
-    return {
-        weight.name: weight.shape[0]
-        for weight in model_weights(config)
-        if weight.name.endswith("positions.weight")
-    }
-
-
 def find_weights(
-    stored: StoredWeights,
-    family: Family,
-    config: TransformerConfig,
-    directory: Path,
-    num_stored: Mapping[str, int],
+    stored: StoredWeights, family: Family, config: TransformerConfig, directory: Path
 ) -> list[FoundWeight]:
     """Find every weight of our model; CheckpointError names all that does not fit at once.
 
-    `num_stored` says how many positions the original has, which may be more than ours.
+    The original may have learned more positions than ours, of which ours has the first.
     """
     table, found, used = family.weights(config), list[FoundWeight](), set[str]()
     problems: defaultdict[str, list[str]] = defaultdict(list)
     for weight in model_weights(config):
-        entry = _entry(table, weight, num_stored.get(weight.name))
+        entry = _entry(table, weight)
         names = _there(entry.names, stored, family)
+        if names and weight.name.endswith("positions.weight"):
+            given, asked = stored[names[0]].shape, entry.stored_shape(weight.shape)
+            if given > asked and given[1:] == asked[1:]:
+                first = rows_of(0, weight.shape[0], weight.shape[0] + given[0] - asked[0])
+                entry = replace(entry, steps=(*entry.steps, first))
         used.update(names)
         if not names and not entry.optional:
             problems["missing weights"].append(entry.names[0])
@@ -102,23 +95,20 @@ def without_wrappers(
 
     names = {name: _WRAPPED.sub("", name) for name in stored}
     others = [name for name, inner in names.items() if not is_known(inner)]
-    is_most = 2 * len(others) > len(names)
-    prefix = _shared_prefix([names[name] for name in others], is_known) if is_most else ""
+    prefixes = Counter(
+        inner[:end]
+        for inner in map(names.__getitem__, others)
+        for end in (dot.end() for dot in re.finditer(r"\.", inner))
+        if is_known(inner[end:])
+    )
+    prefix, count = next(iter(prefixes.most_common(1)), ("", 0))
+    prefix = prefix if 2 * count > len(names) else ""
     names |= {name: names[name].removeprefix(prefix) for name in others}
     off = {prefix, *(found for name in stored for found in _WRAPPED.findall(name))} - {""}
     if not off or len(set(names.values())) < len(names):
         return stored, []
     note = f"{listed(sorted(off))} of wrappers is taken off the names of weights"
     return {names[name]: one for name, one in stored.items()}, [note]
-
-
-def _shared_prefix(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
-    """Return the parts that most names begin with, and behind which most are known; "": none."""
-    prefix, rests = "", list(names)
-    while rests and 2 * sum(map(is_known, rests)) < len(rests):
-        prefix += Counter(rest.partition(".")[0] for rest in rests).most_common(1)[0][0] + "."
-        rests = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    return prefix if rests else ""
 
 
 def untied_as_stored(
@@ -166,21 +156,15 @@ def _there(names: Sequence[str], stored: StoredWeights, family: Family) -> list[
     return [name for name in dict.fromkeys(every) if name in stored]
 
 
-def _entry(table: NameTable, weight: ModelWeight, num_rows: int | None) -> StoredWeight:
-    """Return where a weight is; where a model has it under several names, under each of them.
-
-    The original has `num_rows`, of which ours has the first.
-    """
+def _entry(table: NameTable, weight: ModelWeight) -> StoredWeight:
+    """Return where a weight is; where a model has it under several names, under each of them."""
     layer = _LAYER.search(weight.name)
     known = [table[kind] for name in weight.names if (kind := _LAYER.sub("{i}", name)) in table]
     assert known, f"the table of the family has no line for {weight.name}"
     names = tuple(name for entry in known for name in entry.names)
     if layer:
         names = tuple(name.replace("{i}", layer[0]) for name in names)
-    steps = known[0].steps
-    if num_rows and num_rows != weight.shape[0]:
-        steps = (*steps, rows_of(0, weight.shape[0], num_rows))
-    return StoredWeight(names, steps, known[0].optional)
+    return replace(known[0], names=names)
 
 
 def _misfit(names: Sequence[str], stored: StoredWeights, shape: Shape) -> tuple[str, str] | None:

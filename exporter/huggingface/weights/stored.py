@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -30,7 +30,6 @@ TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 _LAYOUTS = ((WEIGHTS_NAME, INDEX_NAME), (TORCH_NAME, TORCH_INDEX_NAME))
 _OTHERS = (".ckpt", ".pt", ".pth", ".bin")  # endings of trainers' files
 _MAX_INDEX_BYTES = 2**26
-_MAX_HEADER_BYTES = 2**26
 _POINTER = b"version https://git-lfs"  # begins the file that stands for another
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 FLOATS = tuple(_FLOATS.values())  # types of weights that need nothing else to be understood
@@ -80,16 +79,14 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
             try:
                 there = _open(path, stack)
             except DAMAGE as error:
-                kind, ends = "file of tensors alone by torch.save", ""
-                if path.suffix == ".safetensors":
-                    kind, cut = "safetensors file", _cut_tensors(path)
-                    ends = f"; it ends before the end of {listed(cut)}" if cut else ""
-                problems.append(f"{path} is not a {kind}, or damaged: {error}{ends}")
+                is_safe = path.suffix == ".safetensors"
+                kind = "safetensors file" if is_safe else "file of tensors alone by torch.save"
+                problems.append(f"{path} is not a {kind}, or damaged: {error}")
                 continue
             lacking = sorted(set(expected).difference(there))
             if lacking:
                 problems.append(f"{path} lacks {listed(lacking)}, which the index names")
-            weights |= there
+            weights |= {_todays(name): one for name, one in there.items()}
         if problems:
             pointers = "".join(map(about_pointers, directories))
             raise CheckpointError(
@@ -147,22 +144,11 @@ def refuse_nested(content: object, path: Path) -> None:
             )
 
 
-class _Place(BaseModel):
-    data_offsets: tuple[int, int]  # behind the header
-
-
-def _cut_tensors(path: Path) -> list[str]:
-    """Return the tensors that a safetensors file has no room for."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = parse_object(file.read(length)) if length < _MAX_HEADER_BYTES else {}
-        header.pop("__metadata__", None)
-        places = TypeAdapter(dict[str, _Place]).validate_python(header)
-    except (ValueError, OSError):
-        return []
-    room = path.stat().st_size - 8 - length
-    return sorted(name for name, place in places.items() if place.data_offsets[1] > room)
+def _todays(name: str) -> str:
+    """Return the name that transformers gives a weight of a norm that came from TensorFlow."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
 
 
 class _Index(BaseModel):

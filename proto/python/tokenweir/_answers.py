@@ -29,7 +29,7 @@ from tokenweir._types import (
     TargetScore,
     TokenLogprob,
 )
-from tokenweir.received import ReceivedSequence
+from tokenweir.received import SeenMessages
 from tokenweir.v1 import (
     admin_service_pb2,
     common_pb2,
@@ -133,7 +133,7 @@ class StreamAssembler:
     """
 
     def __init__(self) -> None:
-        self.num_messages = 0
+        self.seen = SeenMessages()
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -143,12 +143,12 @@ class StreamAssembler:
 
     def feed(self, message: generation_service_pb2.GenerateStreamResponse) -> str:
         """Take the next message; return its text, which may be empty."""
-        self.num_messages += 1
-        if message.sequence_number != self.num_messages:
+        self.seen.add(message)
+        if message.sequence_number != self.seen.num_messages:
             raise BrokenStream(
-                f"message {message.sequence_number} came where {self.num_messages} was due"
+                f"message {message.sequence_number} came where {self.seen.num_messages} was due"
             )
-        if self.num_messages == 1:
+        if self.seen.num_messages == 1:
             self._reasoning = message.prompt.reasoning
         match message.WhichOneof("event"):
             case "delta":
@@ -163,22 +163,11 @@ class StreamAssembler:
                 self._summary = message.summary
         return ""
 
-    def received(self) -> list[generation_service_pb2.Received]:
-        """Return how much has come, for a server to go on behind it."""
-        if not self.num_messages:
-            return []
-        sequence = ReceivedSequence()
-        logprobs = [_position_bytes(one) for one in self._logprobs]
-        sequence.add("".join(self._pieces).encode(), self._token_ids, logprobs)
-        if self._finished is not None:
-            sequence.end = self._finished.SerializeToString()
-        return [sequence.message(0)]
-
     def finish(self) -> Generation:
         """Return the whole answer."""
         if self._finished is None or self._summary is None:
             raise BrokenStream(
-                f"the stream ended after {self.num_messages} messages without its "
+                f"the stream ended after {self.seen.num_messages} messages without its "
                 f"{'end of the sequence' if self._finished is None else 'summary'}"
             )
         return read(
@@ -187,7 +176,7 @@ class StreamAssembler:
             sequences=(self._sequence(self._finished),),
             prompt_logprobs=_positions(self._summary.prompt_logprobs),
             prompt_token_ids=tuple(self._summary.prompt_tokens.ids),
-            reasoning=_reasoning(self._reasoning),
+            reasoning=enum_name(generation_service_pb2.Reasoning.DESCRIPTOR, self._reasoning),
         )
 
     def _sequence(
@@ -211,10 +200,6 @@ def finish_reason(value: int) -> str:
     return enum_name(common_pb2.FinishReason.DESCRIPTOR, value)
 
 
-def _reasoning(value: int) -> str:
-    return enum_name(generation_service_pb2.Reasoning.DESCRIPTOR, value)
-
-
 def _results(response: generation_service_pb2.GenerateResponse, count: int) -> tuple[Result, ...]:
     results = response.results
     if len(results) != count or not all(result.sequences for result in results):
@@ -222,12 +207,12 @@ def _results(response: generation_service_pb2.GenerateResponse, count: int) -> t
             f"{len(results)} results came back for {count} prompts, or one without a sequence"
         )
     return tuple(
-        Result(
+        read(
+            Result,
+            result,
             sequences=tuple(map(_sequence, result.sequences)),
             prompt_logprobs=_positions(result.prompt_logprobs),
-            source_pieces=tuple(result.source_pieces),
             prompt_token_ids=tuple(result.prompt_tokens.ids),
-            reasoning=_reasoning(result.reasoning),
         )
         for result in results
     )
@@ -252,11 +237,10 @@ def _spans(
 ) -> tuple[LabelledSpan, ...]:
     encoded = text.encode()
     return tuple(
-        LabelledSpan(
+        read(
+            LabelledSpan,
+            span,
             text=encoded[span.start_byte : span.end_byte].decode(errors="replace"),
-            start_byte=span.start_byte,
-            end_byte=span.end_byte,
-            label=read(ScoredLabel, span.label),
         )
         for span in result.spans
     )
@@ -294,17 +278,6 @@ def _positions(
 
 def _token(token: common_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(token.id, token.piece, token.logprob, token.rank)
-
-
-def _position_bytes(position: PositionLogprobs) -> bytes:
-    """Return the bytes that it came as."""
-    chosen, *top = (
-        common_pb2.TokenLogprob(
-            id=token.token_id, piece=token.piece, logprob=token.logprob, rank=token.rank
-        )
-        for token in (position.chosen, *position.top)
-    )
-    return common_pb2.PositionLogprobs(chosen=chosen, top=top).SerializeToString()
 
 
 def _matched_stop(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from tokenweir._mapping import extend_field, set_field
+from tokenweir._mapping import set_field
 from tokenweir._options import Chat
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -62,7 +62,7 @@ def _add(added: pb.ChatMessage, message: object, where: str) -> None:
     elif isinstance(content, Sequence) and not isinstance(content, bytes):
         for place, part in enumerate(content):
             found = f"{where}.content[{place}]"
-            extend_field(added.parts, [_text_of(part, found)], f"{found}.text")
+            set_field(added, "parts", [_text_of(part, found)], f"{found}.text")
     else:
         raise TypeError(f"{where}.content={content!r}: give a text, or a list of parts")
 

@@ -1,19 +1,5 @@
 """The exceptions that the client raises, made from the status of a failed call.
 
-    TokenweirClientError      any other status
-    ├── InvalidArgument       the request is wrong: `violations` names every wrong field
-    ├── Unauthenticated       the server asks for a token, and does not know the one that was sent
-    ├── PermissionDenied      whose token was sent may not ask for that
-    ├── NotFound              no such model, version or service
-    ├── ResourceExhausted     refused for now: try again after `retry_after` seconds
-    ├── DeadlineExceeded      the deadline passed, in the queue or while decoding
-    ├── Unavailable           nobody answers, or the server starts, drains or has lost a replica
-    ├── NotSupported          this server or this model does not have the feature
-    ├── Aborted               ended by an operator
-    ├── Cancelled             ended by the server's side, or by close()
-    └── Internal              the server failed
-        └── BrokenStream      the answers break the protocol: a gap, or no end
-
 Every one carries `code` (of gRPC), `reason` and `metadata` (of google.rpc.ErrorInfo, empty if the
 server sent none), `retry_after` (google.rpc.RetryInfo, seconds or None) and `violations`
 (google.rpc.BadRequest).

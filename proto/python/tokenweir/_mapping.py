@@ -16,14 +16,13 @@ from collections.abc import (
 from datetime import UTC
 from functools import cache, partial
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from tokenweir.v1 import common_pb2
 
-K = TypeVar("K")
 T = TypeVar("T")
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "google.protobuf.Duration": lambda message: message.ToTimedelta().total_seconds(),
@@ -67,48 +66,46 @@ def enum_name(enum: EnumDescriptor, value: int) -> str:
     return known.name.removeprefix(prefix).lower() if known else str(value)
 
 
-def set_field(message: Message, name: str, value: object, argument: str | None = None) -> None:
-    """Set a field, unless the value is None; `argument` is what the caller knows it as."""
+def set_field(message: Message, name: str, value: Any, argument: str | None = None) -> None:
+    """Set a field, unless the value is None; `argument` is what the caller knows it as.
+
+    An enum takes the name of its value in small letters; a sequence or a mapping is added to.
+    """
     if value is None:
         return
+    argument, field = argument or name, message.DESCRIPTOR.fields_by_name[name]
+    held = getattr(message, name)
+    if isinstance(held, MutableMapping | MutableSequence):
+        try:
+            if isinstance(held, MutableMapping):
+                held.update(dict(value))
+            else:
+                held.extend(value)
+        except (TypeError, ValueError) as error:
+            raise _refusal(argument, value, error) from None
+        return
+    if field.enum_type is not None:
+        enum = cast(EnumDescriptor, field.enum_type)
+        known = {enum_name(enum, one): one for one in enum.values_by_number if one}
+        if value not in known:
+            raise ValueError(f"{argument}={value!r} must be one of {', '.join(known)}")
+        value = known[value]
     try:
         setattr(message, name, value)
     except TypeError:
-        kind = message.DESCRIPTOR.fields_by_name[name].cpp_type
-        wanted = _WANTED.get(kind, "give a whole number")
-        raise TypeError(f"{argument or name}={value!r}: {wanted}") from None
+        wanted = _WANTED.get(field.cpp_type, "give a whole number")
+        raise TypeError(f"{argument}={value!r}: {wanted}") from None
     except ValueError as error:
-        if room := _ROOM.get(message.DESCRIPTOR.fields_by_name[name].cpp_type):
-            what = f"{argument or name}={value!r} is outside {room[0]} to {room[1]}"
+        if room := _ROOM.get(field.cpp_type):
+            what = f"{argument}={value!r} is outside {room[0]} to {room[1]}"
             raise ValueError(what) from None
-        raise _refusal(argument or name, value, error) from None
+        raise _refusal(argument, value, error) from None
 
 
 def set_fields(message: Message, options: Mapping[str, object], *names: str) -> None:
     """Set the fields whose names are among the options."""
     for name in names:
         set_field(message, name, options.get(name))
-
-
-def extend_field(field: MutableSequence[T], values: object, name: str) -> None:
-    """Add the values of a sequence, unless it is None."""
-    if values is None:
-        return
-    try:
-        field.extend(values)  # type: ignore[arg-type]  # checked by protobuf, at run time
-    except (TypeError, ValueError) as error:
-        raise _refusal(name, values, error) from None
-
-
-def update_field(field: MutableMapping[K, T], values: object, name: str) -> None:
-    """Add the entries of a mapping, unless it is None."""
-    if values is None:
-        return
-    try:
-        for key, value in dict(values).items():  # type: ignore[call-overload]  # as above
-            field[key] = value
-    except (TypeError, ValueError) as error:
-        raise _refusal(name, values, error) from None
 
 
 def token_ids(ids: Sequence[int], name: str) -> common_pb2.TokenIds:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 from tokenweir._chat import chat_message
-from tokenweir._decoding import decoding, output, scheduling, stopping, without_defaults
-from tokenweir._mapping import extend_field, set_field, set_fields, token_ids
+from tokenweir._mapping import set_field, set_fields, token_ids
 from tokenweir._options import (
     Aggregation,
     CallOptions,
@@ -22,11 +22,32 @@ from tokenweir._options import (
     Prompt,
     ScoreOptions,
     StreamOptions,
-    Truncate,
 )
-from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
+from tokenweir.v1 import (
+    admin_service_pb2,
+    common_pb2,
+    generation_service_pb2,
+    prediction_service_pb2,
+)
 
 _OPERATION_TIMEOUT = 600.0  # seconds
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
+_BEAM = ("beam", "length_penalty", "length_penalty_form", "beam_end", "renormalize")
+_BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
+_STRATEGIES = ("greedy", "sampling", "beam")
+_CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
+_LISTS = ("banned_tokens", "banned_sequences", "begin_banned_tokens", "forced_begin")
+_CONTROLS = (
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "no_repeat_ngram",
+    "encoder_no_repeat_ngram",
+    "logit_bias",
+    "banned_tokens",
+    "begin_banned_tokens",
+    "allowed_token_ids",
+)
 _OF_CHATS = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
 
 PredictionRequest = (
@@ -150,7 +171,7 @@ def _score_request(
     check_names(options, ScoreOptions)
     request = generation_service_pb2.ScoreRequest(inputs=inputs)
     set_fields(request, options, "top_logprobs")
-    if (asked := scheduling(options)).ListFields():
+    if (asked := _scheduling(options)).ListFields():
         request.scheduling.CopyFrom(asked)
     _fill_identity(request, model, options)
     return request
@@ -176,13 +197,8 @@ def label_request(
 ) -> prediction_service_pb2.LabelRequest:
     """Return the request to label texts; ValueError for an aggregation that is not known."""
     check_names(options, PredictOptions, "aggregation", "stride")
-    known = prediction_service_pb2.Aggregation
-    name = f"AGGREGATION_{(aggregation or 'unspecified').upper()}"
-    if name not in known.keys():  # noqa: SIM118  # no dict: an enum of protobuf
-        raise ValueError(
-            f"aggregation is {aggregation!r}; it may be {', '.join(get_args(Aggregation))}, or None"
-        )
-    request = prediction_service_pb2.LabelRequest(aggregation=known.Value(name))
+    request = prediction_service_pb2.LabelRequest()
+    set_field(request, "aggregation", aggregation)
     set_field(request, "stride", stride)
     _fill_prediction(request, model, items, options)
     return request
@@ -208,12 +224,12 @@ def _generate_request(
 ) -> generation_service_pb2.GenerateRequest:
     request = generation_service_pb2.GenerateRequest(
         inputs=inputs,
-        decoding=decoding(options),
-        stopping=stopping(options),
-        output=output(options),
-        scheduling=scheduling(options),
+        decoding=_decoding(options),
+        stopping=_stopping(options),
+        output=_output(options),
+        scheduling=_scheduling(options),
     )
-    extend_field(request.without_defaults, without_defaults(options), "without_defaults")
+    _set_without_defaults(request, options)
     for one in request.inputs:
         _set_prefix(one, options.get("target_prefix"), "target_prefix")
         set_fields(one, options, "add_special_tokens", "truncate_prompt_tokens")
@@ -269,11 +285,7 @@ def _fill_prediction(
             if message.HasField("text_pair"):
                 raise ValueError(f"items[{place}] is a pair already; leave text_pair out")
             set_field(message, "text_pair", second)
-    if (side := options.get("truncate")) is not None:
-        if side not in get_args(Truncate):
-            raise ValueError(f"truncate={side!r} must be one of {', '.join(get_args(Truncate))}")
-        name = f"TRUNCATION_{side.upper()}"
-        request.truncation = prediction_service_pb2.Truncation.Value(name)
+    set_field(request, "truncation", options.get("truncate"), "truncate")
 
 
 def _item(item: Item, argument: str) -> prediction_service_pb2.Item:
@@ -293,3 +305,117 @@ def _item(item: Item, argument: str) -> prediction_service_pb2.Item:
             return prediction_service_pb2.Item(image=item.read_bytes())
         case _:
             return prediction_service_pb2.Item(tokens=token_ids(item, argument))
+
+
+def _decoding(options: Mapping[str, object]) -> generation_service_pb2.Decoding:
+    """Return how the next token is chosen; raises ValueError for options that exclude another."""
+    message = generation_service_pb2.Decoding()
+    match _strategy(options):
+        case "sampling":
+            message.sampling.SetInParent()
+            set_fields(message.sampling, options, *_SAMPLING)
+        case "beam":
+            message.beam.SetInParent()
+            set_fields(
+                message.beam, options, "length_penalty", "length_penalty_form", "renormalize"
+            )
+            set_field(message.beam, "width", options.get("beam"), "beam")
+            set_field(message.beam, "end", options.get("beam_end"), "beam_end")
+        case "greedy":
+            message.greedy.SetInParent()
+    set_fields(message, options, "num_outputs", "forced_begin", "forced_end")
+    _fill_controls(message, options)
+    _fill_constraint(message, options)
+    return message
+
+
+def _stopping(options: Mapping[str, object]) -> generation_service_pb2.Stopping:
+    """Return when to stop."""
+    message = generation_service_pb2.Stopping()
+    set_fields(message, options, "max_new_tokens", "min_new_tokens", "include_stop", "ignore_eos")
+    stop = options.get("stop")
+    set_field(message, "strings", [stop] if isinstance(stop, str) else stop, "stop")
+    set_field(message, "token_ids", options.get("stop_token_ids"), "stop_token_ids")
+    return message
+
+
+def _output(options: Mapping[str, object]) -> generation_service_pb2.Output:
+    """Return what to return; token ids always."""
+    message = generation_service_pb2.Output(token_ids=True)
+    names = "logprobs", "prompt_logprobs", "alignment", "allow_partial", "skip_special_tokens"
+    set_fields(message, options, *names)
+    set_field(message, "prompt_tokens", options.get("prompt_token_ids"), "prompt_token_ids")
+    return message
+
+
+def _scheduling(options: Mapping[str, object]) -> generation_service_pb2.Scheduling:
+    """Return when and how exactly to run."""
+    message = generation_service_pb2.Scheduling()
+    set_fields(message, options, "priority", "tenant")
+    if options.get("batch_invariant") is not None:
+        message.determinism = (
+            common_pb2.DETERMINISM_BATCH_INVARIANT
+            if options["batch_invariant"]
+            else common_pb2.DETERMINISM_BEST_EFFORT
+        )
+    return message
+
+
+def _set_without_defaults(
+    request: generation_service_pb2.GenerateRequest, options: Mapping[str, object]
+) -> None:
+    """Name the defaults that do not hold: those given, and those of empty lists."""
+    given = options.get("without_defaults")
+    if isinstance(given, str):
+        raise ValueError(f"without_defaults={given!r} is one name; give a list of them")
+    set_field(request, "without_defaults", given)
+    request.without_defaults.extend(name for name in _LISTS if _is_empty(options.get(name)))
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, Sequence) and not value
+
+
+def _strategy(options: Mapping[str, object]) -> str | None:
+    """Return the strategy that is named, or else the one that the other options imply, if any."""
+    given = [name for name in _BELONG_TO if options.get(name) is not None]
+    implied = {_BELONG_TO[name] for name in given}
+    if len(implied) > 1:
+        raise ValueError(f"{', '.join(given)}: give options of sampling or of beam search only")
+    strategy = options.get("strategy") or (implied.pop() if implied else None)
+    if strategy is None:
+        return None
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"strategy={strategy!r} must be one of {', '.join(_STRATEGIES)}")
+    wrong = [name for name in given if _BELONG_TO[name] != strategy]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} mean nothing with strategy={strategy!r}")
+    return str(strategy)
+
+
+def _fill_controls(message: generation_service_pb2.Decoding, options: Mapping[str, object]) -> None:
+    runs = options.get("banned_sequences")
+    if runs is None and all(options.get(name) is None for name in _CONTROLS):
+        return
+    set_fields(message.controls, options, *_CONTROLS)
+    if runs is not None:
+        ids = [token_ids(run, "banned_sequences") for run in runs]  # type: ignore[attr-defined]
+        message.controls.banned_sequences.extend(ids)
+
+
+def _fill_constraint(
+    message: generation_service_pb2.Decoding, options: Mapping[str, object]
+) -> None:
+    given = [name for name in _CONSTRAINTS if options.get(name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"{', '.join(given)}: give one of them only")
+    for name in given:
+        value = options[name]
+        if name == "choice":
+            if isinstance(value, str):
+                raise ValueError(f"choice={value!r} is one text; give a list of them")
+            message.constraint.choice.SetInParent()
+            set_field(message.constraint.choice, "values", value, name)
+        else:
+            text = json.dumps(value) if isinstance(value, Mapping) else value
+            set_field(message.constraint, name, text)

@@ -1,23 +1,115 @@
-"""The streams that the client returns: pieces of text, then the whole answer."""
+"""The streams that the client returns, and how one whose connection broke goes on."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Protocol, Self, cast
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
 
 from tokenweir._answers import StreamAssembler
-from tokenweir._errors import TokenweirClientError, closed_under_way, is_task_cancelled
-from tokenweir._resuming import Resumption
+from tokenweir._errors import (
+    NotSupported,
+    ResourceExhausted,
+    TokenweirClientError,
+    Unavailable,
+    closed_under_way,
+    error_from_call,
+    is_task_cancelled,
+    seconds_until,
+)
 from tokenweir._types import Generation
+from tokenweir.received import ORIGIN_KEY, SeenMessages
 from tokenweir.v1 import generation_service_pb2
 
 _CANCEL_GRACE = 0.05  # seconds that a read in flight gets to end before its call is cancelled
+_PAUSE, _MAX_PAUSE = 0.1, 2.0  # seconds before the second attempt, and before any
+_PATIENCE = 60.0  # seconds after which a server that was lost is not waited for any more
+_LOST = "REPLICA_LOST"  # nobody is there that could go on
 _NO_RESULT = "the stream has not ended well; read it to its end to get the result"
+
+CallT = TypeVar("CallT")
+Request = generation_service_pb2.GenerateStreamRequest
+_AsyncStreamCall: TypeAlias = grpc.aio.UnaryStreamCall[
+    generation_service_pb2.GenerateStreamRequest,
+    generation_service_pb2.GenerateStreamResponse,
+]
+
+
+class Resumption(Generic[CallT]):
+    """Starts the calls of one stream: the first, and those that go on where one broke.
+
+    A call that breaks counts as an attempt. A server that is not there, or has no room, is asked
+    again and again: it is being started, or another one in its place.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Request, float | None], CallT],
+        request: Request,
+        deadline: float | None,
+        max_attempts: int,
+    ) -> None:
+        """`start` makes a call with a timeout; `deadline` is that of `deadline_after`."""
+        self.deadline = deadline
+        self._start = start
+        self._request = request
+        self._num_left = max_attempts
+        self._pause = _PAUSE
+        self._give_up = 0.0  # when a server is not waited for any more
+        self._origin = ""
+        self._first_error: TokenweirClientError | None = None
+
+    def begin(self) -> CallT:
+        """Return the first call."""
+        return self._start(self._request, seconds_until(self.deadline))
+
+    def pause_after(self, error: grpc.RpcError) -> float:
+        """Return the seconds after which the stream may go on; raise how it ends if it may not.
+
+        It may after UNAVAILABLE, where it had begun and said where it is from.
+        """
+        typed = error_from_call(error, self.deadline)
+        pairs = cast(grpc.Call, error).initial_metadata() or ()
+        origin = next((str(value) for key, value in pairs if key == ORIGIN_KEY), "")
+        self._origin = origin or self._origin
+        if isinstance(typed, NotSupported) and self._first_error is not None:
+            raise self._first_error from error  # whoever answers now cannot go on
+        if origin or typed.reason == _LOST:
+            self._note_break()
+        passing = Unavailable if origin else (Unavailable, ResourceExhausted)
+        if not isinstance(typed, passing) or not self._may_go_on():
+            raise typed from error
+        pause = max(self._pause, min(typed.retry_after or 0.0, _MAX_PAUSE))
+        if (left := seconds_until(self.deadline)) is not None and left <= pause:
+            raise typed from error
+        self._first_error = self._first_error or typed
+        self._pause = min(2 * self._pause, _MAX_PAUSE)
+        return pause
+
+    def _note_break(self) -> None:
+        self._num_left -= 1
+        self._pause, self._give_up = _PAUSE, time.monotonic() + _PATIENCE
+
+    def _may_go_on(self) -> bool:
+        return bool(self._origin) and self._num_left > 0 and time.monotonic() < self._give_up
+
+    def go_on(self, seen: SeenMessages) -> CallT:
+        """Return a call that brings what is behind the messages that were seen.
+
+        Raises Cancelled if the client was closed meanwhile.
+        """
+        self._request.resume_after = seen.num_messages
+        del self._request.received[:]
+        self._request.received.extend(seen.received())
+        self._request.origin = self._origin
+        try:
+            return self._start(self._request, seconds_until(self.deadline))
+        except (ValueError, grpc.aio.UsageError) as error:  # the channel is
+            raise closed_under_way() from error
 
 
 class _StreamCall(Protocol):
@@ -28,17 +120,10 @@ class _StreamCall(Protocol):
     def cancel(self) -> object: ...
 
 
-class TextStream(Iterator[str]):
-    """The pieces of a text as they come; `result` holds the whole answer after the end.
+class _Stream(Generic[CallT]):
+    """A stream under way, and what has come of it."""
 
-    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
-    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
-    to a minute.
-
-    Closing it before the end, or leaving its `with` block, cancels the call at the server.
-    """
-
-    def __init__(self, resumption: Resumption[_StreamCall]) -> None:
+    def __init__(self, resumption: Resumption[CallT]) -> None:
         self._resumption = resumption
         self._call = resumption.begin()
         self._assembler = StreamAssembler()
@@ -52,6 +137,17 @@ class TextStream(Iterator[str]):
             raise RuntimeError(_NO_RESULT)
         return self._result
 
+
+class TextStream(_Stream[_StreamCall], Iterator[str]):
+    """The pieces of a text as they come; `result` holds the whole answer after the end.
+
+    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
+    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
+    to a minute.
+
+    Closing it before the end, or leaving its `with` block, cancels the call at the server.
+    """
+
     def __next__(self) -> str:
         try:
             while not self._closed:
@@ -61,7 +157,7 @@ class TextStream(Iterator[str]):
                     pause = self._resumption.pause_after(error)
                 time.sleep(pause)
                 if not self._closed:
-                    self._call = self._resumption.go_on(self._assembler)
+                    self._call = self._resumption.go_on(self._assembler.seen)
         except TokenweirClientError:
             self.close()
             raise
@@ -88,39 +184,10 @@ class TextStream(Iterator[str]):
         self.close()
 
 
-class AsyncTextStream(AsyncIterator[str]):
-    """The pieces of a text as they come; `result` holds the whole answer after the end.
+class AsyncTextStream(_Stream[_AsyncStreamCall], AsyncIterator[str]):
+    """A TextStream for asyncio; cancelling the task that reads it cancels the call, too."""
 
-    A stream that breaks with UNAVAILABLE goes on where it broke, if the server can do that; the
-    client's `max_attempts` counts for that, too. Each time a server that is gone is waited for, up
-    to a minute.
-
-    Closing it before the end, leaving its `async with` block, or cancelling the task that reads it
-    cancels the call at the server.
-    """
-
-    def __init__(
-        self,
-        resumption: Resumption[
-            grpc.aio.UnaryStreamCall[
-                generation_service_pb2.GenerateStreamRequest,
-                generation_service_pb2.GenerateStreamResponse,
-            ]
-        ],
-    ) -> None:
-        self._resumption = resumption
-        self._call = resumption.begin()
-        self._read: asyncio.Task[object] | None = None  # in flight, or the last one
-        self._assembler = StreamAssembler()
-        self._result: Generation | None = None
-        self._closed = False
-
-    @property
-    def result(self) -> Generation:
-        """The whole answer; RuntimeError before the end of the stream."""
-        if self._result is None:
-            raise RuntimeError(_NO_RESULT)
-        return self._result
+    _read: asyncio.Task[object] | None = None  # in flight, or the last one
 
     async def __anext__(self) -> str:
         try:
@@ -157,7 +224,7 @@ class AsyncTextStream(AsyncIterator[str]):
     async def _go_on(self, pause: float) -> None:
         await asyncio.sleep(pause)
         if not self._closed:
-            self._call = self._resumption.go_on(self._assembler)
+            self._call = self._resumption.go_on(self._assembler.seen)
 
     async def aclose(self) -> None:
         """End the call; a call that has ended stays as it is."""

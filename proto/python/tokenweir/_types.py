@@ -98,10 +98,27 @@ class _Sequence(Sequence[T]):
         return self._items()[place]
 
 
-class _BestFirst:
-    """Gives what is asked of several sequences most: the best one's."""
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """The cost of a call, and the name that logs have for it."""
+
+    usage: Usage
+    timing: Timing  # each the longest of any input
+    provenance: Provenance
+    request_id: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """All outputs for one of several prompts, best first; text, ... are those of the best."""
 
     sequences: tuple[GeneratedSequence, ...]
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
+    source_pieces: tuple[bytes, ...] = ()  # the prompt's, with their ids or alignment
+    prompt_token_ids: tuple[int, ...] = ()  # if asked for
+    # How an answer in a conversation begins with reasoning, which ends with "</think>": "marked",
+    # if it begins with "<think>"; "begun", since the prompt ends so; "unspecified", with none.
+    reasoning: str = "unspecified"
 
     @property
     def text(self) -> str:
@@ -117,64 +134,44 @@ class _BestFirst:
 
 
 @dataclass(frozen=True)
-class Generation(_BestFirst):
+class Generation(_Call, Result):
     """All outputs for one prompt, best first; text, token_ids, ... are those of the best."""
 
-    request_id: str
-    sequences: tuple[GeneratedSequence, ...]
-    usage: Usage
-    timing: Timing
-    provenance: Provenance
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from the second token on, if asked for
-    source_pieces: tuple[bytes, ...] = ()  # the prompt's, with their ids or alignment
-    prompt_token_ids: tuple[int, ...] = ()  # if asked for
-    # How an answer in a conversation begins with reasoning, which ends with "</think>": "marked",
-    # if it begins with "<think>"; "begun", since the prompt ends so; "unspecified", with none.
-    reasoning: str = "unspecified"
-
 
 @dataclass(frozen=True)
-class Result(_BestFirst):
-    """All outputs for one of several prompts, best first; text, ... are those of the best."""
+class Answers(_Call, _Sequence[T]):
+    """The answers to the items of a call, in their order, and what all of them took together.
 
-    sequences: tuple[GeneratedSequence, ...]
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
-    source_pieces: tuple[bytes, ...] = ()
-    prompt_token_ids: tuple[int, ...] = ()
-    reasoning: str = "unspecified"
-
-
-@dataclass(frozen=True)
-class Generations(_Sequence[Result]):
-    """The results for several prompts, in their order, and what all of them took together.
-
-    It is a sequence of the `results`.
+    A score is a TargetScore, a classification its labels, best first, a labelling its spans, and
+    an embedding its values. It is a sequence of the `results`.
     """
 
-    request_id: str
-    results: tuple[Result, ...]
-    usage: Usage
-    timing: Timing  # each the longest of any prompt
-    provenance: Provenance
+    results: tuple[T, ...]
+
+    def _items(self) -> tuple[T, ...]:
+        return self.results
+
+
+@dataclass(frozen=True)
+class Generations(Answers[Result]):
+    """The results for several prompts, in their order, and what all of them took together."""
 
     @property
     def texts(self) -> tuple[str, ...]:
         return tuple(result.text for result in self.results)
 
-    def _items(self) -> tuple[Result, ...]:
-        return self.results
-
 
 @dataclass(frozen=True)
-class Score:
-    """The log-probability of a target behind its source."""
+class TargetScore:
+    """The log-probability of one target of several."""
 
     sum_logprob: float
     positions: tuple[PositionLogprobs, ...]  # one per token of the target
-    usage: Usage
-    timing: Timing
-    provenance: Provenance
-    request_id: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Score(_Call, TargetScore):
+    """The log-probability of a target behind its source."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +184,10 @@ class ScoredLabel:
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(_Call):
     """Classes of one item, best first."""
 
     labels: tuple[ScoredLabel, ...]
-    usage: Usage
-    timing: Timing
-    provenance: Provenance
-    request_id: str = field(compare=False)
 
     @property
     def label(self) -> str:
@@ -212,54 +205,20 @@ class LabelledSpan:
 
 
 @dataclass(frozen=True)
-class Labelling:
+class Labelling(_Call):
     """The labelled stretches of one text, in its order."""
 
     spans: tuple[LabelledSpan, ...]
-    usage: Usage
-    timing: Timing
-    provenance: Provenance
-    request_id: str = field(compare=False)
 
 
 @dataclass(frozen=True)
-class Embedding(_Sequence[float]):
+class Embedding(_Call, _Sequence[float]):
     """The vector of one item, and a sequence of its values."""
 
     values: tuple[float, ...]
-    usage: Usage
-    timing: Timing
-    provenance: Provenance
-    request_id: str = field(compare=False)
 
     def _items(self) -> tuple[float, ...]:
         return self.values
-
-
-@dataclass(frozen=True)
-class TargetScore:
-    """The log-probability of one target of several."""
-
-    sum_logprob: float
-    positions: tuple[PositionLogprobs, ...]  # one per token of the target
-
-
-@dataclass(frozen=True)
-class Answers(_Sequence[T]):
-    """The answers to the items of a call, in their order, and what all of them took together.
-
-    A score is a TargetScore, a classification its labels, best first, a labelling its spans, and
-    an embedding its values. It is a sequence of the `results`.
-    """
-
-    results: tuple[T, ...]
-    usage: Usage
-    timing: Timing
-    provenance: Provenance
-    request_id: str = field(compare=False)
-
-    def _items(self) -> tuple[T, ...]:
-        return self.results
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""The received part of a stream's sequence: its size and a hash, however it was cut."""
+"""The received part of a stream: sizes and hashes of its sequences, however they were cut."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tokenweir.v1 import generation_service_pb2 as pb
@@ -63,3 +64,31 @@ class ReceivedSequence:
             finished=bool(self.end),
             sha256=hashlib.sha256(b"".join(digests)).digest(),
         )
+
+
+class SeenMessages:
+    """Lengths and hashes of what has come, of any number of sequences; nothing else is kept."""
+
+    def __init__(self) -> None:
+        self.num_messages = 0
+        self.is_complete = False  # all of the answer has come
+        self._sequences: defaultdict[int, ReceivedSequence] = defaultdict(ReceivedSequence)
+
+    def add(self, message: pb.GenerateStreamResponse) -> None:
+        """Note the next message."""
+        self.num_messages += 1
+        match message.WhichOneof("event"):
+            case "delta":
+                delta = message.delta
+                logprobs = [one.SerializeToString() for one in delta.logprobs]
+                sequence = self._sequences[delta.index]
+                sequence.add(delta.text.encode(), delta.tokens.ids, logprobs)
+            case "finished":
+                end = message.finished
+                self._sequences[end.index].end = end.SerializeToString()
+            case "summary":
+                self.is_complete = True
+
+    def received(self) -> list[pb.Received]:
+        """Return how much has come of each sequence, for a server to go on behind it."""
+        return [one.message(index) for index, one in self._sequences.items()]

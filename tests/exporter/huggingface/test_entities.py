@@ -112,7 +112,7 @@ def test_served_entities_are_those_of_the_pipeline(tmp_path: Path) -> None:
                 )
             tokens = client.label("ner", text).spans
             assert len(tokens) == len(word_pieces().encode(text).ids) - 2
-        with pytest.raises(ValueError, match="aggregation is 'best'; it may be simple, first"):
+        with pytest.raises(ValueError, match="aggregation='best' must be one of simple, first"):
             client.label("ner", "alex", aggregation="best")  # type: ignore[arg-type]
 
 

@@ -124,7 +124,7 @@ def test_an_option_that_counts_in_transformers_counts_here(
         (
             "qwen2",
             {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}},
-            "config.json: rope_type is missing",
+            "config.json: rope_type: Field required",
         ),
         ("gemma3_text", {"layer_types": ["full_attention"]}, "must be equal to the number of `la"),
         ("qwen2", {"layer_types": ["full_attention"]}, "must be equal to the number of `layer_t"),

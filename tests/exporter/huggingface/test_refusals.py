@@ -62,8 +62,8 @@ def refusal(source: Path) -> str:
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
             "model_type is own; code beside a model (auto_map) is never run; supported: marian",
         ),
-        ("gpt2", {"model_type": "mixtral"}, "mixtral; what is not supported: layers of experts"),
-        ("gpt2", {"model_type": "gemma3"}, "pictures beside a text; supported: "),
+        ("gpt2", {"model_type": "mixtral"}, "model_type is mixtral; supported: "),
+        ("gpt2", {"model_type": "gemma3"}, "model_type is gemma3; supported: "),
         ("gpt2", {"model_type": "gemma3"}, ", gemma3_text, "),
         (
             "gpt2",
@@ -90,7 +90,7 @@ def refusal(source: Path) -> str:
         (
             "llama",
             {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
-            "rope_type is 'ntk'; supported: 'default', 'linear', 'dynamic', ",
+            "rope_type: Input should be 'default', 'linear', 'dynamic', ",
         ),
         (
             "llama",
@@ -220,21 +220,27 @@ def test_a_message_stays_short_whatever_a_file_holds(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": -1}, "vocab_size is -1: Input should be greater than or equal to 0"),
+        ({"vocab_size": -1}, "vocab_size: Input should be greater than or equal to 0, got -1"),
         ({"vocab_size": 0}, "decoder needs vocab_size"),
         ({"vocab_size": True}, "'vocab_size' expected int, got bool"),
         ({"vocab_size": float("nan")}, "'vocab_size' expected int, got float (value: nan)"),
         ({"vocab_size": 10**18}, "vocab_size is 1000000000000000000; supported: "),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; supported: 1 to 1,024"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; supported: 1 to "),
-        ({"hidden_size": 0}, "hidden_size is 0: Input should be greater than 0"),
-        ({"hidden_size": 10**9}, "hidden_size is 1000000000: Input should be less than"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
-        ({"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta is inf"),
-        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'"),
+        ({"hidden_size": 0}, "hidden_size: Input should be greater than 0, got 0"),
+        ({"hidden_size": 10**9}, "hidden_size: Input should be less than"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: Input should be a finite number, got nan"),
+        (
+            {"rope_parameters": {"rope_theta": float("inf")}},
+            "rope_theta: Input should be a finite",
+        ),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta: Input should be a valid number"),
         ({"rope_parameters": [1]}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
-        ({"max_position_embeddings": -5}, "max_position_embeddings is -5"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
+            "factor: Input should be",
+        ),
+        ({"max_position_embeddings": -5}, "max_position_embeddings: Input should be greater"),
         ({"architectures": [7]}, "architectures is 7; supported"),
         ({"dtype": "wide"}, "has no attribute 'wide'"),
         ({"to_dict": 1}, "to_dict is no option of a model"),
@@ -408,17 +414,15 @@ def test_a_weight_of_the_trainer_among_wrapped_ones_is_named_alone(gpt2: Path) -
     assert "config.json: unexpected weights: loss.weight; give the weights" in refusal(gpt2)
 
 
-def test_tensors_that_a_file_ends_before_are_named(llama: Path) -> None:
+def test_a_file_that_ends_among_its_tensors_is_named(llama: Path) -> None:
     file = llama / "model.safetensors"
     weights = safetensors.torch.load_file(file)
     safetensors.torch.save_file(weights, file)
-    last = max(weights)  # tensors of one type stand in the order of their names
     file.write_bytes(file.read_bytes()[:-4])
 
     message = refusal(llama)
 
     assert f"{file} is not a safetensors file, or damaged" in message
-    assert f"it ends before the end of {last};" in message
 
 
 @pytest.mark.parametrize("is_archive", [True, False])
@@ -550,12 +554,15 @@ def test_a_wrong_index_is_refused(files: list[str] | None, message: str, gpt2: P
     ("options", "message"),
     [
         ({"n_layer": 10**7}, "n_layer is 10000000; supported: 1 to 1,024"),
-        ({"n_embd": 2**40}, "n_embd is 1099511627776: Input should be less than"),
-        ({"vocab_size": 2 * 10**12}, "vocab_size is 2000000000000: Input should be less than"),
-        ({"n_positions": 2**30}, "n_positions is 1073741824: Input should be less than"),
+        ({"n_embd": 2**40}, "n_embd: Input should be less than"),
+        ({"vocab_size": 2 * 10**12}, "vocab_size: Input should be less than"),
+        ({"n_positions": 2**30}, "n_positions: Input should be less than"),
         ({"n_layer": 40}, "missing weights: "),
         ({"vocab_size": 2**24}, "wrong shapes: "),
-        ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon is inf"),
+        (
+            {"layer_norm_epsilon": float("inf")},
+            "layer_norm_epsilon: Input should be a",
+        ),
         ({"activation_function": "x" * 10**6}, "activation_function is 'xxx"),
         ({"model_type": ["x"] * 10**5}, "model_type is ['x'"),
     ],

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
 
 from engine.package.manifest import PackageFormat
-from engine.session import create_session
+from engine.session import create_session, usual_options
 from exporter.certificate import prove
 from exporter.checkpoint import load_checkpoint
 from exporter.graphs.package_graphs import write_graphs
@@ -435,10 +436,12 @@ def _kinds(graph: ir.Model, inputs: dict[str, Tensor], path: Path) -> Counter[st
     path.mkdir()
     attach_bodies(graph, bodies.CPU)
     ir.save(graph, path / "graph.onnx")
-    session = create_session(path / "graph.onnx", num_threads=1, profile=path / "profile")
-    session.run({name: tensor.numpy() for name, tensor in inputs.items()})
-    file, _ = session.end_profile()
-    events = [event for event in json.loads(file.read_text()) if event["cat"] == "Node"]
+    options = usual_options()
+    options.enable_profiling, options.profile_file_prefix = True, str(path / "profile")
+    session = ort.InferenceSession(path / "graph.onnx", options)
+    session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    events = [event for event in events if event["cat"] == "Node"]
     kernels = [event for event in events if event["name"].endswith("_kernel_time")]
     return Counter(event["args"]["op_name"] for event in kernels)
 

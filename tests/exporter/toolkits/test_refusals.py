@@ -16,15 +16,24 @@ from tests.exporter.toolkits.sources import save_fairseq, save_opennmt
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"arch": "lightconv_iwslt_de_en"}, "arch is 'lightconv_iwslt_de_en'; supported: 'transfo"),
-        ({"task": "language_modeling"}, "task is 'language_modeling'; supported: 'translation'"),
-        ({"adaptive_softmax_cutoff": [10, 20]}, "adaptive_softmax_cutoff is"),
-        ({"encoder_layers_to_keep": "0,2"}, "encoder_layers_to_keep is '0,2'"),
-        ({"activation_fn": "tanh"}, "activation_fn is 'tanh'; supported: 'relu', 'gelu'"),
+        ({"arch": "lightconv_iwslt_de_en"}, "arch: Input should be 'transformer', "),
+        (
+            {"task": "language_modeling"},
+            "task: Input should be 'translation', got 'la",
+        ),
+        ({"adaptive_softmax_cutoff": [10, 20]}, "adaptive_softmax_cutoff: Input should be"),
+        (
+            {"encoder_layers_to_keep": "0,2"},
+            "encoder_layers_to_keep: Input should be None, False or 0",
+        ),
+        ({"activation_fn": "tanh"}, "activation_fn: Input should be 'relu', 'gelu'"),
         ({"decoder_attention_heads": 4}, "encoder_attention_heads is 2 and decoder_attention"),
         ({"decoder_normalize_before": True}, "encoder_normalize_before is False and decoder_norma"),
         ({"decoder_output_dim": 8}, "decoder_output_dim is 8; supported: decoder_embed_dim (16)"),
-        ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings is True"),
+        (
+            {"no_token_positional_embeddings": True},
+            "no_token_positional_embeddings: Input should",
+        ),
     ],
 )
 def test_features_of_fairseq_that_we_lack_are_named(
@@ -41,13 +50,22 @@ def test_features_of_fairseq_that_we_lack_are_named(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"encoder_type": "brnn", "decoder_type": "rnn"}, "encoder_type is 'brnn'; supported: 'tr"),
-        ({"max_relative_positions": 20}, "max_relative_positions is 20; supported"),
-        ({"position_encoding": False}, "position_encoding is False; supported: True"),
-        ({"copy_attn": True}, "copy_attn is True; supported"),
-        ({"self_attn_type": "average"}, "self_attn_type is 'average'; supported: 'scaled-dot'"),
-        ({"model_task": "lm"}, "model_task is 'lm'; supported: 'seq2seq'"),
-        ({"num_kv": 1, "parallel_residual": True}, "num_kv is 1; supported"),
+        (
+            {"encoder_type": "brnn", "decoder_type": "rnn"},
+            "encoder_type: Input should be 'transformer'",
+        ),
+        (
+            {"max_relative_positions": 20},
+            "max_relative_positions: Input should be None, False or 0",
+        ),
+        ({"position_encoding": False}, "position_encoding: Input should be True, got False"),
+        ({"copy_attn": True}, "copy_attn: Input should be None, False or 0, got True"),
+        ({"self_attn_type": "average"}, "self_attn_type: Input should be 'scaled-dot'"),
+        ({"model_task": "lm"}, "model_task: Input should be 'seq2seq', got 'lm'"),
+        (
+            {"num_kv": 1, "parallel_residual": True},
+            "num_kv: Input should be None, False or 0",
+        ),
         ({"lora_layers": ["linear_query"]}, "lora_layers"),
         ({"word_vec_size": 8}, "word_vec_size is 8; supported: that of the encoder (16)"),
     ],
