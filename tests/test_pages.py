@@ -120,14 +120,6 @@ def _with_redirects(script: str) -> Iterator[list[str]]:
             yield words
 
 
-COMMANDS = [
-    pytest.param(words, id=f"{block} {' '.join(words)}"[:120])
-    for block in BLOCKS
-    if block.language in SHELLS
-    for words in _commands(block.text)
-]
-
-
 def _check_tokenweir(words: list[str]) -> None:
     command = cli.commands[words[0]]
     while isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
@@ -265,13 +257,15 @@ def _shell(path: Path) -> list[Block]:
     return [block for block in BLOCKS if block.path == path and block.language in SHELLS]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_that_commands_name_are_there_or_made_before(path: Path) -> None:
-    made: set[str] = set()
-    for before in _read_before(path):
-        _missing(_shell(before), made)
+def test_files_that_commands_name_are_there_or_made_before() -> None:
+    missing = []
+    for path in PAGES:
+        made: set[str] = set()
+        for before in _read_before(path):
+            _missing(_shell(before), made)
+        missing += _missing(_shell(path), made)
 
-    assert not _missing(_shell(path), made)
+    assert not missing
 
 
 @pytest.mark.parametrize(
@@ -318,12 +312,13 @@ def _models(blocks: Iterable[Block]) -> tuple[set[str], set[str]]:
     return served, called
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_models_that_are_called_are_served(path: Path) -> None:
-    served, _ = _models(block for before in (*_read_before(path), path) for block in _shell(before))
-    _, called = _models(_shell(path))
+def test_models_that_are_called_are_served() -> None:
+    for path in PAGES:
+        pages = (*_read_before(path), path)
+        served, _ = _models(block for before in pages for block in _shell(before))
+        _, called = _models(_shell(path))
 
-    assert called <= served
+        assert called <= served, path
 
 
 def test_a_model_that_nobody_serves_would_be_seen() -> None:
@@ -345,9 +340,9 @@ def _named_extras(text: str) -> set[str]:
     return {extra for names in found for extra in names.split(",")}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_extras_that_are_named_are_there(path: Path) -> None:
-    assert _named_extras(path.read_text()) <= set(EXTRAS)
+def test_extras_that_are_named_are_there() -> None:
+    for path in PAGES:
+        assert _named_extras(path.read_text()) <= set(EXTRAS), path
 
 
 def test_extras_are_found_in_a_table_too() -> None:
@@ -358,8 +353,19 @@ def test_extras_are_found_in_a_table_too() -> None:
     }
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_command_exists_with_its_options(words: list[str]) -> None:
+def test_commands_exist_with_their_options() -> None:
+    wrong = []
+    for block in BLOCKS:
+        for words in _commands(block.text) if block.language in SHELLS else ():
+            try:
+                _check_command(words)
+            except (AssertionError, KeyError, click.ClickException) as error:
+                wrong.append(f"{block} {' '.join(words)}: {error}")
+
+    assert not wrong
+
+
+def _check_command(words: list[str]) -> None:
     if words[:2] == ["taskset", "-c"]:  # and its cores
         words = words[3:]
     program, *rest = words
@@ -427,30 +433,31 @@ def test_python_that_calls_what_is_not_there_would_be_seen(
     assert "Found 1 error" in _python_problems([texts[0].replace(right, wrong)], tmp_path)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+def test_links_lead_somewhere() -> None:
+    links = [
+        (path, link) for path in PAGES for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+    ]
 
-    for link in links:
+    for path, link in links:
         file, _, anchor = link.partition("#")
         if "://" in file:
             continue
         target = (path.parent / file) if file else path
-        assert target.exists(), link
+        assert target.exists(), (path, link)
         if anchor:
             titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
             anchors = {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
-            assert anchor in anchors, link
+            assert anchor in anchors, (path, link)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_of_ours_that_are_named_are_there(path: Path) -> None:
+def test_files_of_ours_that_are_named_are_there() -> None:
     rooms = "engine|exporter|server|loadtest|proto|tests"
-    names = re.findall(rf"`((?:{rooms})/[\w./*-]*)`", path.read_text())
-    names += _responsible_files(path)
+    for path in PAGES:
+        names = re.findall(rf"`((?:{rooms})/[\w./*-]*)`", path.read_text())
+        names += _responsible_files(path)
 
-    missing = [name for name in names if not list(ROOT.glob(name.rstrip("/")))]
-    assert not missing
+        missing = [name for name in names if not list(ROOT.glob(name.rstrip("/")))]
+        assert not missing, path
 
 
 def _responsible_files(path: Path) -> list[str]:
@@ -478,12 +485,12 @@ def _sentences(text: str) -> list[str]:
     return [sentence.lstrip("-* ") for sentences in found for sentence in sentences if sentence]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_page_is_short_and_so_are_its_paragraphs(path: Path) -> None:
-    text = path.read_text()
+def test_a_page_is_short_and_so_are_its_paragraphs() -> None:
+    for path in PAGES:
+        text = path.read_text()
 
-    assert text.startswith(GENERATED) or len(_prose(text).split()) <= MAX_WORDS
-    assert [found for found in _paragraphs(text) if len(found) > MAX_PARAGRAPH] == []
+        assert text.startswith(GENERATED) or len(_prose(text).split()) <= MAX_WORDS, path
+        assert [found for found in _paragraphs(text) if len(found) > MAX_PARAGRAPH] == [], path
 
 
 def test_long_paragraphs_would_be_seen_in_a_list_too() -> None:

@@ -44,7 +44,9 @@ LLAMA = {
     "feed_forward.activation": "silu",
     "feed_forward.gated": True,
 }
+SHORT_LLAMA = {**LLAMA, "max_target_len": 6}
 T5 = {"positions.kind": "relative", "norm": "rms", "attention.bias": False, "attention.scale": 1.0}
+SHORT_T5 = {**T5, "max_source_len": 5, "max_target_len": 4, "num_encoder_layers": 1}
 GEMMA = {
     **LLAMA,
     "attention.window": 4,
@@ -64,12 +66,12 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
     [
         pytest.param("encoder-decoder", "fp16", {}, marks=pytest.mark.long),
         pytest.param("encoder-decoder", "fp32", T5, marks=pytest.mark.long),
-        ("encoder-decoder", "fp16", T5),
+        ("encoder-decoder", "fp16", SHORT_T5),
         pytest.param("encoder-decoder", "bf16", T5, marks=pytest.mark.long),
-        ("gpt", "fp32", LLAMA),
+        ("gpt", "fp32", SHORT_LLAMA),
         pytest.param("gpt", "fp32", GEMMA, marks=pytest.mark.long),
         pytest.param("gpt", "fp32", {"attention.window": 4}, marks=pytest.mark.long),
-        ("gpt", "bf16", LLAMA),
+        ("gpt", "bf16", SHORT_LLAMA),
         ("bert", "fp16", {}),
         pytest.param(
             "bert",
@@ -128,7 +130,7 @@ def test_the_command_exports_for_a_gpu_in_the_precision_and_with_the_weights_tha
     limits = "--max-token-loss 1 --max-logit-loss 100 --max-perplexity-loss 100".split()
     out = str(tmp_path / "p")
 
-    code = run(["export", str(make_checkpoint("gpt")), "--out", out, *form, *limits])
+    code = run(["export", str(make_checkpoint("gpt", **SHORT_LLAMA)), "--out", out, *form, *limits])
 
     assert code == 0
     manifest = load_package(tmp_path / "p").manifest
@@ -153,7 +155,7 @@ def test_weights_in_blocks_have_scales_of_the_precision(
     make_checkpoint: MakeCheckpoint,
     traced: Trace,
 ) -> None:
-    model = load_checkpoint(make_checkpoint("gpt")).model
+    model = load_checkpoint(make_checkpoint("gpt", **SHORT_LLAMA)).model
     graph = traced(model, target=CUDA, precision=precision)["decoder.onnx"]
 
     quantize(graph, PackageFormat.of("cuda", precision, weights))

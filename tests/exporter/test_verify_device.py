@@ -21,16 +21,17 @@ from engine.config import EngineConfig
 from engine.cuda import certificate as device_certificate
 from engine.cuda import device as cuda_device
 from engine.errors import CertificateError, ConfigError, DeviceError, PackageError
+from engine.package.manifest import DeviceCertificate
 from engine.package.package import Package, load_package
 from exporter import verification, verify_device
 from exporter.checkpoint import load_checkpoint, save_checkpoint
 from exporter.prover import digest
 from exporter.prover.digest import Found, find
 from exporter.prover.execution import Execution, OnCpu, OnDevice
-from exporter.verification import verify_package
+from exporter.verification import Verification, verify_package
 from exporter.verify_device import verify_on_device
 from server.cli.app import cli
-from tests.exporter.conftest import MakeCheckpoint
+from tests.exporter.conftest import MakeCheckpoint, try_few_cases
 from tests.exporter.prover.test_device import SHORT_LLAMA, MakePackage, make_package  # noqa: F401
 from tests.fakes.stand_in_certificate import edit_manifest
 
@@ -61,26 +62,49 @@ def checkpoint(exported: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The CPU in place of a GPU, and this process in place of another one."""
+    return put_in(monkeypatch)
+
+
+def put_in(patch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Put the CPU in place of a GPU, and this process in place of another one."""
     gpu = SimpleNamespace(gpu_name="made up", driver="13.0")
     for module in ("engine.cuda.device", "exporter.verify_device"):
-        monkeypatch.setattr(f"{module}.open_device", lambda: gpu)
-    monkeypatch.setattr(
+        patch.setattr(f"{module}.open_device", lambda: gpu)
+    patch.setattr(
         verify_device,
         "OnDevice",
         lambda package, config, device: OnCpu(config.decode_buckets or (config.max_num_seqs,)),
     )
-    monkeypatch.setattr(verify_device, "find_elsewhere", find)
-    monkeypatch.setattr(device_certificate, "cuda_version", lambda: "1.31.1")
+    patch.setattr(verify_device, "find_elsewhere", find)
+    patch.setattr(device_certificate, "cuda_version", lambda: "1.31.1")
     return gpu
 
 
-def test_what_is_found_becomes_part_of_the_package(package: Path, checkpoint: Path) -> None:
+@pytest.fixture(scope="module")
+def verified(
+    exported: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Verification[DeviceCertificate]]:
+    """The same with what was found on the GPU, to be copied, and what is told of it."""
+    path = Path(shutil.copytree(exported[0], tmp_path_factory.mktemp("verified") / "package"))
+    with pytest.MonkeyPatch.context() as patch:
+        try_few_cases(patch)
+        put_in(patch)
+        return path, verify_on_device(path, exported[1], CONFIG)
+
+
+@pytest.fixture
+def shown(verified: tuple[Path, Verification[DeviceCertificate]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(verified[0], tmp_path / "shown"))
+
+
+def test_what_is_found_becomes_part_of_the_package(
+    package: Path, checkpoint: Path, verified: tuple[Path, Verification[DeviceCertificate]]
+) -> None:
     before = load_package(package).manifest
 
-    found = verify_on_device(package, checkpoint, CONFIG)
+    shown, found = verified
 
-    after = load_package(package).manifest
+    after = load_package(shown).manifest
     assert after.certificate.device == found.certificate
     assert (found.certificate.gpu, found.certificate.buckets) == ("made up", (ROWS,))
     assert after.model_copy(update={"certificate": before.certificate}) == before
@@ -123,47 +147,37 @@ def test_another_process_runs_a_package_as_this_one(
     assert seen == [here]
 
 
-def test_what_is_there_already_is_found_again(package: Path, checkpoint: Path) -> None:
-    verify_on_device(package, checkpoint, CONFIG)
-    written = (package / "manifest.json").read_bytes()
+def test_what_is_there_already_is_found_again(shown: Path, checkpoint: Path) -> None:
+    written = (shown / "manifest.json").read_bytes()
 
-    again = verify_on_device(package, checkpoint, CONFIG)
+    again = verify_on_device(shown, checkpoint, CONFIG)
 
     assert again.summary().endswith("; device certificate reproduced")
-    assert (package / "manifest.json").read_bytes() == written
+    assert (shown / "manifest.json").read_bytes() == written
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_invariant": False}, "batch_invariant is False, found True"),
-        ({"digest": "0" * 64}, f"digest is {'0' * 64}, found "),
-        ({"cases": 10**6}, "cases is 1000000, found "),
-    ],
-)
-def test_a_device_certificate_that_was_edited_is_refused(
-    change: dict[str, Any], message: str, package: Path, checkpoint: Path
-) -> None:
-    verify_on_device(package, checkpoint, CONFIG)
-    edit_manifest(package, lambda m: m["certificate"]["device"].update(change))
-    edited = (package / "manifest.json").read_bytes()
+def test_a_device_certificate_that_was_edited_is_refused(shown: Path, checkpoint: Path) -> None:
+    changes = {"batch_invariant": False, "digest": "0" * 64, "cases": 10**6}
+    edit_manifest(shown, lambda m: m["certificate"]["device"].update(changes))
+    edited = (shown / "manifest.json").read_bytes()
 
     with pytest.raises(CertificateError, match="device certificate is not what is found") as caught:
-        verify_on_device(package, checkpoint, CONFIG)
+        verify_on_device(shown, checkpoint, CONFIG)
 
-    assert message in str(caught.value)
-    assert (package / "manifest.json").read_bytes() == edited
+    assert "batch_invariant is False, found True" in str(caught.value)
+    for name in ("digest", "cases"):
+        assert f"{name} is {changes[name]}, found " in str(caught.value)
+    assert (shown / "manifest.json").read_bytes() == edited
 
 
 def test_a_certificate_of_another_gpu_is_replaced(
-    package: Path, checkpoint: Path, gpu: SimpleNamespace
+    shown: Path, checkpoint: Path, gpu: SimpleNamespace
 ) -> None:
-    verify_on_device(package, checkpoint, CONFIG)
     gpu.gpu_name = "another"
 
-    verify_on_device(package, checkpoint, CONFIG)
+    verify_on_device(shown, checkpoint, CONFIG)
 
-    device = load_package(package).manifest.certificate.device
+    device = load_package(shown).manifest.certificate.device
     assert device is not None and device.gpu == "another"
 
 
@@ -226,13 +240,12 @@ def test_a_package_for_the_cpu_is_refused(
 
 
 def test_without_the_gpu_it_is_a_claim(
-    package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    shown: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verify_on_device(package, checkpoint, CONFIG)
-    shown = load_package(package).manifest.certificate.model_copy(update={"device": None})
-    monkeypatch.setattr(verification, "prove", lambda *_, **__: shown)
+    found = load_package(shown).manifest.certificate.model_copy(update={"device": None})
+    monkeypatch.setattr(verification, "prove", lambda *_, **__: found)
 
-    line = verify_package(package, checkpoint).summary()
+    line = verify_package(shown, checkpoint).summary()
 
     assert "; not shown here, but claimed: what it gives on made up with driver 13.0 and " in line
 

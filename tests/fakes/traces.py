@@ -26,6 +26,7 @@ from exporter.models.bert import Bert
 from exporter.models.gpt import GPT
 from exporter.models.transformer import EncoderDecoder
 from exporter.models.vit import ViT
+from exporter.operators.bodies import attach_bodies
 from exporter.operators.domain import Functions
 
 Trace = Callable[..., Graphs]
@@ -37,8 +38,8 @@ _OURS = (Bert, EncoderDecoder, GPT, ViT)
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
     """Build graphs, or give those that an equal model of ours had before; exports do so as well.
 
-    The table of operators, which torch.onnx.export makes at each call in a second, is made once,
-    and no memory is given back behind an export: that takes a fifth of a second, for small models.
+    Tables of operators, which torch.onnx.export makes at each call in a second, are made once, and
+    no memory is given back behind an export: that takes a fifth of a second, for small models.
     """
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traces"
@@ -57,10 +58,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
         precision: Precision = "fp32",
         functions: Functions | None = None,
     ) -> Graphs:
-        options: Any = {"target": target, "precision": precision, "functions": functions}
-        is_usual = functions in (None, target.functions[precision])
-        if type(model) not in _OURS or target not in TARGETS.values() or not is_usual:
-            return build_graphs(model, **options)
+        options: Any = {"target": target, "precision": precision}
+        if type(model) not in _OURS or target not in TARGETS.values():
+            return build_graphs(model, **options, functions=functions)
         place = folder / _key(model, f"{target.name} {precision}")
         if not place.exists():
             staging = Path(f"{place}.{os.getpid()}")
@@ -69,10 +69,15 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
                 ir.save(graph, staging / name)
             with suppress(OSError):  # another process was quicker
                 staging.rename(place)
-        return {path.name: ir.load(path) for path in sorted(place.iterdir(), reverse=True)}
+        graphs = {path.name: ir.load(path) for path in sorted(place.iterdir(), reverse=True)}
+        for graph in graphs.values():  # as the last step of a trace does
+            attach_bodies(graph, functions or target.functions[precision])
+        return graphs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(operators))
+        found = functools.cache(torch._export.utils._materialize_cpp_cia_ops)
+        patch.setattr(torch._export.utils, "_materialize_cpp_cia_ops", found)
         patch.setattr(package_graphs, "build_graphs", graphs_of)
         patch.setattr(package_graphs, "gc", SimpleNamespace(collect=lambda: 0))
         yield graphs_of

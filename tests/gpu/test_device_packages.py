@@ -18,10 +18,11 @@ from engine.factory import load_engine
 from engine.one_pass.engine import EncoderEngine
 from engine.one_pass.prediction import PredictionItem
 from engine.package.package import load_package, read_manifest
+from engine.requests.request import SamplingParams
 from server.cli.app import run
 from tests.gpu.answers import answers, digest, prompts
 from tests.gpu.conftest import Certified
-from tests.parity.test_engine import eager_greedy
+from tests.parity.eager import Eager, greedy_search
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 
@@ -99,7 +100,8 @@ async def test_answers_in_fp32_are_those_of_the_eager_model(certified: Make) -> 
     found = await answers(path, at_once=True)
 
     tokens = [answer[0] for answer in found]
-    assert tokens == [eager_greedy(checkpoint.model, prompt) for prompt in asked]
+    eager = Eager(checkpoint.model)
+    assert tokens == [greedy_search(eager, prompt, SamplingParams())[0] for prompt in asked]
 
 
 async def test_labels_in_fp32_are_those_of_the_eager_model(certified: Make) -> None:

@@ -7,13 +7,12 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenweir import AsyncClient
 from torch import nn
 
@@ -27,28 +26,13 @@ from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
-from exporter.checkpoint import Checkpoint, save_checkpoint
-from exporter.models import TransformerConfig, build_model
+from exporter.checkpoint import Checkpoint
 from exporter.models.attention import record_probabilities
 from server.config import WorkerConfig
 from server.worker.worker import Worker
-from tests.parity.conftest import CPU, Exported, Setup, export_unproven, setups
+from tests.parity.conftest import BOS, CPU, VOCAB_SIZE, Exported, Setup, setups
 from tests.parity.near import MAX_RATIO
 
-VOCAB_SIZE, START, EOS = 61, 1, 2
-CONFIG = TransformerConfig(
-    architecture="encoder-decoder",
-    d_model=24,
-    num_heads=3,
-    d_ff=32,
-    vocab_size=VOCAB_SIZE,
-    num_encoder_layers=1,
-    num_decoder_layers=2,
-    max_source_len=20,
-    max_target_len=16,
-    bos_token_id=START,
-    eos_token_id=EOS,
-)
 # Prompts in chunks of four, and fewer rows than sequences: they wait, join, leave and move.
 ENGINE = EngineConfig(
     max_num_seqs=5, max_num_batched_tokens=24, prefill_chunk_size=4, num_threads=1
@@ -63,30 +47,10 @@ PARAMS = {
     ),
 }
 
-Made = Exported
 
-
-@pytest.fixture(scope="module")
-def of_setup(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Setup], Made]:
-    """Export a random model in a format, once; return its checkpoint and package."""
-    path = save_random(tmp_path_factory.mktemp("alignment"))
-    return cache(lambda setup: export_unproven(path, setup.form))
-
-
-@pytest.fixture(scope="module")
-def made(of_setup: Callable[[Setup], Made]) -> Made:
-    return of_setup(CPU)
-
-
-def save_random(path: Path) -> Path:
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, "w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    torch.manual_seed(2)
-    model = build_model(CONFIG)
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
-    save_checkpoint(path / "checkpoint", "tiny", model, tokenizer)
-    return path / "checkpoint"
+@pytest.fixture
+def made(exported: Callable[..., Exported]) -> Exported:
+    return exported("encoder-decoder")
 
 
 @pytest.fixture
@@ -107,10 +71,10 @@ def eager_attention(
     model: nn.Module, source: Sequence[int], prefix: Sequence[int], generated: Sequence[int]
 ) -> np.ndarray:
     """Return the attention behind which each generated token was chosen, [generated, source]."""
-    target = [START, *prefix, *generated[:-1]]
+    target = [BOS, *prefix, *generated[:-1]]
     with record_probabilities(model) as recorded, torch.inference_mode():
         model(torch.tensor([source]), torch.tensor([target]))
-    of_heads = recorded["decoder.layers.1.cross_attention"]  # (1, heads, T, S)
+    of_heads = recorded["decoder.layers.0.cross_attention"]  # (1, heads, T, S)
     return of_heads.mean(dim=1)[0, len(prefix) :].numpy()
 
 
@@ -144,14 +108,15 @@ def make_request(number: int, params: SamplingParams, num_prefix: int = 0) -> Ge
     return GenerationRequest(f"request-{number}", source, params, target_prefix=prefix)
 
 
-@pytest.mark.parametrize("kind", PARAMS)
 @pytest.mark.parametrize("setup", setups())
 async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
-    setup: Setup, kind: str, of_setup: Callable[[Setup], Made]
+    setup: Setup, exported: Callable[..., Exported]
 ) -> None:
-    checkpoint, package = of_setup(setup)
-    params = replace(PARAMS[kind], alignment=True)
-    asking = [make_request(i, params, num_prefix) for num_prefix in (0, 1, 3, 6) for i in range(6)]
+    checkpoint, package = exported("encoder-decoder", setup.form)
+    asking = [
+        make_request(i, replace(params, alignment=True), num_prefix)
+        for i, (num_prefix, params) in enumerate(product((0, 1, 3, 6) * 2, PARAMS.values()))
+    ]
     others = cycle(make_request(50 + i, other) for i, other in enumerate(PARAMS.values()))
     mixed = [request for pair in zip(asking, others, strict=False) for request in pair]
 
@@ -174,7 +139,7 @@ async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
             np.testing.assert_allclose(np.sum(sequence.alignment, axis=1), 1, atol=1e-5)
 
 
-async def test_what_is_answered_does_not_depend_on_the_wish_for_alignment(made: Made) -> None:
+async def test_what_is_answered_does_not_depend_on_the_wish_for_alignment(made: Exported) -> None:
     requests = [make_request(i, params) for i, params in enumerate(PARAMS.values())]
     asking = [replace(r, params=replace(r.params, alignment=True)) for r in requests]
 
@@ -184,7 +149,7 @@ async def test_what_is_answered_does_not_depend_on_the_wish_for_alignment(made: 
         assert one == [replace(sequence, alignment=()) for sequence in other]
 
 
-async def test_equal_sources_share_a_row_and_have_their_alignment_each(made: Made) -> None:
+async def test_equal_sources_share_a_row_and_have_their_alignment_each(made: Exported) -> None:
     checkpoint, package = made
     params = replace(PARAMS["greedy"], alignment=True)
     source = tuple(range(3, 15))
@@ -201,7 +166,7 @@ async def test_equal_sources_share_a_row_and_have_their_alignment_each(made: Mad
 
 
 @pytest.mark.parametrize("beam", [None, 4])
-async def test_alignment_reaches_the_client(beam: int | None, made: Made) -> None:
+async def test_alignment_reaches_the_client(beam: int | None, made: Exported) -> None:
     checkpoint, package = made
     worker = Worker({"tiny": load_engine(load_package(package), ENGINE)}, WorkerConfig())
     source = tuple(range(3, 15))
@@ -220,13 +185,13 @@ async def test_alignment_reaches_the_client(beam: int | None, made: Made) -> Non
     expected = eager_attention(checkpoint.model, source, (), answer.token_ids)
     np.testing.assert_allclose(answer.alignment, expected, atol=1e-5)
     assert stream.result.sequences[0].alignment == answer.alignment
-    pieces = tuple(b" w%d" % token_id for token_id in source)
+    pieces = tuple(letter.encode() for letter in "abcdefghijkl")
     assert whole.source_pieces == stream.result.source_pieces == pieces
     assert without.source_pieces == ()
 
 
 async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer_it(
-    made: Made,
+    made: Exported,
 ) -> None:
     package = load_package(made[1])
     parts = load_parts(package, ENGINE, print)
@@ -255,7 +220,7 @@ async def test_a_package_without_the_output_refuses_alignment_and_does_not_offer
 
 
 def test_the_output_is_bound_only_in_steps_that_want_it(
-    made: Made, bound_outputs: list[str]
+    made: Exported, bound_outputs: list[str]
 ) -> None:
     package = load_package(made[1])
     contract = package.manifest.generation

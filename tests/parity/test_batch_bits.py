@@ -53,6 +53,8 @@ WIDTHS = {
 }
 FORMATS = {"fp32": ("fp32", "fp32"), "int8": ("int8", "fp32"), "int8 cache": ("int8", "int8")}
 QUICK = {("gpt2", "fp32"), ("marian", "int8 cache")}
+# The last are more than heads: rows are divided among them, and held against a row on one thread.
+THREADS = [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 16]
 
 Bits = tuple[bytes, ...]
 
@@ -157,7 +159,7 @@ def batches(kinds: Sequence[RowKind], sizes: Iterable[int]) -> Iterator[list[Row
             yield [kind] * size
 
 
-@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.long), 16])
+@pytest.mark.parametrize("num_threads", THREADS)
 def test_a_row_gives_the_same_bits_in_small_batches(
     bare: Bare, alone: Callable[[RowKind], Bits], num_threads: int
 ) -> None:
@@ -179,7 +181,7 @@ def test_a_row_gives_the_same_bits_in_batches_of_every_size(
 
 
 @pytest.mark.parametrize("bare", cases("marian"), indirect=True)  # others have rows alone
-@pytest.mark.parametrize("num_threads", [1, 2, 16])
+@pytest.mark.parametrize("num_threads", THREADS)
 def test_a_beam_gives_the_bits_of_the_row_alone(
     bare: Bare, alone: Callable[[RowKind], Bits], num_threads: int
 ) -> None:
@@ -189,7 +191,7 @@ def test_a_beam_gives_the_bits_of_the_row_alone(
         assert rows.decode([kind] * width, beams=width) == [alone(kind)] * width, (kind, width)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 16])
+@pytest.mark.parametrize("num_threads", THREADS)
 def test_chunks_between_the_steps_of_others_give_the_bits_of_the_prompt_alone(
     bare: Bare, num_threads: int
 ) -> None:

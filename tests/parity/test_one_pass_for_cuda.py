@@ -101,7 +101,9 @@ def eager(model: nn.Module, values: np.ndarray) -> Eager:
     return Eager(output.logits[0].double().numpy(), output.embedding[0].double().numpy())
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "family", [pytest.param("bert", marks=pytest.mark.long), "labeller", "vit"]
+)
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.long), "fp16"])
 async def test_one_pass_packages_for_cuda_answer_as_the_eager_model(
     family: str, precision: str, tmp_path: Path

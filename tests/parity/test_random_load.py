@@ -46,7 +46,7 @@ from tests.parity.conftest import (
 )
 from tests.parity.near import NEAR, assert_near
 
-NUM_REQUESTS, NUM_REQUESTS_LONG = 300, 1_000
+NUM_REQUESTS, NUM_REQUESTS_LONG = 200, 1_000
 SECONDS_A_REQUEST = 0.0016  # in which they arrive
 ENGINE = EngineConfig(
     max_num_seqs=8,
@@ -369,6 +369,7 @@ def rounded(weights: Weights, kv_cache: CacheDtype = "fp16") -> Setup:
 
 
 LONG = {
+    ("gpt", "cpu"): CPU,
     ("gpt", "cpu with a bucket"): CPU._replace(has_bucket=True),
     ("encoder-decoder", "cpu with a bucket"): CPU._replace(has_bucket=True),
     ("gpt", "cuda-fp32"): CUDA_FP32,
@@ -386,7 +387,6 @@ LONG = {
     ("encoder-decoder", "cuda-fp32"): CUDA_FP32,
 }
 QUICK = {
-    ("gpt", "cpu"): CPU,
     ("encoder-decoder", "cpu"): CPU,
     ("encoder-decoder", "fake-gpu-fp32"): FAKE_FP32,
     ("llama", "cuda-fp16"): CUDA_FP16,
@@ -458,10 +458,13 @@ async def test_every_request_under_random_load_gets_what_it_gets_alone(
     assert matchers == 2 * len(constraints), "only those that are compiled once, in each engine"
 
 
-@pytest.mark.parametrize("name", ["gpt", "encoder-decoder"])
+@pytest.mark.parametrize("name", ["gpt", pytest.param("encoder-decoder", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "num_requests",
-    [200, pytest.param(NUM_REQUESTS_LONG, marks=(pytest.mark.long, pytest.mark.timeout(900)))],
+    [
+        NUM_REQUESTS,
+        pytest.param(NUM_REQUESTS_LONG, marks=(pytest.mark.long, pytest.mark.timeout(900))),
+    ],
 )
 async def test_every_request_to_a_process_of_its_own_gets_what_it_gets_alone_in_a_thread(
     name: str, num_requests: int, exported: Callable[..., Exported]

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,7 @@ print(os.environ.get("GRPC_EXPERIMENTS"), sys.getswitchinterval(), code)
 """
 
 
-@pytest.fixture
-def unfrozen() -> Iterator[None]:
-    yield
-    gc.unfreeze()
-
-
-def test_the_collector_passes_over_what_was_there_and_sees_what_is_new(unfrozen: None) -> None:
+def test_the_collector_passes_over_what_was_there_and_sees_what_is_new() -> None:
     old = [object]
 
     keep_what_is_there()

@@ -122,7 +122,7 @@ def test_of_equals_at_the_border_of_top_p_the_lower_ids_stay() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.long),
         pytest.param({"temperature": 0.5}, marks=pytest.mark.long),
         pytest.param({"temperature": 2.0, "top_k": 5}, marks=pytest.mark.long),
         pytest.param({"top_p": 0.7}, marks=pytest.mark.long),

@@ -40,10 +40,17 @@ PAIRS = "w3 w4 w5\tw6 w7 w30\n\nw9 w3\tw8\nno tab\nw7 w8 w3 w4\tw30 w30\n"
 SOURCES = "w3 w4 w5\nw9 w3\n"
 
 
+SMALL = {
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "max_source_len": 4,
+    "max_target_len": 7,
+}
+
+
 @pytest.fixture(scope="module")
 def checkpoint(make_checkpoint: MakeCheckpoint) -> Path:
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    return make_checkpoint("encoder-decoder", max_source_len=4, max_target_len=7, **layers)
+    return make_checkpoint("encoder-decoder", **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +174,7 @@ def test_answers_begin_as_the_package_says(make_checkpoint: MakeCheckpoint, tmp_
 def test_answers_have_no_token_that_is_banned(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    path = make_checkpoint("encoder-decoder")
+    path = make_checkpoint("encoder-decoder", **SMALL)
     defaults = make_likely_and_ban(path, 7)
     (tmp_path / "text").write_text(SOURCES)
     loaded = load_checkpoint(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from onnx import TensorProto, helper
 
 from engine.errors import CertificateError, ConfigError
 from engine.package.manifest import Manifest, PackageFormat, Weights
-from engine.package.package import load_package
+from engine.package.package import Package, load_package
 from engine.session import create_session
 from exporter.checkpoint import load_checkpoint
 from exporter.compare import scored_text
@@ -31,6 +32,7 @@ from exporter.graphs.weights import quantize, quantize_blocks, quantize_columns
 from exporter.models.layers import OUTPUT_BIAS
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.verification import verify_package
+from tests.exporter.conftest import try_few_cases
 
 pytestmark = pytest.mark.usefixtures("few_cases")
 
@@ -42,17 +44,33 @@ FORMATS: list[Weights] = ["int8", "int8-blocks", "int4"]
 MATRIX = np.random.default_rng(0).normal(size=(70, 5)).astype(np.float32)
 
 
-@pytest.fixture
-def export_tiny(tiny_graphs: TinyGraphs, monkeypatch: pytest.MonkeyPatch) -> ExportTiny:
+@pytest.fixture(scope="module")
+def export_tiny(tiny_graphs: TinyGraphs) -> ExportTiny:
     """Export a tiny checkpoint without tracing it again; its cache is not rounded."""
 
     def make(family: str, out: Path, weights: Weights, **options: object) -> Manifest:
         checkpoint, _ = tiny_graphs(family)
-        monkeypatch.setattr(
-            package_graphs, "build_graphs", lambda model, **_: tiny_graphs(family)[1]
-        )
         options = {"limits": ANY_LOSS, "kv_cache": "fp32", **options}
-        return export_package(checkpoint, out, weights=weights, **options)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(package_graphs, "build_graphs", lambda model, **_: tiny_graphs(family)[1])
+            return export_package(checkpoint, out, weights=weights, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def rounded(
+    export_tiny: ExportTiny, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Package]:
+    """Export a tiny checkpoint in a format, once for all who only read the package."""
+
+    @cache
+    def make(family: str, weights: Weights) -> Package:
+        out = tmp_path_factory.mktemp("rounded") / "package"
+        with pytest.MonkeyPatch.context() as patch:
+            try_few_cases(patch)
+            export_tiny(family, out, weights)
+        return load_package(out)
 
     return make
 
@@ -137,11 +155,11 @@ def _product_of(
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("family", ["gpt", pytest.param("encoder-decoder", marks=pytest.mark.long)])
 def test_the_certificate_tells_what_a_format_loses(
-    family: str, weights: Weights, export_tiny: ExportTiny, tmp_path: Path
+    family: str, weights: Weights, rounded: Callable[..., Package], tmp_path: Path
 ) -> None:
-    manifest = export_tiny(family, tmp_path / "package", weights)
+    manifest = rounded(family, weights).manifest
 
-    certificate = load_package(tmp_path / "package").manifest.certificate
+    certificate = manifest.certificate
     assert manifest.weights == certificate.dtype == weights
     assert certificate.loss is not None
     assert 0 < certificate.loss.mean_abs_logit_diff < certificate.loss.logit_std
@@ -175,10 +193,10 @@ def test_a_one_pass_model_is_rounded_too(
     assert manifest.certificate.batch_invariant
 
 
-def test_8_bits_lose_less_than_4(export_tiny: ExportTiny, tmp_path: Path) -> None:
+def test_8_bits_lose_less_than_4(rounded: Callable[..., Package]) -> None:
     losses = []
     for weights in FORMATS:
-        loss = export_tiny("gpt", tmp_path / weights, weights).certificate.loss
+        loss = rounded("gpt", weights).manifest.certificate.loss
         assert loss is not None
         losses.append(loss.mean_abs_logit_diff)
 
@@ -186,13 +204,13 @@ def test_8_bits_lose_less_than_4(export_tiny: ExportTiny, tmp_path: Path) -> Non
 
 
 def test_verify_repeats_the_certificate_of_a_format_with_loss(
-    export_tiny: ExportTiny, tiny_graphs: TinyGraphs, tmp_path: Path
+    rounded: Callable[..., Package], tiny_graphs: TinyGraphs
 ) -> None:
-    manifest = export_tiny("gpt", tmp_path / "package", "int8")
+    package = rounded("gpt", "int8")
 
-    again = verify_package(tmp_path / "package", tiny_graphs("gpt")[0])
+    again = verify_package(package.path, tiny_graphs("gpt")[0])
 
-    assert again.certificate == manifest.certificate
+    assert again.certificate == package.manifest.certificate
 
 
 @pytest.mark.parametrize(
@@ -308,15 +326,14 @@ def test_a_text_that_is_not_there_is_refused_before_anything_is_compared(
 
 
 def test_verify_refuses_a_text_before_anything_is_compared(
-    export_tiny: ExportTiny, tiny_graphs: TinyGraphs, tmp_path: Path
+    rounded: Callable[..., Package], tiny_graphs: TinyGraphs, tmp_path: Path
 ) -> None:
-    export_tiny("gpt", tmp_path / "package", "int8")
     compared: list[object] = []
     (tmp_path / "text.txt").write_text("")
 
     with pytest.raises(ConfigError, match="no text to measure"):
         verify_package(
-            tmp_path / "package",
+            rounded("gpt", "int8").path,
             tiny_graphs("gpt")[0],
             text=tmp_path / "text.txt",
             progress=lambda *n: compared.append(n),

@@ -26,6 +26,7 @@ from exporter.graphs.torch_export import Graphs
 from exporter.models import GPT
 from exporter.prover.loss import LossLimits
 from exporter.verification import verify_package
+from tests.exporter.test_export import LLAMA
 from tests.fakes.stand_in_certificate import certificate
 
 pytestmark = pytest.mark.usefixtures("few_cases")
@@ -35,14 +36,6 @@ MakeCheckpoint = Callable[..., Path]
 
 ANY_LOSS = LossLimits(max_token_loss=1, max_logit_loss=100, max_perplexity_loss=100)
 LITTLE_LOSS = LossLimits(max_token_loss=1, max_logit_loss=0.5, max_perplexity_loss=1)
-LLAMA = {
-    "positions.kind": "rotary",
-    "norm": "rms",
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "d_model": 64,
-    "attention.bias": False,
-}
 
 
 @pytest.mark.parametrize("family", ["gpt", pytest.param("encoder-decoder", marks=pytest.mark.long)])

@@ -198,7 +198,9 @@ SEARCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("family", [*OWN])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "marian", pytest.param("opus-mt", marks=pytest.mark.long)]
+)
 async def test_a_package_does_what_generate_does_unless_a_request_says_otherwise(
     family: str, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ from exporter.prover.execution import OnCpu, OnDevice
 from exporter.prover.loss import LossLimits
 from exporter.verify_device import prove_on_device
 from tests.exporter.conftest import MakeCheckpoint
-from tests.exporter.test_export_for_cuda import LLAMA
+from tests.exporter.test_export_for_cuda import SHORT_LLAMA
 from tests.fakes.stand_in_certificate import export_with_stand_in
 
 pytestmark = pytest.mark.usefixtures("few_cases")
@@ -45,7 +45,6 @@ MakePackage = Callable[..., tuple[Package, Checkpoint]]
 
 BUCKET = 6
 SHORT = {"max_source_len": 5, "max_target_len": 4}
-SHORT_LLAMA = {**LLAMA, "max_target_len": 6}
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from tokenweir import AsyncClient
 
@@ -17,6 +16,9 @@ from server.config import WorkerConfig
 from server.worker.worker import Worker
 from tests.conftest import Script, ScriptedRunner
 from tests.fakes.http_calls import Caller, http_of
+
+if TYPE_CHECKING:  # it takes seconds, in every process that collects these tests
+    import openai
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}>"
 TEMPLATE = """{{ tools | tojson if tools }}{% for m in messages %}
@@ -50,6 +52,8 @@ def serving(scripted_engine: Callable[..., tuple[AsyncEngine, ScriptedRunner]]) 
 
 @asynccontextmanager
 async def client_of(caller: Caller) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai
+
     async with openai.AsyncOpenAI(
         base_url=f"{caller.url}/v1", api_key="any", max_retries=0
     ) as client:

@@ -218,26 +218,21 @@ def test_a_load_test_that_is_interrupted_at_any_moment_leaves_a_result(
     assert "interrupted: " in html_file.read_text()
 
 
-@pytest.mark.parametrize(
-    ("more", "number", "code"),
-    [((), signal.SIGINT, 130), (("--sweep", "10,20"), signal.SIGTERM, 143)],
-)
 def test_a_load_test_that_is_interrupted_before_its_first_call_leaves_a_result(
-    more: tuple[str, ...], number: signal.Signals, code: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     files = tmp_path / "run.json", tmp_path / "run.html"
     process = _start(
-        _interrupted_in_an_import("loadtest.runner", number),
-        *("loadtest", "--model", "m", "--server", "127.0.0.1:1", *more),
+        _interrupted_in_an_import("loadtest.runner", signal.SIGTERM),
+        *("loadtest", "--model", "m", "--server", "127.0.0.1:1", "--sweep", "10,20"),
         *("--json", str(files[0]), "--html", str(files[1])),
     )
 
     _, err = process.communicate(timeout=240)
 
-    assert (process.returncode, err) == (code, "")
+    assert (process.returncode, err) == (143, "")
     report = json.loads(files[0].read_text())
-    assert report["interrupted"] is True
-    assert report.get("records", report.get("trials")) == []
+    assert report["interrupted"] is True and report["trials"] == []
     assert "interrupted: " in files[1].read_text()
 
 

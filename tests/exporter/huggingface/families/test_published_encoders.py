@@ -37,7 +37,7 @@ def served(source: Path) -> Path:
 @pytest.mark.parametrize(
     ("class_name", "processor"),
     [
-        ("ViTForImageClassification", VIT),
+        pytest.param("ViTForImageClassification", VIT, marks=pytest.mark.long),
         ("DeiTForImageClassificationWithTeacher", DEIT),
         pytest.param("DeiTForImageClassification", DEIT, marks=pytest.mark.long),
     ],

@@ -9,12 +9,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import torch
-from openai.types.completion_choice import Logprobs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenweir import AsyncClient
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -29,6 +27,10 @@ from tests.exporter.huggingface.sources import save_gpt2
 from tests.fakes.http_calls import Caller, http_of
 from tests.fakes.stand_in_certificate import PLAIN, export_with_stand_in
 from tests.fakes.traces import traced  # noqa: F401 - a fixture
+
+if TYPE_CHECKING:  # as in conftest.py
+    import openai
+    from openai.types.completion_choice import Logprobs
 
 MODEL, MAX_LEN, VOCAB_SIZE = "tiny", 48, 300
 BOS, EOS = 0, 1
@@ -91,6 +93,8 @@ async def caller(folder: Path) -> AsyncIterator[Caller]:
 
 @pytest.fixture
 async def client(caller: Caller) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai
+
     url = f"{caller.url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
         yield client
@@ -175,7 +179,7 @@ async def test_what_continues_a_prompt_stands_behind_it(
         assert choice.logprobs.tokens[len(given) :] == alone.logprobs.tokens
         assert choice.logprobs.token_logprobs[len(given) :] == alone.logprobs.token_logprobs
         assert choice.logprobs.text_offset[len(given)] == len(text)
-        heads = Logprobs.model_construct(
+        heads = type(choice.logprobs).model_construct(
             **{name: part[: len(given)] for name, part in choice.logprobs}
         )
         check(heads, given, expected)

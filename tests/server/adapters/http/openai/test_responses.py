@@ -6,11 +6,9 @@ import json
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-import openai
-from openai.types.responses import Response
 from pydantic import BaseModel
 
 from tests.conftest import EOS, Script
@@ -19,6 +17,10 @@ from tests.fakes.engines import OPTIONS, FakeGenerator, running_worker
 from tests.fakes.http_calls import http_server
 from tests.fakes.scripted_server import fail, scripted_server, stream_messages
 from tests.server.adapters.conftest import PLAIN, Serving, client_of
+
+if TYPE_CHECKING:  # as in conftest.py
+    import openai
+    from openai.types.responses import Response
 
 NOW = {"type": "function", "name": "now", "description": "The time.", "strict": True,
        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}}  # fmt: skip
@@ -70,7 +72,7 @@ async def test_a_text_is_answered_whole_and_streamed(
     assert kinds(events) == ["created", "in_progress", *OF_TEXT, "completed"]
     pieces = [one.delta for one in events if one.type == "response.output_text.delta"]
     assert "".join(pieces) == "So, so"
-    Response.model_validate(last.to_dict(), strict=True)
+    type(last).model_validate(last.to_dict(), strict=True)
 
 
 async def test_a_function_is_called_behind_a_text(serving: Serving, spell: Callable[[str], Script]):
