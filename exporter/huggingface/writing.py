@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.requests.generation_defaults import GenerationDefaults
-from engine.wording import listed, problems_of
+from engine.wording import listed, problems_of, shortened
 from exporter.checkpoint import (
     CheckpointConfig,
     check_layers,

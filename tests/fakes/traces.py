@@ -38,8 +38,8 @@ _OURS = (Bert, EncoderDecoder, GPT, ViT)
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
     """Build graphs, or give those that an equal model of ours had before; exports do so as well.
 
-    Tables of operators, which torch.onnx.export makes at each call in a second, are made once, and
-    no memory is given back behind an export: that takes a fifth of a second, for small models.
+    The table of operators, which torch.onnx.export makes at each call in a second, is made once,
+    and no memory is given back behind an export: that takes a fifth of a second, for small models.
     """
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traces"
@@ -76,8 +76,6 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(operators))
-        found = functools.cache(torch._export.utils._materialize_cpp_cia_ops)
-        patch.setattr(torch._export.utils, "_materialize_cpp_cia_ops", found)
         patch.setattr(package_graphs, "build_graphs", graphs_of)
         patch.setattr(package_graphs, "gc", SimpleNamespace(collect=lambda: 0))
         yield graphs_of
