@@ -210,13 +210,20 @@ class ExactJudge(Judge):
     def numbers(
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True
     ) -> None:
-        """See Judge."""
-        self._take(play, what, seen, eager, at, np.asarray)
+        """See Judge; a banned token may be so large that its rounding would hide all others."""
+        view = self.choosable if what == "logits" else np.asarray
+        ours, theirs = view(seen), view(eager.exact)
+        self._take(play, what, ours, eager, at, view)
+        if what == "logits" and self.banned:
+
+            def of_banned(logits: Floats) -> Floats:
+                return logits[:, self.banned]
+
+            self._take(play, "logits of banned tokens", of_banned(seen), eager, at, of_banned)
         refuse_no_number(seen, at.place)
         _refuse_written(seen, eager.exact, at.place)
         if what != "logits" or not counts or seen.shape[1] == 1:
             return
-        ours, theirs = self.choosable(seen), self.choosable(eager.exact)
         parts = self._played[play, what]
         turned = ours.argmax(-1) != theirs.argmax(-1)
         parts[-1] = parts[-1]._replace(leads=lead_of(theirs), turned=turned)
@@ -496,7 +503,7 @@ def lead_of(logits: Floats) -> Floats:
 
 def _sizes(numbers: Floats) -> Floats:
     """Return the absolute values, 0 for tokens that are never written."""
-    is_size = np.isfinite(numbers) & ~far_below(numbers)
+    is_size = np.isfinite(numbers) & ~far_below(numbers) & (numbers > NEVER)
     sizes: Floats = np.where(is_size, np.abs(numbers), 0)
     return sizes
 

@@ -29,13 +29,14 @@ def play_blocks(
     pair: GeneratingPair, cases: Sequence[Case], in_batch: Sequence[Case]
 ) -> Iterator[float]:
     """Play cases, of which some come in batches, too; yield the work of each part."""
-    aligned = choose_aligned(cases) if pair.contract.alignment else []
-    in_one_piece = [c for c in first_of_each_length(cases) if len(c.prompt) > pair.chunk]
     # As many as have room in memory with their logits, in whole waves.
     most = max(case.num_logits for case in cases) * pair.contract.vocab_size
     of_block = max(1, _BLOCK_LOGITS // most // _WAVE) * _WAVE
-    for start in range(0, len(cases), of_block):
-        block, seen = cases[start : start + of_block], []
+    aligned = choose_aligned(cases) if pair.contract.alignment else []
+    in_one_piece = [c for c in first_of_each_length(cases) if len(c.prompt) > pair.chunk]
+
+    def play(block: Sequence[Case]) -> Iterator[float]:
+        seen = []
         for case in block:
             seen.append(pair.run_alone(case))
             yield case_work(case)
@@ -55,6 +56,9 @@ def play_blocks(
             wave = members[first : first + size]
             _play_wave(pair, wave, size)
             yield sum(case_work(one.case) for one in wave)
+
+    for start in range(0, len(cases), of_block):  # a block's logits are given back at its end
+        yield from play(cases[start : start + of_block])
 
 
 def blocks_work(cases: Sequence[Case], in_batch: Sequence[Case], chunk: int) -> float:

@@ -431,8 +431,24 @@ def test_a_banned_token_decides_for_none_of_the_others_and_is_itself_compared() 
     with pytest.raises(CertificateError, match="position 4: .* likeliest token .* leads by 1;"):
         judged(second, 0)
     assert judged(second, 0, 1, 2).tokens_compared == 0
-    with pytest.raises(CertificateError, match="the largest of all positions .* is 5,"):
+    with pytest.raises(CertificateError, match="logits of banned tokens are 5 .* largest .* is 5,"):
         judged(exact + [[5, 0, 0]] * (np.arange(10)[:, None] == 3), 0)
+
+
+def test_a_banned_token_with_a_huge_logit_hides_no_fault_of_the_others() -> None:
+    rng = np.random.default_rng(0)
+    exact = 3 * rng.normal(size=(400, 20))
+    exact[:, 7] = 1e6
+    off = exact + 1e-4
+
+    def judged(seen: Floats) -> None:
+        judge = ExactJudge(banned=(7,))
+        judge.numbers("alone", "logits", seen, Eager(exact, [exact.astype("f4")]), at(400))
+        judge.check()
+
+    judged(exact.astype("f4"))
+    with pytest.raises(CertificateError, match="logits are .* the median of all positions"):
+        judged(off.astype("f4"))
 
 
 # Tokens that are never written
