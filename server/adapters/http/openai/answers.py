@@ -107,20 +107,6 @@ def token_text(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def token_starts(text: bytes, pieces: Sequence[bytes]) -> Iterator[int]:
-    """Yield the character at which each token of a text begins.
-
-    A special token that does not stand in it begins where the next one does.
-    """
-    place = begun = 0
-    for piece in pieces:
-        yield begun
-        found = piece if text.startswith(piece, place) else piece.removeprefix(b" ")
-        if text.startswith(found, place):  # a tokenizer may put a space before the first word
-            place += len(found)
-            begun += num_chars(found)
-
-
 def num_chars(piece: bytes) -> int:
     """Return how many characters of UTF-8 begin in a piece."""
     return sum(byte & 0xC0 != 0x80 for byte in piece)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,11 +16,11 @@ from server.adapters.http.openai.answers import (
     finish_reason,
     finite,
     prompt_json,
-    token_starts,
     token_text,
 )
 from server.adapters.http.openai.generation import GenerationRequest
 from server.adapters.http.openai.reasoning import ReasoningReader
+from server.adapters.http.openai.token_texts import TokenTexts
 from server.adapters.http.openai.tool_calls import CallReader
 from server.adapters.http.openai.tools import Calling, Choice, Tool
 from server.adapters.http.requests import NEUTRAL, Json
@@ -149,6 +148,7 @@ class ChatForm:
         )
         self._asked, self._reader, self._is_named = asked, reader, is_named
         self._readers: dict[int, Reader | None] = {}
+        self._texts: defaultdict[int, TokenTexts] = defaultdict(TokenTexts)
         self._positions: defaultdict[int, list[Any]] = defaultdict(list)  # for held-back text
 
     def choice(self, index: int, sequence: GeneratedSequence, result: Result) -> Json:
@@ -188,10 +188,10 @@ class ChatForm:
             return
         if not positions:
             yield from self._deltas(index, reader.push(text))
-        starts = [*token_starts(text.encode(), [one.chosen.piece for one in positions]), len(text)]
-        for position, (start, end) in zip(positions, pairwise(starts), strict=True):
+        parts = self._texts[index].push(text, [one.chosen.piece for one in positions])
+        for position, part in zip(positions, parts, strict=True):
             self._positions[index].append(position)  # a delta has those of its own tokens
-            yield from self._deltas(index, reader.push(text[start:end]))
+            yield from self._deltas(index, reader.push(part))
 
     def last(self, index: int, reason: str) -> Iterator[Json]:
         if (reader := self._readers.get(index)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from tokenweir import (
     GeneratedSequence,
@@ -22,10 +23,10 @@ from server.adapters.http.openai.answers import (
     finite,
     num_chars,
     prompt_json,
-    token_starts,
     token_text,
 )
 from server.adapters.http.openai.generation import GenerationRequest
+from server.adapters.http.openai.token_texts import TokenTexts
 from server.adapters.http.requests import Json, Prompts
 
 
@@ -155,7 +156,9 @@ def _echoed_logprobs(echoed: bytes, sequence: GeneratedSequence, result: Result)
     behind = [len(echoed.decode(errors="replace"))]
     for position in sequence.logprobs:
         behind.append(behind[-1] + num_chars(position.chosen.piece))
-    found["text_offset"] = [*token_starts(echoed, pieces), *behind[:-1]]
+    parts = TokenTexts().push(echoed.decode(errors="replace"), pieces)
+    starts = accumulate(map(len, parts[:-1]), initial=0)
+    found["text_offset"] = [*starts, *behind[:-1]]
     return found
 
 

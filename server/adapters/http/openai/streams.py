@@ -17,7 +17,13 @@ from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from server.adapters.http.calls import REQUEST_ID
 from server.adapters.http.errors import AsSent, HttpError, http_error
-from server.adapters.http.openai.answers import Form, envelope, finish_reason, usage_json
+from server.adapters.http.openai.answers import (
+    Form,
+    envelope,
+    finish_reason,
+    num_chars,
+    usage_json,
+)
 from server.adapters.http.openai.generation import GenerationRequest
 from server.adapters.http.requests import Json
 
@@ -170,7 +176,7 @@ class Chunks:
         self._prompt = Message.Prompt()  # comes with the first message
         self._num_tokens = 0
         self._ids: defaultdict[int, list[int]] = defaultdict(list)  # that are in no chunk yet
-        self._sent: Counter[int] = Counter()  # characters, by output
+        self._offsets: Counter[int] = Counter()  # of the next token in the text, by output
         self._begun: set[int] = set()
         self._usage: common_pb2.Usage | None = None  # once all has come
 
@@ -221,9 +227,10 @@ class Chunks:
             self._ids[place] += new.tokens.ids
         text, logprobs = new.text, new.logprobs
         if text or logprobs:
-            pieces = self._form.piece(place, text, logprobs, self._sent[index])
+            pieces = self._form.piece(place, text, logprobs, self._offsets[index])
             yield from map(self._chunk, pieces)
-        self._sent[index] += len(text)
+        # Text may come later than its tokens, so they are counted.
+        self._offsets[index] += sum(num_chars(one.chosen.piece) for one in logprobs)
 
     def _end(self, finished: Message.Finished) -> Iterator[Json]:
         sequence = finished.sequence  # all of it, where nothing was streamed

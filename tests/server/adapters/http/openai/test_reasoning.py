@@ -115,6 +115,22 @@ async def test_log_probabilities_of_a_response_are_of_its_texts_alone(
     assert said == "".join(told) == f"{text}</s>"
 
 
+async def test_log_probabilities_stand_beside_their_text_behind_bytes_of_no_character(
+    serving: Serving,
+):
+    answer = [*b"<think>\xffWell</think>So", EOS]
+
+    def script(source: list[int], tokens: list[int]) -> int:
+        return answer[min(len(tokens) - tokens.index(ord(">")) - 1, len(answer) - 1)]
+
+    async with serving(script, None, MARKED) as caller, client_of(caller) as client:
+        response = await client.responses.create(model="m", input="How?", **LOGPROBS)
+
+    thought, said = (one.content[0] for one in response.output)
+    assert (thought.text, said.text) == ("\ufffdWell", "So")
+    assert [one.token for one in said.logprobs] == ["S", "o", "</s>"]
+
+
 @pytest.mark.parametrize(
     ("template", "text", "count"),
     [(MARKED, "<think>Well</think>So", 4),
