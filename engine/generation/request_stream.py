@@ -177,4 +177,7 @@ class RequestStream:
         if reasoning is None or self._asked.params.constraint is not None:
             return 0
         is_begun = reasoning == "begun"
-        return sum(num_reasoning_tokens(one.pieces, is_begun=is_begun) for one in returned)
+        return sum(
+            num_reasoning_tokens(one.pieces, is_begun=is_begun, num_given=one.num_prefix)
+            for one in returned
+        )

@@ -33,7 +33,8 @@ class SequenceText:
         self._detokenizer = new_text(
             params, tokenizer, len(prefix_ids), include_stop=params.include_stop
         )
-        self._num_prefix, self._token_bytes = len(prefix_ids), tokenizer.token_bytes
+        self.num_prefix = len(prefix_ids)
+        self._token_bytes = tokenizer.token_bytes
         self._num_decoded = 0  # tokens whose text was made
         self._token_ids = list(prefix_ids)
         self._logprobs: list[PositionLogprobs] = []
@@ -67,7 +68,7 @@ class SequenceText:
     @property
     def num_generated(self) -> int:
         """Tokens without the given prefix."""
-        return len(self._token_ids) - self._num_prefix
+        return len(self._token_ids) - self.num_prefix
 
     @property
     def pieces(self) -> list[bytes]:
@@ -150,7 +151,7 @@ class SequenceText:
         is_end = self.has_ended_unsent
         # Tokens without text wait for the text they become part of, or for the end.
         if text or ((is_end or self._has_failed) and unsent_ids):
-            first = max(0, self._num_sent_ids - self._num_prefix)
+            first = max(0, self._num_sent_ids - self.num_prefix)
             events.append(TextDelta(self._index, text, unsent_ids, tuple(self._logprobs[first:])))
             self._num_sent_pieces, self._num_sent_ids = len(self._text), len(self._token_ids)
         if is_end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -21,15 +21,19 @@ THINK, THINK_END = "<think>", "</think>"  # around what a model says to itself
 ToolFormat = Literal["hermes", "llama3_json", "mistral"]
 
 
-def num_reasoning_tokens(pieces: Sequence[bytes], *, is_begun: bool) -> int:
-    """Return how many tokens of an answer stand between the marks; `is_begun` as in a prompt."""
+def num_reasoning_tokens(pieces: Sequence[bytes], *, is_begun: bool, num_given: int = 0) -> int:
+    """Return how many tokens of an answer stand between the marks; `is_begun` as in a prompt.
+
+    The first ones may be given: they are not counted.
+    """
     text, mark = b"".join(pieces), THINK.encode()
     first = 0 if is_begun else text.find(mark) + len(mark)
     if not is_begun and not text.lstrip().startswith(mark):
         return 0
     last = text.find(THINK_END.encode())
     places = pairwise(accumulate(map(len, pieces), initial=0))
-    return sum(first <= start and (last < 0 or end <= last) for start, end in places)
+    made = islice(places, num_given, None)
+    return sum(first <= start and (last < 0 or end <= last) for start, end in made)
 
 
 class ChatFormat(BaseModel):

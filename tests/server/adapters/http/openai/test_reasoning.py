@@ -152,6 +152,17 @@ async def test_tokens_of_reasoning_are_counted(
     assert "completion_tokens_details" not in first["usage"]  # it is not known yet
 
 
+@pytest.mark.parametrize(("given", "count"), [("<think>We", 2), ("<think>Well</think>S", 0)])
+async def test_given_tokens_of_reasoning_are_not_counted(
+    given: str, count: int, serving: Serving, spell: Callable[[str], Script]
+):
+    async with serving(spell("<think>Well</think>So"), None, MARKED) as caller:
+        _, found = await caller.post("chat/completions", **ASKED, target_prefix=given)
+
+    assert found["choices"][0]["message"]["reasoning_content"] == "Well"
+    assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": count}
+
+
 async def test_calls_of_functions_stand_behind_reasoning(
     serving: Serving, spell: Callable[[str], Script]
 ):
