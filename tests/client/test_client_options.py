@@ -91,6 +91,32 @@ def test_variables_of_a_template_are_a_mapping_and_of_a_conversation() -> None:
             generate_request("m", prompt, {"chat_template_kwargs": variables})  # type: ignore[arg-type,typeddict-item]
 
 
+def test_variables_of_a_template_are_as_deep_as_protobuf_can_send() -> None:
+    said: Any = [{"role": "user", "content": "a"}]
+    nested: Any = {"x": 1}
+    for _ in range(23):
+        nested = {"x": nested}
+
+    sent = generate_request("m", said, {"chat_template_kwargs": nested})
+
+    assert type(sent).FromString(sent.SerializeToString()) == sent
+    for deeper in ({"x": nested}, {"x": [nested]}):
+        with pytest.raises(ValueError, match="is nested more than 24 deep; give flatter values"):
+            generate_request("m", said, {"chat_template_kwargs": deeper})
+
+
+def test_a_flag_is_no_huge_number() -> None:
+    with pytest.raises(TypeError, match="skip_special_tokens=10{20}: give true or false"):
+        _request(skip_special_tokens=10**20)
+
+
+def test_a_refusal_quotes_the_beginning_of_a_long_value() -> None:
+    with pytest.raises(TypeError) as refused:
+        _request(top_k="x" * 10**6)
+    assert len(str(refused.value)) < 400
+    assert str(refused.value).endswith("x: give a whole number")
+
+
 def test_a_word_that_an_option_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="length_penalty_form='log' must be one of power, paper"):
         _request(beam=2, length_penalty=1.0, length_penalty_form="log")

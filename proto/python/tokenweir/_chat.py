@@ -13,6 +13,8 @@ from tokenweir.v1 import generation_service_pb2 as pb
 _SAID = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
 # No chat template that is known reads them, and servers write them into what is sent back.
 _UNREAD = ("annotations", "id", "name", "parsed", "reasoning")
+# A message of protobuf is at most 100 deep, and an object in another one takes three of them.
+_MAX_DEPTH = 24
 
 
 def chat_message(
@@ -30,13 +32,25 @@ def chat_message(
     if variables:
         if not isinstance(variables, Mapping):
             raise TypeError(
-                f"chat_template_kwargs={variables!r}: give a mapping of names to values"
+                f"chat_template_kwargs={variables!r:.300}: give a mapping of names to values"
+            )
+        if _is_deeper(variables, _MAX_DEPTH):
+            raise ValueError(
+                f"chat_template_kwargs is nested more than {_MAX_DEPTH} deep; give flatter values"
             )
         try:
             found.template_variables.update(dict(variables))  # type: ignore[arg-type]  # checked by protobuf
         except (TypeError, ValueError) as error:
-            raise ValueError(f"chat_template_kwargs={variables!r}: {error}") from None
+            raise ValueError(f"chat_template_kwargs={variables!r:.300}: {error}") from None
     return found
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    return most == 0 or any(_is_deeper(one, most - 1) for one in value)
 
 
 def _add(added: pb.ChatMessage, message: object, where: str) -> None:
@@ -64,7 +78,7 @@ def _add(added: pb.ChatMessage, message: object, where: str) -> None:
             found = f"{where}.content[{place}]"
             set_field(added, "parts", [_text_of(part, found)], f"{found}.text")
     else:
-        raise TypeError(f"{where}.content={content!r}: give a text, or a list of parts")
+        raise TypeError(f"{where}.content={content!r:.300}: give a text, or a list of parts")
 
 
 def _add_calls(added: pb.ChatMessage, calls: object, where: str) -> None:
@@ -85,11 +99,11 @@ def _add_calls(added: pb.ChatMessage, calls: object, where: str) -> None:
 
 def _json(value: object, where: str) -> str:
     if not isinstance(value, Mapping):
-        raise TypeError(f"{where}={value!r}: give a mapping")
+        raise TypeError(f"{where}={value!r:.300}: give a mapping")
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}={value!r}: {error}") from None
+        raise ValueError(f"{where}={value!r:.300}: {error}") from None
 
 
 def _given(message: Mapping[str, object], name: str, where: str) -> object:
@@ -104,9 +118,9 @@ def _text_of(part: object, where: str) -> str:
     if not isinstance(part, Mapping):
         raise TypeError(f'{where} is no part; one is {{"type": "text", "text": ...}}')
     if part.get("type") != "text":
-        raise ValueError(f"{where} is of type {part.get('type')!r}; only texts can be sent")
+        raise ValueError(f"{where} is of type {part.get('type')!r:.300}; only texts can be sent")
     if not isinstance(text := part.get("text"), str):
-        raise TypeError(f"{where}.text is {text!r}; give a text")
+        raise TypeError(f"{where}.text is {text!r:.300}; give a text")
     return text
 
 

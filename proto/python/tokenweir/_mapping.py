@@ -87,17 +87,17 @@ def set_field(message: Message, name: str, value: Any, argument: str | None = No
     if field.enum_type is not None:
         enum = cast(EnumDescriptor, field.enum_type)
         known = {enum_name(enum, one): one for one in enum.values_by_number if one}
-        if value not in known:
-            raise ValueError(f"{argument}={value!r} must be one of {', '.join(known)}")
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"{argument}={value!r:.300} must be one of {', '.join(known)}")
         value = known[value]
     try:
         setattr(message, name, value)
-    except TypeError:
+    except (TypeError, OverflowError):  # the latter of a huge number for a flag
         wanted = _WANTED.get(field.cpp_type, "give a whole number")
-        raise TypeError(f"{argument}={value!r}: {wanted}") from None
+        raise TypeError(f"{argument}={value!r:.300}: {wanted}") from None
     except ValueError as error:
         if room := _ROOM.get(field.cpp_type):
-            what = f"{argument}={value!r} is outside {room[0]} to {room[1]}"
+            what = f"{argument}={value!r:.300} is outside {room[0]} to {room[1]}"
             raise ValueError(what) from None
         raise _refusal(argument, value, error) from None
 
@@ -158,4 +158,4 @@ def _refusal(name: str, value: object, error: TypeError | ValueError) -> TypeErr
     if isinstance(error, UnicodeEncodeError):  # bytes that are no UTF-8, in an argument or a file
         place = f"half a surrogate pair at character {error.start + 1}"
         return ValueError(f"{name} is not Unicode text: {place}")
-    return type(error)(f"{name}={value!r}: {error}")
+    return type(error)(f"{name}={value!r:.300}: {error}")

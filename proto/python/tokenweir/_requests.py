@@ -213,7 +213,8 @@ def embed_request(
 ) -> prediction_service_pb2.EmbedRequest:
     """Return the request for the vectors of items."""
     check_names(options, PredictOptions, "normalize", "prompt_name")
-    request = prediction_service_pb2.EmbedRequest(normalize=normalize)
+    request = prediction_service_pb2.EmbedRequest()
+    set_field(request, "normalize", normalize)
     set_field(request, "prompt_name", prompt_name)
     _fill_prediction(request, model, items, options)
     return request
@@ -367,7 +368,7 @@ def _set_without_defaults(
     """Name the defaults that do not hold: those given, and those of empty lists."""
     given = options.get("without_defaults")
     if isinstance(given, str):
-        raise ValueError(f"without_defaults={given!r} is one name; give a list of them")
+        raise ValueError(f"without_defaults={given!r:.300} is one name; give a list of them")
     set_field(request, "without_defaults", given)
     request.without_defaults.extend(name for name in _LISTS if _is_empty(options.get(name)))
 
@@ -386,10 +387,10 @@ def _strategy(options: Mapping[str, object]) -> str | None:
     if strategy is None:
         return None
     if strategy not in _STRATEGIES:
-        raise ValueError(f"strategy={strategy!r} must be one of {', '.join(_STRATEGIES)}")
+        raise ValueError(f"strategy={strategy!r:.300} must be one of {', '.join(_STRATEGIES)}")
     wrong = [name for name in given if _BELONG_TO[name] != strategy]
     if wrong:
-        raise ValueError(f"{', '.join(wrong)} mean nothing with strategy={strategy!r}")
+        raise ValueError(f"{', '.join(wrong)} mean nothing with strategy={strategy!r:.300}")
     return str(strategy)
 
 
@@ -413,7 +414,7 @@ def _fill_constraint(
         value = options[name]
         if name == "choice":
             if isinstance(value, str):
-                raise ValueError(f"choice={value!r} is one text; give a list of them")
+                raise ValueError(f"choice={value!r:.300} is one text; give a list of them")
             message.constraint.choice.SetInParent()
             set_field(message.constraint.choice, "values", value, name)
         else:

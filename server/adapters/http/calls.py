@@ -79,7 +79,7 @@ class Calls:
 
 def unknown_model(name: str, capability: str = "do that") -> HttpError:
     """Return the answer where no model has a name, "" for any, or can do what is asked."""
-    which = f"no model {name!r} is served here" if name else f"no model here can {capability}"
+    which = f"no model {name!r:.300} is served here" if name else f"no model here can {capability}"
     message = f"{which}; /v1/models lists them"
     return HttpError(404, message, kind="not_found_error", code="model_not_found")
 

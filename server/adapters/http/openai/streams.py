@@ -176,7 +176,7 @@ class Chunks:
         self._prompt = Message.Prompt()  # comes with the first message
         self._num_tokens = 0
         self._ids: defaultdict[int, list[int]] = defaultdict(list)  # that are in no chunk yet
-        self._offsets: Counter[int] = Counter()  # of the next token in the text, by output
+        self._offsets: Counter[int] = Counter()  # the next token's in the text, by output
         self._begun: set[int] = set()
         self._usage: common_pb2.Usage | None = None  # once all has come
 
