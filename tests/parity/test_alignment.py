@@ -6,7 +6,6 @@ import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import cycle, product
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from engine.requests.events import SequenceFinished
 from engine.requests.request import GenerationRequest, SamplingParams
 from engine.slots.batch import Encode, PrefillChunk, ScheduledBatch
 from engine.slots.runner import SlotModelRunner
-from exporter.checkpoint import Checkpoint
 from exporter.models.attention import record_probabilities
 from server.config import WorkerConfig
 from server.worker.worker import Worker
@@ -78,11 +76,6 @@ def eager_attention(
     return of_heads.mean(dim=1)[0, len(prefix) :].numpy()
 
 
-@cache
-def in_half(checkpoint: Checkpoint) -> nn.Module:
-    return copy.deepcopy(checkpoint.model).half()
-
-
 async def answers(
     package: Path, requests: Sequence[GenerationRequest], setup: Setup = CPU
 ) -> list[list]:
@@ -122,6 +115,7 @@ async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
 
     found = await answers(package, mixed, setup)
 
+    in_half = copy.deepcopy(checkpoint.model).half()
     assert all(found)
     for request, sequences in zip(mixed, found, strict=True):
         for sequence in sequences:
@@ -133,7 +127,7 @@ async def test_alignment_is_the_eager_attention_while_others_run_that_want_none(
             expected = eager_attention(checkpoint.model, request.prompt, prefix, generated)
             atol = 1e-5
             if setup.form.precision == "fp16":
-                half = eager_attention(in_half(checkpoint), request.prompt, prefix, generated)
+                half = eager_attention(in_half, request.prompt, prefix, generated)
                 atol = MAX_RATIO * float(np.abs(half - expected).max())
             np.testing.assert_allclose(sequence.alignment, expected, atol=atol)
             np.testing.assert_allclose(np.sum(sequence.alignment, axis=1), 1, atol=1e-5)
