@@ -180,7 +180,7 @@ class RequestReader:
         if self._chat is None or not isinstance(prompt, Chat):
             return None
         end = b"".join(map(self._tokenizers.target.token_bytes, ids[-_MARK_TOKENS:]))
-        return self._chat.reasoning_behind(end.decode(errors="replace"))
+        return self._chat.reasoning_behind(prompt, end.decode(errors="replace"))
 
     async def _compile(
         self, constraint: Constraint | None, given_ids: Ids

@@ -72,11 +72,15 @@ class ChatTemplate:
             return "the model's chat template knows no tool_calls; send what was called as content"
         return None
 
-    def reasoning_behind(self, end: str) -> Reasoning | None:
+    def reasoning_behind(self, chat: Chat, end: str) -> Reasoning | None:
         """Return how an answer begins with reasoning, by the end of its prompt; None: with none."""
         if THINK_END not in self._form.template:
             return None
-        return "begun" if end.rstrip().endswith(THINK) else "marked"
+        is_begun = end.rstrip().endswith(THINK)
+        if chat.continue_final_message and (content := chat.messages[-1].content):
+            said = content if isinstance(content, str) else content[-1]
+            is_begun = said.rfind(THINK) > said.rfind(THINK_END)
+        return "begun" if is_begun else "marked"
 
     def render(self, chat: Chat) -> str:
         """Return the text, up to where the answer begins: its own turn, or the end of a message.

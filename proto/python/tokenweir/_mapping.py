@@ -29,10 +29,10 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "google.protobuf.Timestamp": lambda message: message.ToDatetime(tzinfo=UTC),
 }
 _WANTED = {
-    FieldDescriptor.CPPTYPE_STRING: "give a text",
-    FieldDescriptor.CPPTYPE_BOOL: "give true or false",
-    FieldDescriptor.CPPTYPE_FLOAT: "give a number",
-    FieldDescriptor.CPPTYPE_DOUBLE: "give a number",
+    FieldDescriptor.CPPTYPE_STRING: "a text",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
 }
 _ROOM = {  # the numbers that a field has room for
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -81,7 +81,12 @@ def set_field(message: Message, name: str, value: Any, argument: str | None = No
                 held.update(dict(value))
             else:
                 held.extend(value)
-        except (TypeError, ValueError) as error:
+        except TypeError as error:
+            if field.message_type is not None:
+                raise _refusal(argument, value, error) from None
+            wanted = _WANTED.get(field.cpp_type, "a whole number")
+            raise TypeError(f"{argument}={value!r:.300}: give a list, each {wanted}") from None
+        except ValueError as error:
             raise _refusal(argument, value, error) from None
         return
     if field.enum_type is not None:
@@ -93,8 +98,8 @@ def set_field(message: Message, name: str, value: Any, argument: str | None = No
     try:
         setattr(message, name, value)
     except (TypeError, OverflowError):  # the latter of a huge number for a flag
-        wanted = _WANTED.get(field.cpp_type, "give a whole number")
-        raise TypeError(f"{argument}={value!r:.300}: {wanted}") from None
+        wanted = _WANTED.get(field.cpp_type, "a whole number")
+        raise TypeError(f"{argument}={value!r:.300}: give {wanted}") from None
     except ValueError as error:
         if room := _ROOM.get(field.cpp_type):
             what = f"{argument}={value!r:.300} is outside {room[0]} to {room[1]}"
@@ -112,10 +117,9 @@ def token_ids(ids: Sequence[int], name: str) -> common_pb2.TokenIds:
     """Return token ids as a message."""
     try:
         return common_pb2.TokenIds(ids=ids)
-    except TypeError as error:
+    except TypeError:
         raise TypeError(
-            f"{name} is a {type(ids).__name__} that is neither text nor a sequence of "
-            f"token ids: {error}"
+            f"{name}={ids!r:.300} is neither a text nor a sequence of token ids"
         ) from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None

@@ -152,6 +152,26 @@ async def test_tokens_of_reasoning_are_counted(
     assert "completion_tokens_details" not in first["usage"]  # it is not known yet
 
 
+@pytest.mark.parametrize(
+    ("given", "thought", "said"),
+    [("<think>We", "ll", "So"), ("<think>No</think>We", "", "ll</think>So")],
+)
+async def test_reasoning_goes_on_where_the_last_message_is_continued_within_it(
+    given: str, thought: str, said: str, serving: Serving
+):
+    answer = [*b"ll</think>So", EOS]
+
+    def script(source: list[int], tokens: list[int]) -> int:
+        return answer[min(len(tokens) - bytes(tokens).index(b"We") - 2, len(answer) - 1)]
+
+    messages = [*ASKED["messages"], {"role": "assistant", "content": given}]
+    asked = {"model": "m", "messages": messages, "continue_final_message": True}
+    async with serving(script, None, MARKED) as caller:
+        _, found = await caller.post("chat/completions", **asked)
+
+    assert whole([found["choices"][0]["message"]]) == (thought, said)
+
+
 @pytest.mark.parametrize(("given", "count"), [("<think>We", 2), ("<think>Well</think>S", 0)])
 async def test_given_tokens_of_reasoning_are_not_counted(
     given: str, count: int, serving: Serving, spell: Callable[[str], Script]
