@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenweir
-import torch
 
 from engine.package.package import load_package
 from exporter.export import export_package
@@ -38,13 +41,22 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return download_minilm(tmp_path_factory.mktemp("minilm"))
+QUERY = "Represent this sentence for searching relevant passages: "
+_ORIGINAL = "sentence-transformers==6.2.0"
+_ENCODE = """
+import json, sys
+import numpy as np
+from sentence_transformers import SentenceTransformer
+directory, texts, out = sys.argv[1:]
+model, texts = SentenceTransformer(directory, device="cpu"), json.loads(texts)
+np.save(out, [model.encode(texts), model.encode(texts, prompt_name="query")])
+"""
 
 
 @pytest.mark.long
-def test_vectors_of_a_real_model_are_those_of_its_original(minilm: Path, tmp_path: Path) -> None:
+def test_vectors_of_a_real_model_are_those_of_its_original(tmp_path: Path) -> None:
+    minilm = download_minilm(tmp_path / "minilm")
+    _give_prompts(minilm)
     _, said = import_model(minilm, tmp_path / "checkpoint")
     export_package(tmp_path / "checkpoint", tmp_path / "package")
 
@@ -53,19 +65,25 @@ def test_vectors_of_a_real_model_are_those_of_its_original(minilm: Path, tmp_pat
     assert found.answers is not None and found.answers.max_vector_loss is not None
     assert found.answers.max_vector_loss < 1e-10
     with tokenweir.load(tmp_path / "package", name="minilm") as client:
-        vectors = np.array(client.embed_many("minilm", TEXTS).results)
-    np.testing.assert_allclose(vectors, _by_transformers(minilm), rtol=0, atol=1e-6)
+        vectors = [
+            client.embed_many("minilm", TEXTS, prompt_name=name).results for name in (None, "query")
+        ]
+    expected = _by_sentence_transformers(minilm, tmp_path)
+    np.testing.assert_allclose(np.array(vectors), expected, rtol=0, atol=1e-6)
+    assert np.abs(expected[0] - expected[1]).max() > 0.01  # the prompt is read
 
 
-@torch.no_grad()
-def _by_transformers(directory: Path) -> np.ndarray:
-    """Return what sentence-transformers' three modules give: the mean of all tokens, normalized."""
-    from transformers import AutoModel, AutoTokenizer
+def _give_prompts(directory: Path) -> None:
+    path = directory / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prompts": {"query": QUERY}}))
 
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    model = AutoModel.from_pretrained(directory, local_files_only=True).eval()
-    given = tokenizer(TEXTS, padding=True, truncation=True, max_length=256, return_tensors="pt")
-    mask = given["attention_mask"][:, :, None]
-    hidden = model(**given).last_hidden_state * mask
-    vectors = torch.nn.functional.normalize(hidden.sum(dim=1) / mask.sum(dim=1))
-    return np.asarray(vectors)
+
+def _by_sentence_transformers(directory: Path, folder: Path) -> np.ndarray:
+    """Return the vectors of the texts without a prompt and with one: [2, texts, numbers]."""
+    target, out = folder / "original", folder / "vectors.npy"
+    install = ["install", "--quiet", "--no-deps", "--target", str(target), _ORIGINAL]
+    if subprocess.run([sys.executable, "-m", "pip", *install], check=False).returncode:
+        pytest.skip(f"{_ORIGINAL} cannot be had here")
+    command = [sys.executable, "-c", _ENCODE, str(directory), json.dumps(TEXTS), str(out)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(target)})
+    return np.asarray(np.load(out))
