@@ -328,6 +328,13 @@ def _expanded(words: list[str]) -> list[str]:
     return ["x" * 1_000] * 2_000 if "HUGE" in words else words
 
 
+def able(*more: str, package: Package | None = None) -> FakeGenerator:
+    """Return a generator that has every option, and more capabilities."""
+    generator = FakeGenerator(package)
+    generator.capabilities += (*OPTIONS, *more)
+    return generator
+
+
 class FakePredictor(_Lifecycle):
     """Says the same of every item: logits 0, 1, 2 and embedding (3, 4), until it is told others."""
 

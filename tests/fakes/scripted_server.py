@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -121,6 +122,20 @@ def stream_messages(pieces: Sequence[str], request_id: str = "r") -> Iterator[St
             provenance=common_pb2.Provenance(model="m", model_version="7", seed=11),
         ),
     )
+
+
+def breaking_stream(
+    piece: str, code: grpc.StatusCode, message: str
+) -> tuple[Answer, threading.Event]:
+    """Return an answer that fails behind its first piece, and the event that it waits for."""
+    read = threading.Event()
+
+    def answer(request: object, context: grpc.ServicerContext) -> Iterator[StreamMessage]:
+        yield next(stream_messages([piece]))
+        read.wait(60)
+        fail(context, code, message)
+
+    return answer, read
 
 
 def _scripted(service: type, script: ScriptedServer) -> object:

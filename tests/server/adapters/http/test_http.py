@@ -35,16 +35,22 @@ from server.gateway.gateway import Gateway
 from server.settings import Auth
 from tests.fakes.calls import until
 from tests.fakes.engines import (
-    OPTIONS,
     FakeGenerator,
     FakePredictor,
+    able,
     generation_package,
     prediction_package,
     running_worker,
 )
 from tests.fakes.gateways import entry
 from tests.fakes.http_calls import Caller, http_server
-from tests.fakes.scripted_server import ScriptedServer, fail, scripted_server, stream_messages
+from tests.fakes.scripted_server import (
+    ScriptedServer,
+    breaking_stream,
+    fail,
+    scripted_server,
+    stream_messages,
+)
 
 _TEXTS = TextForm(CompletionRequest(model="m", prompt=["a"]))
 _CHATS = ChatForm(ChatRequest(model="m", messages=[{}]))
@@ -55,12 +61,6 @@ async def http_before(*engines: Any, config: HttpConfig | None = None) -> AsyncI
     async with running_worker(*engines) as (_, address):
         async with http_server(address, config) as caller:
             yield caller
-
-
-def able() -> FakeGenerator:
-    generator = FakeGenerator()
-    generator.capabilities += OPTIONS
-    return generator
 
 
 async def test_a_text_is_completed_with_what_it_took():
@@ -377,8 +377,7 @@ async def test_what_an_answer_must_be_may_be_said_as_others_say_it():
 async def test_several_outputs_are_sampled_unless_the_model_has_a_search(
     defaults: dict[str, object], strategy: str
 ):
-    generator = FakeGenerator(generation_package(**defaults))
-    generator.capabilities += OPTIONS
+    generator = able(package=generation_package(**defaults))
     async with http_before(generator) as caller:
         status, _ = await caller.post(model="dates", prompt="a", n=3)
         refused, _ = await caller.post(model="dates", prompt="a", n=3, temperature=0)
@@ -481,15 +480,9 @@ async def test_a_fault_of_the_server_itself_is_found_by_the_id_of_its_request(
 
 
 async def test_an_error_within_a_stream_is_its_last_event():
+    gone = grpc.StatusCode.UNAVAILABLE, "gone"
     with scripted_server() as script:
-
-        def answer(request: object, context: grpc.ServicerContext) -> object:
-            yield next(iter(stream_messages(["a"])))
-            read.wait(60)
-            fail(context, grpc.StatusCode.UNAVAILABLE, "gone")
-
-        read = threading.Event()
-        script.answers["GenerateStream"] = answer
+        script.answers["GenerateStream"], read = breaking_stream("a", *gone)
         async with http_server(script.address) as caller:
             body = {"model": "m", "prompt": "a", "stream": True}
             async with caller.session.post(f"{caller.url}/v1/completions", json=body) as found:
@@ -727,8 +720,7 @@ async def test_log_probabilities_of_a_source_are_not_echoed():
 
 
 async def test_what_a_conversation_was_made_into_is_told():
-    generator = able()
-    generator.capabilities += ("chat",)
+    generator = able("chat")
     said = {"model": "dates", "messages": [{"role": "user", "content": "ab c"}]}
 
     async with http_before(generator) as caller:
@@ -763,8 +755,7 @@ async def test_what_a_conversation_was_made_into_is_told():
 async def test_a_conversation_ends_as_it_is_asked_for(
     said: dict[str, Any], ending: tuple[bool, bool]
 ):
-    generator = able()
-    generator.capabilities += ("chat",)
+    generator = able("chat")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
     async with http_before(generator) as caller:
@@ -776,8 +767,7 @@ async def test_a_conversation_ends_as_it_is_asked_for(
 
 
 async def test_a_conversation_is_answered_whole_and_streamed():
-    generator = FakeGenerator()
-    generator.capabilities += (*OPTIONS, "chat")
+    generator = able("chat")
     parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
     said = {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]}
     said |= {"model": "dates", "logprobs": True, "top_logprobs": 1, "max_completion_tokens": 9}
@@ -870,8 +860,7 @@ WRONG_CHATS = [
 
 
 async def test_what_a_conversation_cannot_have_is_named():
-    generator = able()
-    generator.capabilities += ("chat",)
+    generator = able("chat")
     async with http_before(generator) as caller:
         for body, said, param in WRONG_CHATS:
             for stream in (False, True):
@@ -890,8 +879,7 @@ async def test_a_model_without_a_chat_template_says_so():
 
 
 async def test_special_tokens_are_added_to_a_text_if_wanted_and_not_to_a_conversation():
-    generator = able()
-    generator.capabilities += ("chat",)
+    generator = able("chat")
     said = {"model": "dates", "messages": [{"role": "user", "content": "a"}]}
     async with http_before(generator) as caller:
         for add, text, chat in ((True, 200, 400), (False, 200, 200)):
@@ -902,8 +890,7 @@ async def test_special_tokens_are_added_to_a_text_if_wanted_and_not_to_a_convers
 
 
 async def test_the_most_tokens_of_an_answer_have_two_names():
-    generator = able()
-    generator.capabilities += ("chat",)
+    generator = able("chat")
     said = {"model": "dates", "messages": [{"role": "user", "content": "a"}]}
     async with http_before(generator) as caller:
         for name in ("max_tokens", "max_completion_tokens"):
@@ -913,8 +900,7 @@ async def test_the_most_tokens_of_an_answer_have_two_names():
 
 
 async def test_variables_of_the_chat_template_are_handed_on():
-    generator = able()
-    generator.capabilities += ("chat",)
+    generator = able("chat")
     said = {"model": "dates", "messages": [{"role": "user", "content": "a"}]}
     said |= {"enable_thinking": False, "reasoning_effort": "none"}
     async with http_before(generator) as caller:
@@ -989,8 +975,7 @@ async def test_a_request_may_have_as_many_inputs_as_openai_takes():
 async def test_the_package_openai_is_a_client():
     import openai
 
-    generator = FakeGenerator()
-    generator.capabilities += (*OPTIONS, "chat")
+    generator = able("chat")
     async with http_before(generator, FakePredictor()) as caller:
         url = f"{caller.url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:

@@ -30,9 +30,9 @@ from server.adapters.kserve import reading
 from server.adapters.kserve.tasks import TASKS, Asked
 from server.adapters.kserve.tensors import Tensor
 from tests.fakes.engines import (
-    OPTIONS,
     FakeGenerator,
     FakePredictor,
+    able,
     prediction_package,
     running_worker,
 )
@@ -55,12 +55,6 @@ async def stub_before(*engines: Any, config: KserveConfig | None = None) -> Asyn
     async with running_worker(*engines) as (_, address):
         async with stub_of(address, config) as stub:
             yield stub
-
-
-def able() -> FakeGenerator:
-    generator = FakeGenerator()
-    generator.capabilities += OPTIONS
-    return generator
 
 
 def seer() -> FakePredictor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from tests.conftest import EOS, Script
 from tests.fakes.calls import until
 from tests.fakes.engines import OPTIONS, FakeGenerator, running_worker
 from tests.fakes.http_calls import http_server
-from tests.fakes.scripted_server import fail, scripted_server, stream_messages
+from tests.fakes.scripted_server import breaking_stream, scripted_server
 from tests.server.adapters.conftest import PLAIN, Serving, client_of
 
 if TYPE_CHECKING:  # as in conftest.py
@@ -245,15 +244,9 @@ async def test_what_says_the_same_as_nothing_is_taken(
 
 
 async def test_an_error_within_a_stream_is_its_last_event():
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED, "full"
     with scripted_server() as script:
-
-        def answer(request: object, context: grpc.ServicerContext) -> object:
-            yield next(iter(stream_messages(["a"])))
-            read.wait(60)
-            fail(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-
-        read = threading.Event()
-        script.answers["GenerateStream"] = answer
+        script.answers["GenerateStream"], read = breaking_stream("a", *full)
         async with http_server(script.address) as caller, client_of(caller) as client:
             events = []
             async for one in await client.responses.create(model="m", input="x", stream=True):
