@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import pytest
 from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from tokenweir.v1 import admin_service_pb2
 
 from engine.errors import FieldViolation, InvalidRequest
 from engine.one_pass.prediction import Prediction, PredictionItem
@@ -22,7 +20,6 @@ from tests.fakes.engines import (
     running_worker,
 )
 from tests.fakes.http_calls import Caller, http_server
-from tests.fakes.scripted_server import fail, scripted_server
 from tests.server.adapters.conftest import client_of
 
 
@@ -163,24 +160,3 @@ async def test_an_error_has_the_form_that_its_clients_read():
 
     assert "truncation_direction: Input should be 'Left', 'Right'" in str(refused.value)
     assert away == (503, "Unhealthy")
-
-
-@pytest.mark.parametrize(("path", "rpc"), [("/embed", "Embed"), ("/predict", "Classify")])
-async def test_tokens_and_quotas_are_those_of_other_calls(path: str, rpc: str):
-    model = admin_service_pb2.ModelInfo(
-        model="m", state=admin_service_pb2.MODEL_STATE_READY, capabilities=[rpc.lower()]
-    )
-    body, headers = {"inputs": "a"}, {"Authorization": "Bearer theirs"}
-    with scripted_server() as script:
-        found_models = admin_service_pb2.ListModelsResponse(models=[model])
-        script.answers["ListModels"] = lambda _request, _context: found_models
-        script.answers[rpc] = lambda _, context: fail(
-            context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the quota is used up"
-        )
-        async with http_server(script.address) as caller:
-            url = f"{caller.url}{path}"
-            async with caller.session.post(url, json=body, headers=headers) as found:
-                refused = found.status, await found.json()
-
-    assert [dict(one)["authorization"] for one in script.metadata] == ["Bearer theirs"] * 2
-    assert refused == (429, {"error": "the quota is used up", "error_type": "Overloaded"})
