@@ -70,10 +70,13 @@ def scratch_directory(purpose: str) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_scratch(num_bytes: int) -> Iterator[None]:
-    """Turn refusals to write so much below TMPDIR into an error that says how much is wanted."""
-    way_out = f"set TMPDIR to a directory with room for {num_bytes:,} bytes"
-    with writing_to(Path(tempfile.gettempdir()), PackageError, way_out):
+def writing_scratch(
+    num_bytes: int | None = None, refusal: type[TokenweirError] = PackageError
+) -> Iterator[None]:
+    """Turn refusals to write below TMPDIR into an error, which says how much is wanted if known."""
+    amount = "" if num_bytes is None else f" for {num_bytes:,} bytes"
+    way_out = f"set TMPDIR to a directory with room{amount}"
+    with writing_to(Path(tempfile.gettempdir()), refusal, way_out):
         yield
 
 

@@ -35,7 +35,8 @@ _HUB = re.compile(
     r"((?:[\w.-]+/[\w.-]+|\w[\w.-]*)(?:@[\w./-]+)?)(?:/|/(?:tree|blob|resolve)/.*)?"
 )
 _OF_TRAININGS = (".pt", ".pth", ".ckpt")
-_PARTS = (".safetensors", ".bin", ".json", ".spm", ".model", ".h5", ".msgpack", ".txt")
+_PARTS = (".safetensors", ".bin", ".spm", ".model", ".h5", ".msgpack")
+_PARTS_BESIDE = (".json", ".txt")  # parts where a model is, else anything
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".zst", ".7z")
 _MAX_JSON_BYTES = 2**24
 _MAX_LOOKED_AT = 10_000  # entries of a folder
@@ -102,7 +103,9 @@ def _missing(given: str) -> Recognised:
     parent, found = Path(given).parent, _HUB.fullmatch(given)
     others = [entry.name for entry in islice(parent.iterdir(), 999)] if parent.is_dir() else []
     near = "".join(get_close_matches(Path(given).name, others, n=1))
-    is_file = Path(given).suffix in (*_OF_TRAININGS, *_PARTS, *_ARCHIVES, ".gguf", ".onnx")
+    is_file = Path(given).suffix in (
+        *(*_OF_TRAININGS, *_PARTS, *_PARTS_BESIDE, *_ARCHIVES, ".gguf", ".onnx"),
+    )
     is_short = "/" not in given and not near and not is_file
     if found is not None and (found[1] or is_short or not parent.is_dir()):
         said = f"there is no {given} here; a model of the Hub is fetched first"
@@ -122,7 +125,7 @@ def _file(path: Path) -> Recognised:
         said = _foreign(path, ".onnx")
     elif path.suffix in _ARCHIVES:
         said = f"{path} is an archive; unpack it, and give the directory of the model"
-    elif path.suffix in _PARTS:
+    elif path.suffix in _PARTS or (path.suffix in _PARTS_BESIDE and _is_model(path.parent)):
         said = f"{path} is a file of a model; give its directory, {path.parent}"
     elif path.suffix in _OF_TRAININGS or begin.startswith((b"PK", b"\x80")):  # by torch.save
         return Recognised(str(path), "original", f"{path} is a checkpoint of another library")

@@ -35,6 +35,7 @@ _SMALL = 2**20  # bytes of a file whose content is looked at each time
 _MOST_FILES = 10_000
 # `tokenweir` of this environment, whatever PATH says.
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-c", "from server.cli import main; main()")
+_MAKE_ROOM = "make room by `tokenweir cache --max-size`"
 _ENDS_WITHIN = 10.0  # seconds, in which an interrupted command has removed what it had begun
 Kind = Literal["checkpoint", "package"]
 Say = Callable[[str], None]
@@ -180,7 +181,7 @@ def _built(
             return entry / name
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        way_out = "make room by `tokenweir cache --max-size`, or " if is_full else ""
+        way_out = f"{_MAKE_ROOM}, or " if is_full else ""
         raise PackageError(
             f"{source} cannot be kept as a {kind} in {cache}: {error}; {way_out}set "
             "TOKENWEIR_CACHE to another directory"
@@ -267,6 +268,8 @@ def _run(command: list[str], source: Path, lock: int) -> None:
             raise
     if code:
         said = "; ".join(reasons) or f"`tokenweir {command[0]}` ended with {code}"
+        if os.strerror(errno.ENOSPC) in said and str(user_cache()) in said:
+            said += f" ({_MAKE_ROOM}, or set TOKENWEIR_CACHE)"
         raise PackageError(f"{source} does not become a package: {said}")
 
 

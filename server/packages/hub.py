@@ -5,6 +5,7 @@ HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean there.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from engine.errors import PackageError, PackageUnreachable
@@ -20,7 +21,7 @@ def download(name: str, revision: str | None) -> Path:
     there is no such model or it may not be read, PackageUnreachable if the Hub cannot be asked.
     """
     try:
-        from huggingface_hub import errors, snapshot_download
+        from huggingface_hub import constants, errors, snapshot_download
     except ModuleNotFoundError as error:
         raise PackageError(
             f"there is no {name} here, and models of the Hub are fetched with huggingface_hub; "
@@ -57,10 +58,13 @@ def download(name: str, revision: str | None) -> Path:
             "ORG/NAME, or HF_TOKEN for a private one"
         ) from error
     except Exception as error:  # also of its HTTP client, which is another in each release
-        if isinstance(error, OSError) and error.filename is not None:
+        if isinstance(error, OSError) and (
+            error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT)
+        ):
             raise PackageError(
-                f"{at} of the Hub cannot be kept in {error.filename}: {error.strerror}; set "
-                "HF_HOME to a directory with room that this user may write to"
+                f"{at} of the Hub cannot be kept in {error.filename or constants.HF_HUB_CACHE}: "
+                f"{error.strerror}; set HF_HOME to a directory with room that this user may "
+                "write to"
             ) from error
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise PackageUnreachable(f"{at} cannot be fetched from the Hub: {reason}") from error

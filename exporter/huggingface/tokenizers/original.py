@@ -65,7 +65,7 @@ def load_original(directory: Path, room: int) -> Original:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises panics, which are not Exception
-            said = str(error).partition("\n")[0].strip(" :").replace(str(staged), str(directory))
+            said = " ".join(str(error).split()).replace(str(staged), str(directory))
             said = f"it lacks {said}" if isinstance(error, KeyError) else said
             raise ValueError(f"transformers reads none: {shortened(said)}; {_AGAIN}") from error
     wanted = {TOKENIZER_NAME, _ANY_MODEL, *tokenizer.vocab_files_names.values()}

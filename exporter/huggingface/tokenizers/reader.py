@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from engine.text.chat_format import MAX_TEMPLATE_CHARS, ChatFormat, ToolFormat
 from engine.text.tokenizer_file import parse_tokenizer
 from engine.wording import listed, shortened
 from exporter.checkpoint import TOKENIZER_NAME, TextFiles
+from exporter.files import writing_scratch
 from exporter.huggingface.tokenizers.original import SETTINGS_NAME, Original, load_original
 from exporter.huggingface.tokenizers.python_classes import Made, convert_python
 from exporter.huggingface.weights.stored import about_pointers
@@ -74,6 +76,9 @@ def read_tokenizer(
         checked_target = target and _within(target.tokenizer, config.vocab_size)[0]
         files = TextFiles(checked_target, _read_chat(tokenizer))
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with writing_scratch(refusal=CheckpointError):
+                raise
         said = str(error).partition("\n")[0] + about_pointers(directory)
         raise CheckpointError(f"{directory} has no tokenizer of this model: {said}") from error
     notes = []

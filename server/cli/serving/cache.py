@@ -12,6 +12,7 @@ import click
 from rich.table import Table
 
 from engine.errors import PackageError
+from engine.wording import size_of
 from server.cli.extras import needs
 from server.cli.options import Parsed, examples, json_option
 from server.cli.tables import print_table
@@ -89,7 +90,8 @@ def _show(rest: list[Kept], *, as_json: bool) -> None:
     table.add_column("size", justify="right")
     for one in rest:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_at))
-        table.add_row(one.key, one.kind, one.built_of, used, f"{one.num_bytes / 1e6:,.0f} MB")
+        table.add_row(one.key, one.kind, one.built_of, used, size_of(one.num_bytes))
     if rest:
         print_table(table)
-    click.echo(f"{sum(one.num_bytes for one in rest) / 1e6:,.0f} MB in {len(rest)} directories")
+    whole = size_of(sum(one.num_bytes for one in rest))
+    click.echo(f"{whole} in {len(rest)} director{'y' if len(rest) == 1 else 'ies'}")

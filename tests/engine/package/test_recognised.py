@@ -139,6 +139,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("files/a.gguf", "package", "files/a.gguf is of GGUF, whose weights are rounded for"),
         ("files/b", "original", "files/b is of GGUF, whose weights are rounded for llama.cpp"),
         ("files/a.safetensors", "original", "a.safetensors is a file of a model; give its dir"),
+        ("llama/config.json", "package", "llama/config.json is a file of a model; give its direc"),
+        ("other/notes.txt", "package", "other/notes.txt is a file, and no model; give the direc"),
         ("files/a.onnx", "package", "files/a.onnx is of ONNX, without the manifest.json of a"),
         ("files/a.zip", "original", "files/a.zip is an archive; unpack it, and give the direc"),
         ("files/a.py", "original", "files/a.py is a file, and no model; give the directory of"),

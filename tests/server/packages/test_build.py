@@ -36,7 +36,8 @@ with log.open("a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 if os.environ.get("FAILS") == command:
     print("a warning is no error: it goes on", file=sys.stderr)
-    sys.exit("error: there is a fault in it")
+    said = os.environ.get("SAYS", "there is a fault in it")
+    sys.exit(f"error: {said.format(out=out)}")
 if pipe := os.environ.get("WAITS"):
     open(pipe).read()
 if os.environ.get("CHANGES") == command:
@@ -271,6 +272,16 @@ def test_a_full_disk_is_told_and_the_next_start_goes_on(
     assert {one.kind for one in kept()} == {"checkpoint", "package"}
 
 
+def test_a_disk_that_a_command_finds_full_is_told_with_the_same_way_out(
+    commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", "export")
+    monkeypatch.setenv("SAYS", "cannot write {out}: No space left on device")
+
+    with pytest.raises(PackageError, match=r"device \(make room by `tokenweir cache --max-size`, o"):
+        build_package(original)
+
+
 def test_a_file_is_no_cache(
     commands: Path, original: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +321,7 @@ def test_the_cache_is_listed_and_emptied(commands: Path, original: Path) -> None
     assert "is no size" in run(cache, ["--max-size", "much"]).stderr
     assert key not in run(cache, ["--remove", key]).stdout and len(kept()) == 1
     for size in ("1GB", "1 gib", "900K"):
-        assert "0 MB in 1 directories" in run(cache, ["--max-size", size]).stdout
+        assert " bytes in 1 directory" in run(cache, ["--max-size", size]).stdout
     run(cache, ["--max-size", "0"])
 
     assert kept() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socketserver
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import PackageError
+from server.packages.hub import download
 from tests.fakes.hub import fake_hub
 
 PROGRAM = """
@@ -83,3 +86,13 @@ def test_a_hub_that_breaks_off_or_says_something_else_is_told(tmp_path: Path, he
 
     for one in (told, wrong):
         assert str(one).startswith("PackageUnreachable: me/it cannot be fetched from the Hub: ")
+
+
+def test_a_full_disk_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a write names no file
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+
+    with pytest.raises(PackageError, match=r"kept in /.*: No space left on device; set HF_HOME"):
+        download("me/it", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -168,3 +169,18 @@ def test_a_file_that_its_class_reads_otherwise_is_told(tmp_path: Path) -> None:
     assert "has a WordLevel model, and LlamaTokenizer of transformers 5 reads it as BPE" in str(
         notes
     )
+
+
+def test_a_full_disk_is_no_fault_of_the_tokenizer(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lay_out(tmp_path, "GPT2Tokenizer")
+    monkeypatch.setattr(Path, "write_bytes", full)
+
+    said = refusal(tmp_path)
+
+    assert said.startswith(f"cannot write {scratch}: No space left on device; free space there")
+    assert said.endswith("or set TMPDIR to a directory with room")
