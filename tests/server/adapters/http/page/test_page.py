@@ -423,6 +423,27 @@ async def test_a_browser_shows_the_meaning_of_a_number_on_hover_and_on_focus(tmp
 
 
 @in_browser
+async def test_a_browser_tells_of_an_import_in_words_with_its_meaning(tmp_path: Path):
+    package = prediction_package()
+    found = package.manifest.certificate.model_copy(
+        update={"original": "compared with BertModel of transformers 5: 9 inputs within 2.3e-07"}
+    )
+    manifest = package.manifest.model_copy(update={"certificate": found})
+    imported = FakePredictor(package.model_copy(update={"manifest": manifest}))
+    async with page_of(imported) as caller:
+        async with seen(caller.url, tmp_path) as tab:
+            await tab.until("document.querySelector('#about .note')")
+            said = await text_of(tab, "#about .note")
+            meaning = await tab.evaluate(
+                "document.querySelector('#about .note [data-help]').dataset.help"
+            )
+
+    assert said.startswith("Imported: compared with BertModel")
+    assert said.endswith("within 2.3\u00a0×\u00a010⁻⁷.")
+    assert meaning.startswith("Before the export, the imported model is compared with its original")
+
+
+@in_browser
 async def test_a_browser_streams_an_answer_as_text_and_stops_it(tmp_path: Path):
     async with page_of(FakeGenerator()) as caller:
         async with seen(caller.url, tmp_path) as tab:
