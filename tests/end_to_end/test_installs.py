@@ -89,7 +89,7 @@ def install(wheels: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("python", ["3.12", "3.13", "3.14"])
-def test_all_that_serves_has_wheels_for_newer_pythons(
+def test_every_extra_has_wheels_for_newer_pythons(
     wheels: Path, tmp_path: Path, python: str
 ) -> None:
     (ours,) = wheels.glob("tokenweir-*")
@@ -97,7 +97,7 @@ def test_all_that_serves_has_wheels_for_newer_pythons(
     other = ("--python-version", python, "--only-binary", ":all:", "--target", tmp_path)
     constraints = ("--constraint", ROOT / "constraints.txt")
 
-    run(*pip, *other, *constraints, f"{ours}[cpu,serve,http,otel,buckets,loadtest]")
+    run(*pip, *other, *constraints, f"{ours}[{EXTRAS}]")
 
 
 @pytest.mark.ray
