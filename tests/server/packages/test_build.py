@@ -278,7 +278,7 @@ def test_a_disk_that_a_command_finds_full_is_told_with_the_same_way_out(
     monkeypatch.setenv("FAILS", "export")
     monkeypatch.setenv("SAYS", "cannot write {out}: No space left on device")
 
-    with pytest.raises(PackageError, match=r"device \(make room by `tokenweir cache --max-size`, o"):
+    with pytest.raises(PackageError, match=r"device \(make room by `tokenweir cache --max-size`"):
         build_package(original)
 
 
