@@ -30,6 +30,7 @@ SHELL = {
     "cmake",
     "cp",
     "curl",
+    "cut",
     "do",
     "docker",
     "done)",
