@@ -12,7 +12,6 @@ import click
 from rich.table import Table
 
 from engine.errors import PackageError
-from engine.wording import size_of
 from server.cli.extras import needs
 from server.cli.options import Parsed, examples, json_option
 from server.cli.tables import print_table
@@ -84,6 +83,8 @@ def _show(rest: list[Kept], *, as_json: bool) -> None:
         for one in rest:
             click.echo(json.dumps({"key": one.key, **asdict(one)}, default=str))
         return
+    from engine.wording import size_of
+
     table = Table()
     for title in ("key", "kind", "built of", "used"):
         table.add_column(title)
