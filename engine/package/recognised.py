@@ -103,9 +103,8 @@ def _missing(given: str) -> Recognised:
     parent, found = Path(given).parent, _HUB.fullmatch(given)
     others = [entry.name for entry in islice(parent.iterdir(), 999)] if parent.is_dir() else []
     near = "".join(get_close_matches(Path(given).name, others, n=1))
-    is_file = Path(given).suffix in (
-        *(*_OF_TRAININGS, *_PARTS, *_PARTS_BESIDE, *_ARCHIVES, ".gguf", ".onnx"),
-    )
+    known = (*_OF_TRAININGS, *_PARTS, *_PARTS_BESIDE, *_ARCHIVES, ".gguf", ".onnx")
+    is_file = Path(given).suffix in known
     is_short = "/" not in given and not near and not is_file
     if found is not None and (found[1] or is_short or not parent.is_dir()):
         said = f"there is no {given} here; a model of the Hub is fetched first"
