@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ from server.adapters.kserve.errors import Refused, refused_arguments
 from server.adapters.kserve.pieces import generate_in_pieces
 from server.adapters.kserve.requests import InferRequest
 from server.adapters.kserve.statistics import Statistics
-from server.adapters.kserve.tasks import TASKS, Answered, Asked, Task, task_for
+from server.adapters.kserve.tasks import TASKS, Answered, Asked, Task, run, tasks_for
 
 Versions = list[ModelInfo]  # one model's, at least one
 _KNOWN_SECONDS = 5.0  # validity of a model's description
@@ -78,27 +79,27 @@ class Inference:
         self, caller: AsyncClient, request: InferRequest, seconds: float | None = None
     ) -> Answered:
         """Run a model; `seconds` is the time that the caller gives it."""
-        task, asked = await self._asked(caller, request, seconds)
-        with self._counting(asked) as answered, refused_arguments():
-            found = _chosen(await task.run(caller, asked), request)
-            answered.append(found.version)
-            return found
+        tasks, asked = await self._asked(caller, request, seconds)
+        with self._counting(asked) as answers, refused_arguments():
+            found = await run(tasks, caller, asked)
+            answers.append(found)
+            return _chosen(found, request)
 
     async def stream(
         self, caller: AsyncClient, request: InferRequest, seconds: float | None = None
     ) -> AsyncGenerator[Answered]:
         """Run a model, and yield the pieces of its answer; of other tasks than texts it is one."""
-        task, asked = await self._asked(caller, request, seconds)
-        with self._counting(asked) as answered, refused_arguments():
-            if task is not TASKS["generate"]:
-                found = _chosen(await task.run(caller, asked), request)
-                answered.append(found.version)
-                yield found
+        tasks, asked = await self._asked(caller, request, seconds)
+        with self._counting(asked) as answers, refused_arguments():
+            if TASKS["generate"] not in tasks:
+                found = await run(tasks, caller, asked)
+                answers.append(found)
+                yield _chosen(found, request)
                 return
             async with aclosing(generate_in_pieces(caller, asked)) as pieces:
                 async for piece in pieces:
                     if piece.usage is not None:  # the last one
-                        answered.append(piece.version)
+                        answers.append(piece)
                     yield _chosen(piece, request)
 
     async def statistics(self, caller: AsyncClient, name: str, version: str) -> dict[str, Any]:
@@ -111,12 +112,12 @@ class Inference:
             found = await self.versions(caller, name) if name else await caller.models()
         return {"model_stats": list(map(self._statistics.of, found))}
 
-    def _counting(self, asked: Asked) -> AbstractContextManager[list[str]]:
+    def _counting(self, asked: Asked) -> AbstractContextManager[list[Answered]]:
         return self._statistics.counting(asked.model.model, asked.model.model_version)
 
     async def _asked(
         self, caller: AsyncClient, request: InferRequest, seconds: float | None
-    ) -> tuple[Task, Asked]:
+    ) -> tuple[list[Task], Asked]:
         parameters = dict(request.parameters)
         options: dict[str, Any] = {
             "model_version": request.version or None,
@@ -130,8 +131,8 @@ class Inference:
             models = await self.versions(caller, request.model)
         named = (model for model in models if model.model_version == request.version)
         model = next(named, models[0])
-        task = task_for(model, request.outputs)
-        return task, Asked(model, request.inputs, parameters, request.outputs, options)
+        tasks = tasks_for(model, request.outputs)
+        return tasks, Asked(model, request.inputs, parameters, request.outputs, options)
 
     def _seconds(self, microseconds: Any, seconds: float | None) -> float:
         """Return the time that a call has: the least of what is said of it."""
@@ -146,4 +147,4 @@ class Inference:
 def _chosen(found: Answered, request: InferRequest) -> Answered:
     """Return an answer with the outputs alone that were asked for."""
     outputs = tuple(one for one in found.outputs if one.name in (request.outputs or (one.name,)))
-    return Answered(outputs, found.usage, found.version, found.request_id)
+    return replace(found, outputs=outputs)

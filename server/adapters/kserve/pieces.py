@@ -11,6 +11,7 @@ from server.adapters.kserve.errors import Refused
 from server.adapters.kserve.tasks import (
     Answered,
     Asked,
+    answered,
     generated,
     generation_of,
     items_of,
@@ -45,9 +46,4 @@ async def generate_in_pieces(client: AsyncClient, asked: Asked) -> AsyncGenerato
                 yield Answered(tuple(Tensor(name, "BYTES", (1, 1), values) for name in names))
     found = stream.result
     last = replace(found.sequences[0], text="")
-    yield Answered(
-        generated(generation.texts, [[last]]),
-        found.usage,
-        found.provenance.model_version,
-        found.request_id,
-    )
+    yield answered(generated(generation.texts, [[last]]), found)

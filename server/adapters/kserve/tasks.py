@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from tokenweir import AsyncClient, GeneratedSequence, ModelInfo, Usage
+from tokenweir import Answers, AsyncClient, GeneratedSequence, ModelInfo, Usage
+from tokenweir import Generation as WholeGeneration
 
 from server.adapters.kserve.errors import Refused, short
 from server.adapters.kserve.images import encoded_images
@@ -29,7 +31,7 @@ TEXT_PAIR: Named = ("text_pair", "BYTES", (1,))
 INPUT_IDS: Named = ("input_ids", "INT64", (-1, -1))
 IMAGE: Named = ("image", "BYTES", (-1,))
 _SECOND: tuple[Named, ...] = (
-    (TEXT_INPUT, "BYTES", (-1,)),
+    (TEXT_INPUT, "BYTES", (1,)),
     (MAX_TOKENS, "INT32", (1,)),
     (STREAM, "BOOL", (1,)),
 )
@@ -58,6 +60,8 @@ class Answered:
     usage: Usage | None = None
     version: str = ""
     request_id: str = ""
+    queue: float = 0.0  # seconds, and those below
+    compute: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,19 +80,56 @@ def inputs_of(model: ModelInfo) -> tuple[Named, ...]:
     return (TEXT, TEXT_PAIR, INPUT_IDS) if is_paired else (TEXT, INPUT_IDS, *_SECOND)
 
 
-def task_for(model: ModelInfo, outputs: Sequence[str]) -> Task:
-    """Return the task that gives the outputs which are asked for, none: the model's first.
+def tasks_for(model: ModelInfo, outputs: Sequence[str]) -> list[Task]:
+    """Return the tasks that give the outputs which are asked for, none: the model's first.
 
-    Raises Refused for an output that the model does not have.
+    One is enough where it gives them all. Raises Refused for an output that the model does not
+    have.
     """
-    tasks = tasks_of(model)
+    tasks, left = tasks_of(model), set(outputs)
+    found: list[Task] = []
     for task in tasks:
-        if set(outputs) <= {name for name, *_ in task.outputs}:
-            return task
+        names = {name for name, *_ in task.outputs}
+        if set(outputs) <= names:
+            return [task]
+        if left & names:
+            found.append(task)
+            left -= names
+    if found and not left:
+        return found
     known = "; or ".join(", ".join(name for name, *_ in task.outputs) for task in tasks)
     raise Refused(
         f"outputs {', '.join(map(short, outputs)) or 'of any kind'} are not what {model.model} "
-        f"gives in one call; it gives {known or 'nothing here'}"
+        f"gives; it gives {known or 'nothing here'}"
+    )
+
+
+async def run(tasks: Sequence[Task], client: AsyncClient, asked: Asked) -> Answered:
+    """Run tasks one after the other; the answer has the first output of a name."""
+    found = [await task.run(client, asked) for task in tasks]
+    outputs: dict[str, Tensor] = {}
+    for one in itertools.chain.from_iterable(answer.outputs for answer in found):
+        outputs.setdefault(one.name, one)
+    usages = [astuple(answer.usage) for answer in found if answer.usage is not None]
+    return replace(
+        found[0],
+        outputs=tuple(outputs.values()),
+        usage=Usage(*map(sum, zip(*usages, strict=True))),
+        queue=sum(answer.queue for answer in found),
+        compute=sum(answer.compute for answer in found),
+    )
+
+
+def answered(outputs: tuple[Tensor, ...], found: Answers[Any] | WholeGeneration) -> Answered:
+    """Return the answer of a call of our client, whole or the last piece of it."""
+    timing = found.timing
+    return Answered(
+        outputs,
+        found.usage,
+        found.provenance.model_version,
+        found.request_id,
+        timing.queue,
+        timing.prefill + timing.decode,
     )
 
 
@@ -146,11 +187,9 @@ async def whole_generation(client: AsyncClient, generation: Generation) -> Answe
     asked = generation.asked
     items = await items_of(asked)
     found = await client.generate_many(asked.model.model, items, **generation.options)
-    return Answered(
+    return answered(
         generated(generation.texts, [result.sequences for result in found.results]),
-        found.usage,
-        found.provenance.model_version,
-        found.request_id,
+        found,
     )
 
 
@@ -161,15 +200,13 @@ async def _classify(client: AsyncClient, asked: Asked) -> Answered:
         asked.model.model, items, top=asked.parameters.get("top"), text_pair=pair, **_options(asked)
     )
     rows = found.results
-    return Answered(
+    return answered(
         (
             _table("label", rows, lambda one: one.label),
             _table("probability", rows, lambda one: one.probability, "FP32"),
             _table("index", rows, lambda one: one.index, "INT32"),
         ),
-        found.usage,
-        found.provenance.model_version,
-        found.request_id,
+        found,
     )
 
 
@@ -187,7 +224,7 @@ async def _label(client: AsyncClient, asked: Asked) -> Answered:
     )
     spans = [span for spans in found.results for span in spans]
     places = [place for place, spans in enumerate(found.results) for _ in spans]
-    return Answered(
+    return answered(
         (
             _column("item", "INT32", places),
             _column("start_byte", "INT32", [span.start_byte for span in spans]),
@@ -195,9 +232,7 @@ async def _label(client: AsyncClient, asked: Asked) -> Answered:
             _column("label", "BYTES", [span.label.label.encode() for span in spans]),
             _column("probability", "FP32", [span.label.probability for span in spans]),
         ),
-        found.usage,
-        found.provenance.model_version,
-        found.request_id,
+        found,
     )
 
 
@@ -214,11 +249,9 @@ async def _embed(client: AsyncClient, asked: Asked) -> Answered:
         text_pair=pair,
         **_options(asked),
     )
-    return Answered(
+    return answered(
         (_table("embedding", found.results, lambda value: value, "FP32"),),
-        found.usage,
-        found.provenance.model_version,
-        found.request_id,
+        found,
     )
 
 

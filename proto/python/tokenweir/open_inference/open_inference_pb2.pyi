@@ -1160,6 +1160,12 @@ class InferStatistics(_message.Message):
 
     SUCCESS_FIELD_NUMBER: _builtins.int
     FAIL_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    COMPUTE_INPUT_FIELD_NUMBER: _builtins.int
+    COMPUTE_INFER_FIELD_NUMBER: _builtins.int
+    COMPUTE_OUTPUT_FIELD_NUMBER: _builtins.int
+    CACHE_HIT_FIELD_NUMBER: _builtins.int
+    CACHE_MISS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def success(self) -> Global___StatisticDuration:
         """Those that were answered."""
@@ -1168,15 +1174,45 @@ class InferStatistics(_message.Message):
     def fail(self) -> Global___StatisticDuration:
         """The others."""
 
+    @_builtins.property
+    def queue(self) -> Global___StatisticDuration:
+        """Of those that were answered, the longest wait of an input until it ran."""
+
+    @_builtins.property
+    def compute_input(self) -> Global___StatisticDuration:
+        """0: the server does not tell this part of the time here."""
+
+    @_builtins.property
+    def compute_infer(self) -> Global___StatisticDuration:
+        """Of those that were answered, the longest run of an input."""
+
+    @_builtins.property
+    def compute_output(self) -> Global___StatisticDuration:
+        """As compute_input."""
+
+    @_builtins.property
+    def cache_hit(self) -> Global___StatisticDuration:
+        """0: answers are not kept."""
+
+    @_builtins.property
+    def cache_miss(self) -> Global___StatisticDuration:
+        """0 likewise."""
+
     def __init__(
         self,
         *,
         success: Global___StatisticDuration | None = ...,
         fail: Global___StatisticDuration | None = ...,
+        queue: Global___StatisticDuration | None = ...,
+        compute_input: Global___StatisticDuration | None = ...,
+        compute_infer: Global___StatisticDuration | None = ...,
+        compute_output: Global___StatisticDuration | None = ...,
+        cache_hit: Global___StatisticDuration | None = ...,
+        cache_miss: Global___StatisticDuration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fail", b"fail", "success", b"success"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache_hit", b"cache_hit", "cache_miss", b"cache_miss", "compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fail", b"fail", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hit", b"cache_hit", "cache_miss", b"cache_miss", "compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

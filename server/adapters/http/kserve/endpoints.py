@@ -27,12 +27,6 @@ from server.adapters.kserve.requests import InferRequest
 
 _JSON_SIZE = "Inference-Header-Content-Length"  # in a body that has bytes after its JSON
 _NOT_READY = 400  # the protocol's
-# The rest of Triton's statistics. Over gRPC absent numbers are 0; perf_analyzer ends without these.
-_UNTOLD = {
-    name: {"count": 0, "ns": 0}
-    for name in ("queue", "compute_input", "compute_infer", "compute_output")
-    + ("cache_hit", "cache_miss")
-}
 
 
 class _IndexBody(BaseModel):
@@ -101,10 +95,9 @@ class InferenceEndpoints:
 
     async def statistics(self, request: Request) -> Response:
         """Tell what models have done."""
-        found = await self._inference.statistics(self._caller(request), *_named(request))
-        for one in found["model_stats"]:
-            one["inference_stats"] |= _UNTOLD
-        return JSONResponse(found)
+        return JSONResponse(
+            await self._inference.statistics(self._caller(request), *_named(request))
+        )
 
     async def infer(self, request: Request) -> Response:
         """Run a model."""
