@@ -41,6 +41,7 @@ SHELL = {
     "node",
     "npm",
     "openssl",
+    "perf_analyzer",
     "platforms=$(for",
     "ray",
     "split",

@@ -33,9 +33,10 @@ from server.settings import Metrics, Settings
 from server.telemetry.metrics_page import MetricsPage
 from server.worker.worker import Worker
 from tests.conftest import EOS, VOCAB_SIZE
-from tests.fakes.engines import FakePredictor, prediction_package
+from tests.fakes.engines import LABELS, FakePredictor, prediction_package
 from tests.fakes.gateways import running_gateway
 from tests.fakes.http_calls import http_of
+from tests.fakes.kserve_calls import kserve_server
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "clients"
@@ -93,6 +94,7 @@ class Served:
 
     url: str
     grpc: str
+    kserve: str
     metrics: str
 
     async def run(self, *command: str | Path) -> str:
@@ -111,24 +113,31 @@ class Served:
 
 @pytest.fixture
 async def served(scripted_engine: Callable[..., Any]) -> AsyncIterator[Served]:
-    """Serve a chat model that calls functions, and a model for embeddings."""
+    """Serve a chat model that calls functions, and models for embeddings, classes and ranks."""
     chat = ChatFormat(template=TEMPLATE, tool_format="hermes")
     engine, _ = scripted_engine(
         script, config=EngineConfig(max_num_seqs=8), chat=chat, max_len=8192
     )
     embedder = FakePredictor(prediction_package("embedder", task="embed"))
-    worker = Worker({"assistant": engine, "embedder": embedder}, WorkerConfig())
+    classifier, ranker = (
+        FakePredictor(prediction_package(name, task="classify", takes="text", labels=labels))
+        for name, labels in (("classifier", LABELS), ("ranker", ["relevant"]))
+    )
+    ranker.logits = (1.0,)
+    models = {"assistant": engine, "embedder": embedder, "classifier": classifier, "ranker": ranker}
+    worker = Worker(models, WorkerConfig())
     address = await worker.start()
     try:
         async with (
             running_gateway(address) as (gateway, stubs),
             AsyncClient(stubs.address, timeout=60) as client,
             http_of(client) as caller,
+            kserve_server(stubs.address) as kserve,
         ):
             settings = Settings(metrics=Metrics(port=0))
             page = MetricsPage(settings, gateway.snapshot, gateway.worker_snapshots)
             try:
-                yield Served(caller.url, stubs.address, f"http://127.0.0.1:{page.port}")
+                yield Served(caller.url, stubs.address, kserve, f"http://127.0.0.1:{page.port}")
             finally:
                 await asyncio.to_thread(page.close)
     finally:
@@ -164,7 +173,7 @@ def test_the_table_of_clients_has_the_versions_that_are_tested():
 
     others = {f"{name}=={version}" for name, version in rows} - pins
 
-    assert len(rows) == 16
+    assert len(rows) == 17
     assert others == {"lm-eval==0.4.13", "promtool==2.42.0"}  # tested elsewhere, and of Debian
 
 
@@ -240,3 +249,74 @@ async def test_guidellm(
     (found,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
     assert len(found["requests"]["successful"]) == 4
     assert found["requests"]["errored"] == []
+
+
+@pytest.fixture(scope="module")
+def perf_analyzer(
+    tmp_path_factory: pytest.TempPathFactory, environment: Callable[[str], Path]
+) -> tuple[str, Path]:
+    """Install it; give the variable that names its libraries, and the program."""
+    python = environment("perf_analyzer")
+    folder = tmp_path_factory.mktemp("libraries")
+    load = "apt-get download libb64-0d && dpkg --extract libb64-0d_*.deb ."
+    if subprocess.run(load, shell=True, cwd=folder, check=False).returncode:
+        pytest.skip("Debian's package libb64-0d cannot be had here")
+    files = [*folder.rglob("libb64.so.0d"), *python.parents[1].rglob("libcudart.so.12")]
+    return f"LD_LIBRARY_PATH={':'.join(str(path.parent) for path in files)}", python.with_name(
+        "perf_analyzer"
+    )
+
+
+TO_ANALYZE = {"text": {"content": [f"{TURN}user:Hi.{END}{ASKED}"], "shape": [1]}}
+OF_LLM = {"text_input": [f"{TURN}user:Hi.{END}{ASKED}"], "max_tokens": [8], "stream": [True]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "kind", "inputs", "options"),
+    [
+        ("embedder", "grpc", TO_ANALYZE, ()),
+        ("embedder", "http", TO_ANALYZE, ()),
+        ("classifier", "grpc", TO_ANALYZE, ("--async",)),
+        ("classifier", "http", TO_ANALYZE, ()),
+        ("assistant", "grpc", TO_ANALYZE, ("--async", "--streaming")),
+        ("assistant", "grpc", OF_LLM, ("--async", "--streaming")),
+    ],
+)
+async def test_perf_analyzer(
+    model: str,
+    kind: str,
+    inputs: dict[str, Any],
+    options: tuple[str, ...],
+    served: Served,
+    perf_analyzer: tuple[str, Path],
+    tmp_path: Path,
+):
+    libraries, program = perf_analyzer
+    (tmp_path / "inputs.json").write_text(json.dumps({"data": [inputs]}))
+    address = served.kserve if kind == "grpc" else served.url.removeprefix("http://")
+
+    told = await served.run(
+        *("env", libraries, program, "-m", model, "-u", address, "-i", kind, *options),
+        *("--input-data", tmp_path / "inputs.json", "--request-count", "20"),
+    )
+
+    assert "Request count: 20" in told
+    assert re.search(r"queue \d+ usec .* compute infer \d+ usec", told)
+
+
+@pytest.mark.long
+async def test_perf_analyzer_of_chats(
+    served: Served, perf_analyzer: tuple[str, Path], tmp_path: Path
+):
+    libraries, program = perf_analyzer
+    chat = {"model": "assistant", "messages": [{"role": "user", "content": "Hi."}]}
+    (tmp_path / "inputs.json").write_text(json.dumps({"data": [{"payload": [chat]}]}))
+
+    told = await served.run(
+        *("env", libraries, program, "-m", "assistant", "-u", served.url.removeprefix("http://")),
+        *("--service-kind", "openai", "--endpoint", "v1/chat/completions", "--async"),
+        *("--input-data", tmp_path / "inputs.json", "--request-count", "20"),
+    )
+
+    assert "Request count: 20" in told

@@ -19,6 +19,7 @@ from server.adapters.http.bound import Bound
 from server.adapters.http.calls import REQUEST_ID, Calls
 from server.adapters.http.counts import Counting, Counts
 from server.adapters.http.errors import HttpError, http_error
+from server.adapters.http.infinity import InfinityEndpoints
 from server.adapters.http.kserve.endpoints import InferenceEndpoints
 from server.adapters.http.openai.endpoints import OpenAiEndpoints
 from server.adapters.http.page.load_history import LoadHistory
@@ -40,6 +41,7 @@ def application(
     routes = [
         *OpenAiEndpoints(client, calls, config).routes,
         *TeiEndpoints(calls, config).routes,
+        *InfinityEndpoints(calls).routes,
         *InferenceEndpoints(client, calls, config).routes,
         *Page(client, calls, history, counts, config.admin_token).routes,
     ]

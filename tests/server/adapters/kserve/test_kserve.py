@@ -86,7 +86,11 @@ async def test_where_an_item_has_fewer_outputs_its_row_is_filled():
         one, other = (GeneratedSequence(text, (5,), "eos", None, -0.5) for text in "ab")
         results = [SimpleNamespace(sequences=rows) for rows in ((), (one, other), (one,))]
         return SimpleNamespace(
-            results=results, usage=None, provenance=mock.Mock(), request_id="mine"
+            results=results,
+            usage=None,
+            timing=mock.Mock(queue=0.0, prefill=0.0, decode=0.0),
+            provenance=mock.Mock(),
+            request_id="mine",
         )
 
     model = mock.Mock(architecture="decoder", capabilities=("generate",))
@@ -302,12 +306,33 @@ async def test_raw_contents_that_are_none_are_refused(raw: list[bytes], said: st
             await stub.ModelInfer(numbers)
 
 
+async def test_outputs_of_two_tasks_come_in_one_answer():
+    classifier = FakePredictor(prediction_package("moods", task="classify", takes="text"))
+    async with stub_before(classifier) as stub:
+        told = await stub.ModelMetadata(protocol.ModelMetadataRequest(name="moods"))
+        asked = request("moods", texts("a"))
+        asked.outputs.extend(Output(name=one.name) for one in told.outputs)
+        found = await stub.ModelInfer(asked)
+        statistics = await stub.ModelStatistics(protocol.ModelStatisticsRequest(name="moods"))
+
+    assert [one.name for one in found.outputs] == ["label", "probability", "index", "embedding"]
+    assert values(found, "label") == [b"DET"]
+    assert values(found, "embedding") == pytest.approx([3.0, 4.0])
+    assert found.parameters["input_tokens"].int64_param == 2 * 5
+    (moods,) = statistics.model_stats
+    outcomes = moods.inference_stats
+    counted = (outcomes.success, outcomes.queue, outcomes.compute_input, outcomes.compute_infer)
+    assert [one.count for one in counted] == [1, 1, 1, 1]
+    # The fake waits for 10 ms and runs for 50 ms, by its own account.
+    assert [one.ns for one in counted[1:]] == [20_000_000, 0, 100_000_000]
+
+
 async def test_outputs_that_no_task_has_are_refused():
     asked = request("tags", texts("a"))
-    asked.outputs.extend([Output(name="label"), Output(name="embedding")])
+    asked.outputs.extend([Output(name="label"), Output(name="x")])
 
     async with stub_before(FakePredictor()) as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match="label, embedding are not what tags gives"):
+        with pytest.raises(grpc.aio.AioRpcError, match="label, x are not what tags gives; it"):
             await stub.ModelInfer(asked)
 
 
