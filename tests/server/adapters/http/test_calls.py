@@ -15,6 +15,8 @@ from tests.fakes.scripted_server import fail, scripted_server
     [
         ("/embed", {"inputs": "a"}, "Embed", "embed"),
         ("/predict", {"inputs": "a"}, "Classify", "classify"),
+        ("/classify", {"input": ["a"]}, "Classify", "classify"),
+        ("/rerank", {"query": "a", "documents": ["b"]}, "Classify", "classify"),
         ("/tokenize", {"prompt": "a"}, "Generate", "generate"),
         ("/detokenize", {"tokens": [1]}, "Generate", "generate"),
     ],
@@ -23,7 +25,9 @@ async def test_tokens_and_quotas_are_those_of_other_calls(
     path: str, body: dict[str, object], rpc: str, capability: str
 ):
     ready = admin_service_pb2.MODEL_STATE_READY
-    model = admin_service_pb2.ModelInfo(model="m", state=ready, capabilities=[capability])
+    model = admin_service_pb2.ModelInfo(
+        model="m", state=ready, capabilities=[capability], labels=["is"]
+    )
     models = admin_service_pb2.ListModelsResponse(models=[model])
     with scripted_server() as script:
         script.answers["ListModels"] = lambda _request, _context: models
