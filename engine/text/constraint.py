@@ -244,4 +244,7 @@ def _without_insides(message: str) -> str:
     """Return a message of llguidance without the parser's insides."""
     for mark in ("<non-verbose/>", "<state>", "<backtrace>"):
         message = message.split(mark)[0]
+    _, mark, fault = message.partition("failed to compile JSON schema")
+    if mark:
+        message = mark + fault.partition("\n")[0]  # the rest shows a grammar around the schema
     return " ".join(message.split())[:_MAX_MESSAGE_CHARS]

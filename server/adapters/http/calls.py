@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -70,15 +70,21 @@ class Calls:
 
         async def answered(request: Request) -> Response:
             asked, client = await self.asked(request, kind), self.caller(request)
-            if (model := asked.found_in(await client.models())) is None:
-                raise unknown_model(asked.model, asked.capability)
+            models = await client.models()
+            if (model := asked.found_in(models)) is None:
+                raise unknown_model(asked.model, asked.capability, models)
             return await _answered(request, asked, answer(client, model, asked, _id(request)))
 
         return answered
 
 
-def unknown_model(name: str, capability: str = "do that") -> HttpError:
+def unknown_model(
+    name: str, capability: str = "do that", models: Iterable[ModelInfo] = ()
+) -> HttpError:
     """Return the answer where no model has a name, "" for any, or can do what is asked."""
+    if any(one.model == name for one in models):
+        message = f"model {name} cannot {capability}; take another, /v1/models lists them"
+        return HttpError(400, message, param="model", code="capability_not_supported")
     which = f"no model {name!r:.300} is served here" if name else f"no model here can {capability}"
     message = f"{which}; /v1/models lists them"
     return HttpError(404, message, kind="not_found_error", code="model_not_found")

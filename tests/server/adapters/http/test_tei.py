@@ -128,6 +128,7 @@ async def test_the_client_of_hugging_face_is_answered():
     [("/embed", {"inputs": []}, "inputs: give a text or token ids"),
      ("/embed", {"inputs": "a", "prompts_name": "q"}, "prompts_name is not an option of this"),
      ("/embed", {"inputs": "a", "model": "x"}, "no model 'x' is served here"),
+     ("/predict", {"inputs": "a", "model": "embedder"}, "model embedder cannot classify; take"),
      ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs: give a text, a pair"),
      ("/predict", {"inputs": [["a"]] * 2049}, "inputs: 2,049 are more than 2,048; send fewer"),
      ("/predict", {"inputs": "a", "raw_scores": True}, "raw_scores is not an option")],

@@ -215,7 +215,7 @@ REFUSED = [
      "regex: calls are required; leave one of the two out", "regex"),
     (TEMPLATE, "hermes", {"tool_choice": "required", "tools": [{"type": "function", "function": {
      "name": "x", "parameters": {"properties": {"a": {"type": "none"}}}}}]},
-     "tools: ", "tools"),
+     "tools: failed to compile JSON schema: Invalid type: none", "tools"),
     (TEMPLATE, "hermes", {"tools": [{"type": "function", "function": {"name": "x", "parameters":
      5}}]}, "tools[0]: ", "tools"),
     (TEMPLATE, "hermes", {"model": "none"}, "no model 'none' is served here; /v1/models lists "
