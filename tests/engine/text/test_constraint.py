@@ -212,7 +212,7 @@ def test_a_wrong_constraint_is_refused_at_its_path(
 
     assert [v.field for v in caught.value.violations] == [f"decoding.constraint.{kind}"]
     assert len(str(caught.value)) < 1000
-    assert "%json" not in str(caught.value)  # of the grammar that is made of a schema
+    assert "%json" not in str(caught.value)  # a grammar is made of the schema
 
 
 @pytest.mark.parametrize(

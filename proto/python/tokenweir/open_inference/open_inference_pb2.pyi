@@ -1176,15 +1176,15 @@ class InferStatistics(_message.Message):
 
     @_builtins.property
     def queue(self) -> Global___StatisticDuration:
-        """Of those that were answered, the longest wait of an input until it ran."""
+        """Waits of those that were answered, of each the longest until an input ran."""
 
     @_builtins.property
     def compute_input(self) -> Global___StatisticDuration:
-        """0: the server does not tell this part of the time here."""
+        """As many, in 0 ns: the server does not tell this part of the time here."""
 
     @_builtins.property
     def compute_infer(self) -> Global___StatisticDuration:
-        """Of those that were answered, the longest run of an input."""
+        """Runs of the same, of each the longest of an input."""
 
     @_builtins.property
     def compute_output(self) -> Global___StatisticDuration:
