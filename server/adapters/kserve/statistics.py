@@ -13,8 +13,10 @@ from tokenweir import ModelInfo
 from server.adapters.kserve.tasks import Answered
 
 # perf_analyzer ends without any of these, and if counts of the parts of a computation differ.
-_PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-_PARTS += ("cache_hit", "cache_miss")
+_PARTS = (
+    *("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"),
+    *("cache_hit", "cache_miss"),
+)
 
 
 class Statistics:
