@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -12,8 +14,12 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from tokenweir import TokenweirClientError
 
+from engine.requests.options import OPTIONS
+
 _DOMAIN = "tokenweir"
 _PUSHBACK = "grpc-retry-pushback-ms"
+_FIELD = re.compile(r"\b(?:request\.)?((?:decoding|stopping|output)(?:\.\w+)+)")
+_PARAMETERS: Mapping[str, str] = MappingProxyType({one.path: one.name for one in OPTIONS})
 _MAX_NAME, _MAX_MESSAGE = 100, 800  # characters that an error repeats, and has
 
 
@@ -33,6 +39,11 @@ class Refused(Exception):
 def short(text: str, most: int = _MAX_NAME) -> str:
     """Return a text, or the beginning of a longer one: callers may send any."""
     return text if len(text) <= most else text[:most] + "..."
+
+
+def as_sent(message: str) -> str:
+    """Return a message of the server with the parameters in the place of its fields."""
+    return _FIELD.sub(lambda path: _PARAMETERS.get(path[1], path[0]), message)
 
 
 @contextlib.contextmanager
@@ -62,7 +73,7 @@ async def abort(context: grpc.aio.ServicerContext, error: TokenweirClientError) 
             violation(field=one.field, description=one.description) for one in error.violations
         )
         details.append(error_details_pb2.BadRequest(field_violations=fields))
-    message = str(error).partition(": ")[2]  # without the name of the code
+    message = as_sent(str(error).partition(": ")[2])  # without the name of the code
     packed = [any_pb2.Any() for _ in details]
     for one, detail in zip(packed, details, strict=True):
         one.Pack(detail)

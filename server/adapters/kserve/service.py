@@ -21,7 +21,7 @@ from server.adapters.kserve.descriptions import (
     metadata_of,
     server_metadata,
 )
-from server.adapters.kserve.errors import Refused, abort
+from server.adapters.kserve.errors import Refused, abort, as_sent
 from server.adapters.kserve.inference import Inference
 from server.adapters.kserve.requests import parameters_of, read_message
 from server.adapters.kserve.tasks import Answered
@@ -164,7 +164,7 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
                         final.bool_param = piece.usage is not None
                         await write(protocol.ModelStreamInferResponse(infer_response=response))
         except TokenweirClientError as error:
-            await write(_failed(request, str(error)))
+            await write(_failed(request, as_sent(str(error))))
         except (Refused, QueueFull) as error:
             code = error.code if isinstance(error, Refused) else grpc.StatusCode.RESOURCE_EXHAUSTED
             await write(_failed(request, f"{code.name}: {error}"))

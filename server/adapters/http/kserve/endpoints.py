@@ -22,6 +22,7 @@ from server.adapters.kserve.descriptions import (
     metadata_of,
     server_metadata,
 )
+from server.adapters.kserve.errors import as_sent
 from server.adapters.kserve.inference import Inference
 from server.adapters.kserve.requests import InferRequest
 
@@ -106,6 +107,7 @@ class InferenceEndpoints:
         body = await read_body(request, self._config)
         size = _json_size(request, len(body))
         name, version = _named(request)
+        request.state.as_sent = as_sent
 
         def read() -> tuple[InferBody, InferRequest]:
             asked = validated(InferBody, body[:size])

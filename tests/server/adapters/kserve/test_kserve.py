@@ -255,7 +255,7 @@ def pixels(num_images: int) -> protocol.ModelInferRequest.InferInputTensor:
         (request("dates", texts("a"), choice="[" * 100_000), "parameter choice is '[[[["),
         (request("dates", texts("a"), logit_bias="[1]"), "logit_bias is to be JSON"),
         (request("dates", texts("a"), seed=-1), "seed=-1"),
-        (request("dates", texts("a"), top_p=7.0), "top_p"),
+        (request("dates", texts("a"), top_p=7.0), "top_p: 7"),
         (request("dates", texts("a"), timeout=-1), "timeout (-1)"),
         (request("dates", texts()), "inputs"),
         (request("tags", texts("a"), seed=1), "seed: no parameter of a labelling"),
@@ -276,6 +276,7 @@ async def test_what_is_wrong_is_named(asked: protocol.ModelInferRequest, said: s
 
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert said in refused.value.details()
+    assert "decoding." not in refused.value.details()
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ async def test_requests_of_a_stream_run_beside_each_other_and_an_error_ends_one(
         (request("dates", texts("a"), best=1), "best: no parameter of a generation"),
         (request("dates", texts("a"), num_outputs=2), "1 texts with 2 outputs each"),
         (request("dates", texts("a"), seed=-1), "INVALID_ARGUMENT: seed=-1"),
+        (request("dates", texts("a"), top_p=7.0), "INVALID_FIELD: top_p: 7"),
         (request("dates", texts("")), "INVALID_ARGUMENT"),
         (request("dates", texts("a"), stream="yes"), "stream is 'yes'; give true or false"),
         (request("dates", texts("a"), text_input("b")), "text and text_input are names of the"),

@@ -222,6 +222,7 @@ def binary(size: Any, data: bytes = b"", **more: Any) -> bytes:
         (binary(4), "binary_data_size is 4, and 0 bytes follow"),
         (binary(-1), "binary_data_size is -1"),
         (body(texts("a"), parameters={"best": 1}), "best: no parameter of a generation"),
+        (body(texts("a"), parameters={"temperature": 0}), "temperature: 0 is not above 0"),
         (body(texts("a"), parameters={"stream": True}), "streams are ModelStreamInfer's"),
         (body(texts("a"), parameters={"timeout": -1}), "timeout (-1)"),
         (body(texts("a"), id="x" * 1000), "request_id"),
@@ -235,6 +236,7 @@ async def test_what_is_wrong_is_named(asked: Any, said: str):
 
     assert (status, list(found)) == (400, ["error"])
     assert said in found["error"]
+    assert "decoding." not in found["error"]
 
 
 async def test_bytes_that_no_input_has_are_refused():
