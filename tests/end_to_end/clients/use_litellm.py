@@ -1,9 +1,9 @@
-"""litellm: completion, a stream, a function, structured output, text, embeddings, responses."""
+"""litellm: completion, a stream, a function, structured output, text, vectors, ranks, responses."""
 
 import json
 import os
 
-from litellm import completion, embedding, responses, text_completion
+from litellm import completion, embedding, rerank, responses, text_completion
 from pydantic import BaseModel
 
 place = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "sk-1234"}
@@ -50,6 +50,14 @@ asked = {"model": "openai/assistant", "input": "Hey, how's it going?"}
 answer = responses(**asked, **place)
 events = list(responses(**asked, **place, stream=True))
 vectors = embedding(model="openai/embedder", input=["good morning from litellm"], **place)
+ranked = rerank(
+    model="infinity/ranker",
+    query="What is the capital of the United States?",
+    documents=["Washington, D.C. is the capital.", "Capital punishment has existed."],
+    top_n=1,
+    api_base=place["api_base"].removesuffix("/v1"),
+    api_key="any",
+)
 
 assert response.choices[0].message.content == "A weir is a low dam across a river."
 assert "".join(pieces) == response.choices[0].message.content
@@ -60,3 +68,4 @@ assert answer.output[0].content[0].text == response.choices[0].message.content
 assert events[-1].type == "response.completed"
 assert text.usage.completion_tokens > 0
 assert len(vectors.data[0]["embedding"]) == 2
+assert [one["index"] for one in ranked.results] == [0]
