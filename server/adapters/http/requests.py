@@ -53,6 +53,23 @@ ALSO: Mapping[str, str] = {  # those that have another name besides
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+INSTEAD: Mapping[str, str] = {  # options of other servers, and those that do it here
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "thinking_budget_tokens": "enable_thinking",
+    "thinking_forced_open": "enable_thinking",
+    "thinking_token_budget": "enable_thinking",
+    "use_beam_search": "beam",
+    "bad_words": "banned_sequences",
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    "n_cmpl": "n",
+    "n_probs": "logprobs",
+    "return_tokens": "return_token_ids",
+    "return_tokens_as_token_ids": "return_token_ids",
+    "truncation_side": "truncate_prompt_tokens",
+    "n_keep": "truncate_prompt_tokens",
+}
 _LIKENESS, _MAX_NAME_CHARS = 0.7, 64  # a name that may have been meant
 Json = dict[str, Any]
 MAX_INPUTS = 2048  # per request, as OpenAI takes; our client divides them
@@ -155,6 +172,8 @@ class ModelRequest(Body):
         return (*super()._known_names(), *self.own_names, *_HARMLESS)
 
     def _refusal_of(self, name: str, value: object) -> str:
+        if (instead := INSTEAD.get(name)) in self._known_names():
+            return f"{name} is not an option of this server; send {instead} in its place"
         if name in self.neutral:
             said = shortened(json.dumps(value))
             return f"{name}={said} is not an option of this server; leave it out"

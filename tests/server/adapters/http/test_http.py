@@ -7,6 +7,7 @@ import base64
 import json
 import math
 import os
+import re
 import struct
 import sys
 import threading
@@ -30,6 +31,7 @@ from server.adapters.config import HttpConfig
 from server.adapters.http.openai.answers import Form, finish_reason
 from server.adapters.http.openai.chat import ChatForm, ChatRequest
 from server.adapters.http.openai.completions import CompletionRequest, TextForm
+from server.adapters.http.requests import INSTEAD
 from server.config import GatewayConfig
 from server.gateway.gateway import Gateway
 from server.settings import Auth
@@ -52,6 +54,7 @@ from tests.fakes.scripted_server import (
     stream_messages,
 )
 
+CLIENTS = Path(__file__).parents[4] / "server/docs/reference/clients.md"
 _TEXTS = TextForm(CompletionRequest(model="m", prompt=["a"]))
 _CHATS = ChatForm(ChatRequest(model="m", messages=[{}]))
 
@@ -293,6 +296,8 @@ WRONG = [
      "option of this server; the nearest is json", "structured_outputs"),
     ({"do_sample": False}, "do_sample=false is not an option of this server; leave it out",
      "do_sample"),
+    ({"use_beam_search": True}, "use_beam_search is not an option of this server; send beam in its "
+     "place", "use_beam_search"),
     ({"skip_special_token": False}, "skip_special_token is not an option of this server; the "
      "nearest is skip_special_tokens", "skip_special_token"),
     ({"max_tokns": 0}, "max_tokns is not an option of this server; the nearest is max_tokens",
@@ -330,6 +335,13 @@ NOTHING = [
     {"stream_options": {"include_usage": None, "continuous_usage_stats": True}},
     {"chat_template_kwargs": {}, "structured_outputs": None},
 ]  # fmt: skip
+
+
+def test_the_page_names_what_refusals_name_in_the_place_of_an_option():
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", CLIENTS.read_text(), re.M)
+
+    for name, instead in INSTEAD.items():
+        assert any(f"`{name}`" in left and f"`{instead}`" in place for left, place in rows), name
 
 
 async def test_what_says_the_same_as_nothing_changes_nothing():
