@@ -34,6 +34,7 @@ from engine.package.manifest import (
 from engine.wording import shortened, size_of
 from exporter.checkpoint import CONFIG_NAME, WEIGHTS_NAME, load_checkpoint, read_config
 from exporter.compare.original_answers import Answers, Search
+from exporter.compare.original_items import Items
 from exporter.compare.original_options import compare_options
 from exporter.compare.original_texts import compare_texts
 from exporter.graphs.contracts import contract_of
@@ -97,6 +98,7 @@ class _Seen(NamedTuple):
     of_what: str  # the judged numbers are held against
     generation: Any  # its options of generation, and those that a person's languages ask for
     answers: Answers | None
+    items: Items | None
     notes: Sequence[str]
 
 
@@ -111,7 +113,7 @@ def compare_with_original(
     Returns what was compared, or why transformers does not run the original. Raises
     CheckpointError where texts are read in another way, where an option of generation has another
     default, where a position of ours loses more than the judge allows, with the first layer that
-    differs, or where other tokens are written.
+    differs, where other tokens are written, or where labels or pictures are others.
     """
     described = read_config(checkpoint)
     original = cache(lambda: _load_original(directory, described.model))
@@ -123,7 +125,7 @@ def compare_with_original(
             return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
         passes, search = [*_passes(described.model)], Search.of(described, texts.asked)
         try:
-            seen = _see(original, passes, search, progress)
+            seen = _see(directory, described.model, original, passes, search, progress)
             if seen.generation is not None:
                 seen.generation.update(**texts.asked)
             name = type(original()).__name__
@@ -135,9 +137,11 @@ def compare_with_original(
         with _refusing(directory, name, "generation_config.json"):
             num_options = compare_options(described, seen.generation)
         with _refusing(directory, name, CONFIG_NAME):
+            of_items = seen.items.compare(described.model) if seen.items else []
             said = _judge(model, passes, seen, described.generation.banned_tokens, original)
         seen = seen._replace(numbers=())  # a large vocabulary's, before others come
-        words = [said, *texts.words, *([f"{num_options} options"] if num_options else [])]
+        words = [said, *of_items, *texts.words]
+        words += [f"{num_options} options"] if num_options else []
         with _refusing(directory, name, "generation_config.json"):
             if search and seen.answers:
                 words += search.compare(model, seen.answers, original)
@@ -146,6 +150,8 @@ def compare_with_original(
 
 
 def _see(
+    directory: Path,
+    config: TransformerConfig,
     original: Callable[[], Any],
     passes: Sequence[Pass],
     search: Search | None,
@@ -176,7 +182,13 @@ def _see(
         notes.append(f"its answers are not compared with `generate` of its original, for {why}")
     of_what = "float64" if eager.has_float64 else "the mean of its runs in float32"
     generation = copy.deepcopy(getattr(original(), "generation_config", None))
-    return _Seen(numbers, of_what, generation, answers, notes)
+    items = None
+    try:
+        items = Items.of(directory, config, original())
+    except Exception as error:  # noqa: BLE001 - whatever a library says of files of strangers
+        why = _first_line(error)
+        notes.append(f"labels and pictures are not compared with those of its original, for {why}")
+    return _Seen(numbers, of_what, generation, answers, items, notes)
 
 
 def _judge(

@@ -15,7 +15,12 @@ from exporter.huggingface.conversion import (
 )
 from exporter.huggingface.family import Family, Options, Original, refused
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, image_options
-from exporter.huggingface.stacks.encoder import LAYERS, contradicting_labels, labels_of
+from exporter.huggingface.stacks.encoder import (
+    LAYERS,
+    contradicting_labels,
+    label_scores,
+    labels_of,
+)
 from exporter.models.config import ImageConfig, TransformerConfig
 
 _FIXED = {"architecture": "vision-encoder", "norm_position": "first", "positions.kind": "learned"}
@@ -46,8 +51,10 @@ def _computed(original: Original) -> Options:
         distillation=head.get("distillation", "none"),
         **image_options(original.pictures, size, channels),
     )
-    labels = head["labels"] if "labels" in head else labels_of(original)
-    return {"labels": labels, "image": image}
+    if "labels" in head:
+        return {"labels": (), "image": image}
+    scores = label_scores(original)
+    return {"labels": labels_of(original), "head.label_scores": scores, "image": image}
 
 
 def _edge(original: Original, name: str) -> int:

@@ -96,7 +96,7 @@ def head_options(original: Original, **of_labels: Any) -> Options:
     head = head_of(original)
     own = {f"head.{name}": value for name, value in of_labels.items()}
     if head == "classify":
-        scores = _label_scores(original)
+        scores = label_scores(original)
         return {"labels": labels_of(original), "head.label_scores": scores, **own}
     if head == "label":
         return {"labels": labels_of(original), "head.each_token": True, **own}
@@ -114,7 +114,7 @@ def head_options(original: Original, **of_labels: Any) -> Options:
     }
 
 
-def _label_scores(original: Original) -> LabelScores:
+def label_scores(original: Original) -> LabelScores:
     """Return how transformers, or sentence-transformers, makes probabilities of logits."""
     chosen = original.texts.activation_fn if original.texts else ""
     kind = original.config.problem_type

@@ -81,7 +81,9 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
             except DAMAGE as error:
                 is_safe = path.suffix == ".safetensors"
                 kind = "safetensors file" if is_safe else "file of tensors alone by torch.save"
-                problems.append(f"{path} is not a {kind}, or damaged: {error}")
+                # torch advises to load a pickle of more than tensors all the same.
+                reason = str(error).rpartition("WeightsUnpickler error: ")[2].partition("\n")[0]
+                problems.append(f"{path} is not a {kind}, or damaged: {reason}")
                 continue
             lacking = sorted(set(expected).difference(there))
             if lacking:

@@ -104,7 +104,7 @@ def options(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
     def change(model: dict[str, Any]) -> None:
         *groups, name = path.split(".")
-        group = model[groups[0]] if groups else model
+        group = model.setdefault(groups[0], {}) if groups else model
         assert group.get(name) != value
         group[name] = value
 

@@ -370,7 +370,7 @@ def test_a_pickle_of_more_than_tensors_is_not_read(
     message = refusal(gpt2)
 
     assert "pytorch_model.bin is not a file of tensors alone by torch.save, or damaged" in message
-    assert len(message) < 2_000
+    assert len(message) < 2_000 and "if you trust the source" not in message
     assert not (tmp_path / "sprung").exists()
 
 

@@ -1,0 +1,127 @@
+"""Labels, their scores and pictures are those of the original; a wrong import of them is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import CheckpointError
+from exporter.checkpoint import read_config
+from exporter.compare.original import compare_with_original
+from exporter.huggingface import import_checkpoint
+from exporter.imports import import_model
+from tests.exporter.compare.test_original import make_wrong, options, save_drawn
+from tests.exporter.huggingface.families.test_vision import DEIT, VIT
+from tests.exporter.huggingface.sources import edit_json
+
+OTHERS = ("B-LOC", "O", "I-LOC", "B-ORG")
+WRONG: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+    "labels swapped": ("bert", {}, options("labels", OTHERS), "label 0 of 4 is ['B-LOC'], there"),
+    "labels of tokens swapped": (
+        "bert",
+        {"head": "label"},
+        options("labels", OTHERS),
+        "label 0 of 4 is ['B-LOC'], there ['O']",
+    ),
+    "a sigmoid for a softmax": (
+        "bert",
+        {},
+        options("head.label_scores", "sigmoid"),
+        "scores of labels are made of logits by sigmoid: 0.9526 of 3.0, there 0.8650",
+    ),
+    "a softmax for a sigmoid": (
+        "vit",
+        {"problem_type": "multi_label_classification"},
+        options("head.label_scores", "softmax"),
+        "scores of labels are made of logits by softmax",
+    ),
+    "mean of pixels": (
+        "vit",
+        {},
+        options("image.mean", [0.1, 0.2, 0.3]),
+        "a picture of 8 x 8 is read in another way",
+    ),
+    "filter that resizes": (
+        "vit",
+        {},
+        options("image.resample", "nearest"),
+        "a picture of 11 x 7 is read in another way",
+    ),
+    "size before the crop": (
+        "deit",
+        {},
+        options("image.resize", 9),
+        "a picture of 8 x 8 is read in another way",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_import_is_refused(name: str, tmp_path: Path) -> None:
+    family, given, change, said = WRONG[name]
+    save_drawn(family, tmp_path / "original", **given)
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+    make_wrong(tmp_path / "checkpoint", change)
+
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("given", "scores"),
+    [
+        ({}, "softmax"),
+        ({"problem_type": "multi_label_classification"}, "sigmoid"),
+        ({"problem_type": "regression"}, "none"),
+        ({"id2label": {0: "cat"}}, "sigmoid"),
+    ],
+)
+@pytest.mark.parametrize("family", ["vit", "bert"])
+def test_labels_are_scored_as_by_the_pipeline(
+    family: str, given: dict[str, Any], scores: str, tmp_path: Path
+) -> None:
+    save_drawn(family, tmp_path / "original", **given)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    model = read_config(tmp_path / "checkpoint").model
+    assert model.head.label_scores == scores
+    assert f", {len(model.labels)} labels" in said
+
+
+@pytest.mark.parametrize(
+    ("family", "named", "processor"),
+    [
+        ("vit", "ViTFeatureExtractor", VIT),
+        ("vit", None, VIT),
+        ("vit", "ViTImageProcessorFast", VIT),
+        ("deit", "DeiTImageProcessorPil", DEIT),
+        ("deit", "DeiTFeatureExtractor", DEIT),
+    ],
+)
+def test_pictures_are_read_as_by_the_processor_under_any_name_of_it(
+    family: str, named: str | None, processor: Any, tmp_path: Path
+) -> None:
+    save_drawn(family, tmp_path / "original")
+    path = tmp_path / "original" / "preprocessor_config.json"
+    key = "feature_extractor_type" if named and "Feature" in named else "image_processor_type"
+    edit_json(path, image_processor_type=None)
+    edit_json(path, **{key: named})
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert said.startswith("compared with ") and said.endswith("3 labels, 3 resized pictures")
+
+
+def test_an_image_processor_that_transformers_does_not_load_is_told(tmp_path: Path) -> None:
+    save_drawn("vit", tmp_path / "original")
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+    (tmp_path / "original" / "preprocessor_config.json").unlink()
+
+    found = compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert found.said.startswith("compared with ") and "labels" not in found.said
+    assert "labels and pictures are not compared with those of its original" in found.notes[0]
