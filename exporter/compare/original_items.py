@@ -19,8 +19,8 @@ from engine.errors import CertificateError
 from engine.json_file import parse_object
 from engine.one_pass.image import load_image
 from engine.one_pass.scores import SCORES
-from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME
+from exporter.compare.original_texts import around
 from exporter.graphs.contracts import image_contract
 from exporter.huggingface.sentences import read_sentence_texts
 from exporter.models import TransformerConfig
@@ -48,7 +48,14 @@ class Items(NamedTuple):
         """Ask an original for them."""
         pictures, processor = [], None
         if config.image is not None:
-            processor = _processor(directory)
+            import transformers
+
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                directory,
+                backend="pil",  # which resizes as ours does
+                trust_remote_code=False,
+                local_files_only=True,
+            )
             for picture in _pictures(config.image.size, config.image.channels):
                 read = processor(picture, return_tensors="np")["pixel_values"][0]
                 pictures.append(np.asarray(read, np.float32))
@@ -63,16 +70,9 @@ class Items(NamedTuple):
 
     def compare(self, config: TransformerConfig) -> list[str]:
         """Return in words what was compared; CertificateError says what differs."""
-        here = list(config.labels)
-        if here != list(self.labels):
-            wrong = next(
-                (i for i, (a, b) in enumerate(zip(here, self.labels, strict=False)) if a != b),
-                min(len(here), len(self.labels)),
-            )
-            ours, theirs = (
-                shortened(repr(side[wrong : wrong + 1])) for side in (here, self.labels)
-            )
-            raise CertificateError(f"label {wrong} of {len(here)} is {ours}, there {theirs}")
+        here = config.labels
+        if [*here] != [*self.labels]:
+            raise CertificateError(f"it has other labels: {around(here, self.labels)}")
         if self.scores is not None:
             kind = config.head.label_scores
             found = SCORES[kind](_logits(len(here)))
@@ -117,26 +117,15 @@ def _scores(original: Any, processor: Any, count: int) -> Floats:
     import transformers
 
     logits = {"logits": torch.from_numpy(_logits(count))[None]}
+    pipeline: Any
     if processor is None:
-        texts = transformers.TextClassificationPipeline(
-            model=original, tokenizer=None, device="cpu"
-        )
-        found = texts.postprocess(logits, top_k=None)
+        pipeline, top_k = transformers.TextClassificationPipeline, None
+        given = {"tokenizer": None}
     else:
-        pictures = transformers.ImageClassificationPipeline(
-            model=original, image_processor=processor, device="cpu"
-        )
-        found = pictures.postprocess(logits, top_k=count)
+        pipeline, top_k = transformers.ImageClassificationPipeline, count
+        given = {"image_processor": processor}
+    found = pipeline(model=original, device="cpu", **given).postprocess(logits, top_k=top_k)
     return np.array([one["score"] for one in found])
-
-
-def _processor(directory: Path) -> Any:
-    """Return the original's, which resizes by Pillow as ours does."""
-    import transformers
-
-    return transformers.AutoImageProcessor.from_pretrained(
-        directory, backend="pil", trust_remote_code=False, local_files_only=True
-    )
 
 
 def _pictures(size: int, channels: int) -> Iterator[Image.Image]:

@@ -148,20 +148,32 @@ def make_wrong(checkpoint: Path, change: Any) -> None:
     safetensors.torch.save_file({k: w.contiguous().clone() for k, w in weights.items()}, path)
 
 
+def import_wrongly(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Let an import write another checkpoint than that of its original."""
+
+    def import_changed(path: Path, made: Path, *given: Any, **options: Any) -> Any:
+        imported = import_checkpoint(path, made, *given, **options)
+        make_wrong(made, change)
+        return imported
+
+    monkeypatch.setattr(imports, "import_checkpoint", import_changed)
+
+
 def _flip_types(weights: Weights) -> None:
     (name,) = (name for name in weights if "type" in name)
     weights[name] = weights[name].flip(0)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_import_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_wrong_import_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     family, given, change = WRONG[name]
     save_drawn(family, tmp_path / "original", **given)
-    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
-    make_wrong(tmp_path / "checkpoint", change)
+    import_wrongly(monkeypatch, change)
 
     with pytest.raises(CheckpointError, match=r"is not \w+ of transformers: .* times PyTorch"):
-        compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
+        import_model(tmp_path / "original", tmp_path / "checkpoint")
 
 
 # The command
@@ -199,12 +211,7 @@ def test_a_model_that_differs_is_not_written(
     import_model(original, out)  # which replaces its own files alone
     before = {path.name: path.read_bytes() for path in out.iterdir()}
 
-    def import_wrongly(path: Path, made: Path, *given: Any, **options: Any) -> Any:
-        imported = import_checkpoint(path, made, *given, **options)
-        make_wrong(made, scale("positions", 1.001))
-        return imported
-
-    monkeypatch.setattr(imports, "import_checkpoint", import_wrongly)
+    import_wrongly(monkeypatch, scale("positions", 1.001))
     with pytest.raises(CheckpointError, match="hidden states part in layer 1 of 2"):
         import_model(original, out)
 

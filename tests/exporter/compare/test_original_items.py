@@ -1,4 +1,4 @@
-"""Labels, their scores and pictures are those of the original; a wrong import of them is refused."""
+"""Labels, their scores and pictures are those of the original; a wrong import is refused."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import pytest
 
 from engine.errors import CheckpointError
 from exporter.checkpoint import read_config
-from exporter.compare.original import compare_with_original
-from exporter.huggingface import import_checkpoint
 from exporter.imports import import_model
-from tests.exporter.compare.test_original import make_wrong, options, save_drawn
+from tests.exporter.compare.test_original import import_wrongly, options, save_drawn
 from tests.exporter.huggingface.families.test_vision import DEIT, VIT
 from tests.exporter.huggingface.sources import edit_json
 
 OTHERS = ("B-LOC", "O", "I-LOC", "B-ORG")
 WRONG: dict[str, tuple[str, dict[str, Any], Any, str]] = {
-    "labels swapped": ("bert", {}, options("labels", OTHERS), "label 0 of 4 is ['B-LOC'], there"),
+    "labels swapped": (
+        "bert",
+        {},
+        options("labels", OTHERS),
+        "it has other labels: ('B-LOC', 'O', ",
+    ),
     "labels of tokens swapped": (
         "bert",
         {"head": "label"},
         options("labels", OTHERS),
-        "label 0 of 4 is ['B-LOC'], there ['O']",
+        "it has other labels: ('B-LOC', 'O', 'I-LOC', 'B-ORG'), there ['O', 'B-LOC', ",
     ),
     "a sigmoid for a softmax": (
         "bert",
@@ -60,14 +63,15 @@ WRONG: dict[str, tuple[str, dict[str, Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_import_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_wrong_import_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     family, given, change, said = WRONG[name]
     save_drawn(family, tmp_path / "original", **given)
-    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
-    make_wrong(tmp_path / "checkpoint", change)
+    import_wrongly(monkeypatch, change)
 
     with pytest.raises(CheckpointError, match=re.escape(said)):
-        compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
+        import_model(tmp_path / "original", tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -118,10 +122,9 @@ def test_pictures_are_read_as_by_the_processor_under_any_name_of_it(
 
 def test_an_image_processor_that_transformers_does_not_load_is_told(tmp_path: Path) -> None:
     save_drawn("vit", tmp_path / "original")
-    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
-    (tmp_path / "original" / "preprocessor_config.json").unlink()
+    edit_json(tmp_path / "original" / "preprocessor_config.json", image_processor_type="Own")
 
-    found = compare_with_original(tmp_path / "original", tmp_path / "checkpoint")
+    imported, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
 
-    assert found.said.startswith("compared with ") and "labels" not in found.said
-    assert "labels and pictures are not compared with those of its original" in found.notes[0]
+    assert said.startswith("compared with ") and "labels" not in said
+    assert "labels and pictures are not compared with those of its original" in imported.notes[-1]
