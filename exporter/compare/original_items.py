@@ -22,6 +22,7 @@ from engine.one_pass.scores import SCORES
 from exporter.checkpoint import CONFIG_NAME
 from exporter.compare.original_texts import around
 from exporter.graphs.contracts import image_contract
+from exporter.huggingface.pictures import PREPROCESSOR_NAME
 from exporter.huggingface.sentences import read_sentence_texts
 from exporter.models import TransformerConfig
 from exporter.prover.eager import Floats
@@ -103,8 +104,8 @@ class Items(NamedTuple):
             apart = np.abs(ours - theirs) / level
             if not (apart.max() <= 1 and apart.mean() <= _FEW):
                 raise CertificateError(
-                    f"a picture of {size} is read in another way: {apart.max():.3g} levels of 255 "
-                    f"apart, {apart.mean():.3g} in the mean"
+                    f"a picture of {size} is read in another way than {PREPROCESSOR_NAME} says: "
+                    f"{apart.max():.3g} levels of 255 apart, {apart.mean():.3g} in the mean"
                 )
 
 

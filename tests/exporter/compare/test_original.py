@@ -176,6 +176,29 @@ def test_a_wrong_import_is_refused(
         import_model(tmp_path / "original", tmp_path / "checkpoint")
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "said"),
+    [
+        ("gemma3_text", scale("layers.2.", 1.01), "hidden states part in layer 3 of 3"),
+        # Which changes no encoder of these lengths, and no answer that begins behind long ones.
+        (
+            "t5",
+            options("positions.relative_max_distance", 12),
+            "hidden states part in layer 3 of 4",
+        ),
+        ("marian", scale("output.bias", 1.1), "of all layers are equal: look at the head"),
+    ],
+)
+def test_the_first_layer_that_differs_is_named(
+    family: str, change: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_drawn(family, tmp_path / "original")
+    import_wrongly(monkeypatch, change)
+
+    with pytest.raises(CheckpointError, match=said):
+        import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+
 # The command
 
 
