@@ -6,13 +6,24 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def read_bounded(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """Return the bytes of a file; ValueError, and no more of it read, if it has more of them."""
+    """Return the bytes of a file; ValueError if it has more of them, or is none.
+
+    Nobody may ever write to a pipe.
+    """
+    if not Path(path).is_file():
+        os.stat(path)  # whose error tells why there is nothing
+        raise ValueError("it is not a file")
     with Path(path).open("rb") as file:
-        raw = file.read(max_bytes + 1)
+        return read_at_most(file, max_bytes)
+
+
+def read_at_most(file: BinaryIO, max_bytes: int) -> bytes:
+    """Return the bytes of an open file; ValueError, and no more read, if it has more of them."""
+    raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
     return raw

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.json_file import read_bounded
+from engine.json_file import read_at_most
 
 BYTE_ORDER_MARK = "\ufeff"  # which some editors write at the beginning of a file
 
@@ -17,7 +18,8 @@ def read_text(path: str | os.PathLike[str], max_bytes: int) -> str:
     missing or has more than `max_bytes`.
     """
     try:
-        raw = read_bounded(path, max_bytes)
+        with Path(path).open("rb") as file:  # or a pipe: a person gave it
+            raw = read_at_most(file, max_bytes)
         return raw.decode().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1

@@ -249,14 +249,11 @@ def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     named = _CLASSES[config.architecture] if has_head else "AutoModel"
     if config.head.each_token:
         named = "AutoModelForTokenClassification"
-    kind = getattr(transformers, named)
-    model, about = kind.from_pretrained(
-        directory,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        trust_remote_code=False,
-        local_files_only=True,
-        output_loading_info=True,
+    local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    read = transformers.AutoConfig.from_pretrained(directory, **local)
+    read._attn_implementation = "eager"  # files name others, which transformers may fetch
+    model, about = getattr(transformers, named).from_pretrained(
+        directory, config=read, dtype=torch.float32, output_loading_info=True, **local
     )
     if lacking := sorted(about["missing_keys"]):
         raise CheckpointError(

@@ -31,6 +31,7 @@ from exporter.samples import SEED, Tokens, TokenSampler
 _SETTINGS_NAME = "tokenizer_config.json"
 _NUM_DEALT, _DEALT = 24, 12  # texts of the vocabulary's tokens, and tokens of each
 _REFUSAL = "no text, but a refusal"
+_NO_CHAT = "its chat template makes no text of a conversation, so chats are refused"
 _SHOWN = 16  # ids, or characters, around the first difference
 _TEXTS = (
     "",
@@ -116,13 +117,14 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     wrong = [i for i, one in enumerate(found) if one.differs]
     count = f"{len(found) - len(wrong)} of {len(found)}" if wrong else f"{len(found)}"
     words = (f"{count} texts", *([f"{len(chats)} conversations"] if chats else []))
+    notes = [_NO_CHAT] if original.chat_template and not chats else []
     if not wrong:
-        return Said(words, (), asked)
+        return Said(words, tuple(notes), asked)
     differ = f"{len(wrong)} of {len(found)} texts are not read or written as by {whose}"
     if original.is_fast and not original.split_special_tokens:
         raise _refused(directory, f"{differ}: {found[wrong[0]]}")
     why = "exporter/docs/reference/tokenizers.md says what differs, and why"
-    return Said(words, (f"{differ}: {found[wrong[0]]}; {why}",), asked)
+    return Said(words, (*notes, f"{differ}: {found[wrong[0]]}; {why}"), asked)
 
 
 def _refused(directory: Path, differs: str) -> CheckpointError:

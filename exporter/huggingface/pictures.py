@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from PIL import Image
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from engine.wording import shortened
+from engine.wording import problems_of, shortened
 from exporter.huggingface.family import refused
 from exporter.models.config import PositiveInt
 
@@ -41,7 +41,10 @@ def image_options(processor: Any, size: int, channels: int) -> dict[str, Any]:
     given: dict[str, Any] = {name: getattr(processor, name, None) for name in names}
     sizes = {name: dict(given[name]) for name in ("size", "crop_size") if given[name]}
     known = {name: value for name, value in {**given, **sizes}.items() if value is not None}
-    settings = _Settings.model_validate(known)
+    try:
+        settings = _Settings.model_validate(known)
+    except ValidationError as error:
+        raise ValueError(f"{PREPROCESSOR_NAME}: {problems_of(error, '')}") from error
     edge, keep_ratio = (size, False)
     if settings.do_resize:
         edge, keep_ratio = _edge("size", settings.size)
@@ -63,6 +66,10 @@ def image_options(processor: Any, size: int, channels: int) -> dict[str, Any]:
     )
     if not settings.do_normalize:
         mean, std = (0.0,) * channels, (1.0,) * channels
+    if not all(one > 0 for one in std):
+        raise ValueError(
+            f"{PREPROCESSOR_NAME}: image_std is {shortened(str(std))}; supported: above 0"
+        )
     return {
         "mean": tuple(one / most for one in mean),
         "std": tuple(one / most for one in std),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ INSIDE = "a\rb\u2028c\u2029d\x85e\x0bf\x0cg\x1ch\x1di\x1ej"
 )
 def test_line_feeds_alone_end_a_line(text: str, lines: list[str]) -> None:
     assert split_lines(text) == lines
+
+
+def test_a_text_may_come_through_a_pipe() -> None:
+    read, write = os.pipe()
+    os.write(write, b"a\nb\n")
+    os.close(write)
+
+    assert read_lines(f"/dev/fd/{read}", 99) == ["a", "b"]
+    os.close(read)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ SETTINGS_NAME = "tokenizer_config.json"
 _TEMPLATE_NAME = "chat_template.jinja"
 _OBJECTS = ("special_tokens_map.json", "added_tokens.json", "vocab.json", "target_vocab.json")
 _LINES = ("merges.txt", "vocab.txt", _TEMPLATE_NAME)
+_BESIDES = {*_OBJECTS[:2], _TEMPLATE_NAME}  # that say nothing without another file
 _ANY_MODEL = "tokenizer.model"  # the name that transformers looks for, whatever the class is
 _MODELS = ("spiece.model", _ANY_MODEL, "sentencepiece.bpe.model", "source.spm", "target.spm")
 _MOST_BYTES = {SETTINGS_NAME: 2**24, CONFIG_NAME: 2**24, _TEMPLATE_NAME: 4 * MAX_TEMPLATE_CHARS}
@@ -67,7 +68,9 @@ def load_original(directory: Path, room: int) -> Original:
         except BaseException as error:  # the library raises panics, which are not Exception
             said = " ".join(str(error).split()).replace(str(staged), str(directory))
             said = f"it lacks {said}" if isinstance(error, KeyError) else said
-            raise ValueError(f"transformers reads none: {shortened(said)}; {_AGAIN}") from error
+            said = f"transformers reads none: {shortened(said)}"
+            said = f"there is no {TOKENIZER_NAME}" if there <= _BESIDES else said
+            raise ValueError(f"{said}; {_AGAIN}") from error
     wanted = {TOKENIZER_NAME, _ANY_MODEL, *tokenizer.vocab_files_names.values()}
     if tokenizer.is_fast and not there & wanted:  # classes make one of no more than special tokens
         kind = type(tokenizer).__name__

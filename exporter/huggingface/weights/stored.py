@@ -6,7 +6,9 @@ The latter are pickles. torch reads them with `weights_only`, which makes nothin
 from __future__ import annotations
 
 import pickle
+import re
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -81,9 +83,10 @@ def open_weights(*directories: Path) -> Iterator[StoredWeights]:
             except DAMAGE as error:
                 is_safe = path.suffix == ".safetensors"
                 kind = "safetensors file" if is_safe else "file of tensors alone by torch.save"
+                said = str(error).rpartition("WeightsUnpickler error: ")[2]
                 # torch advises to load a pickle of more than tensors all the same.
-                reason = str(error).rpartition("WeightsUnpickler error: ")[2].partition("\n")[0]
-                problems.append(f"{path} is not a {kind}, or damaged: {reason}")
+                reason = re.split(r"\n|\. Please |  \(Could", said)[0]
+                problems.append(f"{path} is not a {kind}, or damaged{reason and f': {reason}'}")
                 continue
             lacking = sorted(set(expected).difference(there))
             if lacking:
@@ -127,7 +130,8 @@ def _open(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
         }
     # Before 2020 torch wrote no archives, and what is none cannot be mapped.
     is_archive = zipfile.is_zipfile(path)
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    with warnings.catch_warnings(action="ignore"):  # of other versions of pickle
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
         refuse_nested(content, path)
         raise ValueError("it holds more than tensors by name")

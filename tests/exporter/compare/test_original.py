@@ -259,6 +259,16 @@ def test_an_original_that_transformers_does_not_load_is_said_not_to_be_compared(
     assert compare_with_original(original, tmp_path / "checkpoint").said.startswith(NOT_COMPARED)
 
 
+@pytest.mark.parametrize("name", ["flash_attention_2", "somebody/kernel"])
+def test_attention_that_a_file_names_is_not_loaded(name: str, tmp_path: Path) -> None:
+    save_gpt2(tmp_path / "original")
+    edit_json(tmp_path / "original" / "config.json", _attn_implementation=name)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert said.startswith("compared with ")
+
+
 def test_whatever_transformers_says_has_room_in_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

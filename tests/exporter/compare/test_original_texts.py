@@ -78,6 +78,7 @@ def test_odd_templates_are_compared_as_they_are_taken(
     found = compare_texts(tmp_path / "original", tmp_path / "checkpoint", Languages())
 
     assert found.words[1:] == ((f"{count} conversations",) if count else ())
+    assert ("chats are refused" in "".join(found.notes)) is (count == 0)
 
 
 def test_texts_of_an_embedder_are_compared_pairs_and_cut_ones_too(tmp_path: Path) -> None:

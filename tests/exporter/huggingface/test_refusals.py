@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -374,6 +376,16 @@ def test_a_pickle_of_more_than_tensors_is_not_read(
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize("content", [pickle.dumps({"weight": 1}, 4), b"GGUF" + bytes(100)])
+def test_a_file_that_torch_did_not_write_is_refused_in_a_line(content: bytes, gpt2: Path) -> None:
+    (gpt2 / "model.safetensors").unlink()
+    (gpt2 / "pytorch_model.bin").write_bytes(content)
+
+    message = refusal(gpt2)
+
+    assert message.endswith("by torch.save, or damaged; copy or save the model again")
+
+
 @pytest.mark.parametrize("key", ["state_dict", "model"])
 def test_weights_under_a_key_are_told_how_to_be_written(
     key: str, gpt2: Path, tmp_path: Path
@@ -497,6 +509,7 @@ def test_all_damaged_files_and_all_tensors_that_they_lack_are_named_at_once(
         ("config.json", None, "`model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`"),
         ("config.json", b"{", "config.json cannot be read: Expecting"),
         ("config.json", b"[]", "config.json cannot be read: it holds no JSON object; copy or save"),
+        ("tokenizer.json", None, "there is no tokenizer.json; save it again with transformers: "),
         ("tokenizer.json", None, "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"),
         ("tokenizer.json", b"{}", "has no tokenizer of this model: tokenizer.json: "),
         (
@@ -515,6 +528,14 @@ def test_missing_and_damaged_files_are_named(
         (gpt2 / name).write_bytes(content)
 
     assert message in refusal(gpt2)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_is_not_waited_for(name: str, gpt2: Path) -> None:
+    (gpt2 / name).unlink()
+    os.mkfifo(gpt2 / name)
+
+    assert f"{name} " in (message := refusal(gpt2)) and "it is not a file" in message
 
 
 def test_of_the_cache_of_the_hub_the_copy_in_it_is_named(tmp_path: Path) -> None:

@@ -220,7 +220,8 @@ def test_no_changed_option_of_a_picture_model_changes_the_answers_of_transformer
         ({"size": {"shortest_edge": 8}}, "of 8 pixels and their own ratio, the model has"),
         ({"size": {"height": 8, "width": 6}}, "size is .*supported: a square, or shortest_edge"),
         ({"resample": 9}, "resample is 9; supported: 0, 1, 2, 3, 4, 5"),
-        ({"do_pad": True}, "do_pad: Input should be False, got True"),
+        ({"do_pad": True}, "preprocessor_config.json: do_pad: Input should be False, got True"),
+        ({"image_std": [0, 1, 1]}, r"image_std is \(0.0, 1.0, 1.0\); supported: above 0"),
         ({"crop_pct": 0.9}, "crop_pct: Input should be None, got 0.9"),
     ],
 )
