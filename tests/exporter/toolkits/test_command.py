@@ -23,6 +23,7 @@ def test_the_command_imports_a_file_and_a_directory(
     printed = capsys.readouterr().out
     assert "OpenNMT-py transformer, " in printed
     assert "transformer_iwslt_de_en, " in printed
+    assert printed.count("original       not compared with its original") == 2
     assert "note: nothing beside it cuts words: texts are cut at spaces" in printed
 
 

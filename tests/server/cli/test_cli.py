@@ -501,19 +501,22 @@ async def test_models_shows_how_near_a_model_is_to_pytorch_by_what_it_gives(
     assert "labels that differ 1 of 40, largest difference of a probability 2.5e-06" in out
 
 
-async def test_models_shows_how_near_answers_to_a_text_are(
+async def test_models_shows_how_near_answers_to_a_text_are_and_the_comparison_of_an_import(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "250")
     package = generation_package()
     loss = LOSS.model_copy(update={"text_lines": 12, "chrf_between": 97.0})
-    found = package.manifest.certificate.model_copy(update={"loss": loss})
+    told = {"loss": loss, "original": "compared with GPT of transformers 5: 24 inputs"}
+    found = package.manifest.certificate.model_copy(update=told)
     manifest = package.manifest.model_copy(update={"certificate": found})
     engine = FakeGenerator(package.model_copy(update={"manifest": manifest}))
     async with running_worker(engine) as (_, address):
         assert await _tokenweir(address, "models") == 0
 
-    assert "to the eager model's 97.0, on 12 lines" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "to the eager model's 97.0, on 12 lines" in out
+    assert "compared with GPT of transformers 5: 24 inputs" in out
 
 
 async def test_health_says_serving_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
