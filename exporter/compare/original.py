@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import version
 from itertools import cycle
+from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ _PER_LENGTH = 2
 _MOST_NUMBERS = 2**24  # that are kept of the original
 _NUM_IMAGES = 8
 _TOGETHER = 32  # tokens of a prompt and its source, up to which it also stands padded among others
+_SCORE_BYTES = 32  # a score in float64, while a softmax is made
 _PARTED = 1e-4  # share of a layer's largest number: hidden states that differ by more are others
 _CLASSES: Mapping[Architecture, str] = {
     "decoder": "AutoModelForCausalLM",
@@ -102,6 +104,43 @@ class _Seen(NamedTuple):
     notes: Sequence[str]
 
 
+class _Lengths(NamedTuple):
+    """The lengths of texts that are compared."""
+
+    limit: int  # the model's
+    least: int  # whose places turn in the original as in ours
+    most: int  # whose scores have room in memory
+    edges: Sequence[int]
+
+    @classmethod
+    def of(cls, config: TransformerConfig, spare: int) -> _Lengths:
+        """Return them; the scores of one layer have `spare` bytes."""
+        scaling, contract = config.positions.rotary_scaling, contract_of(config)
+        before, least = (scaling.original_max_len, scaling.least_len) if scaling else (None, 1)
+        edges = [edge for edge in (config.attention.window, before) if edge]
+        limit = 1  # pictures have no length
+        if contract.generation:
+            limit = max(contract.generation.max_prompt_len, contract.generation.cache.max_len)
+        elif contract.encoding:
+            limit = contract.encoding.max_len
+        rows = 1 if contract.generation else _PER_LENGTH
+        most = isqrt(spare // (_SCORE_BYTES * rows * config.num_heads))
+        return cls(limit, least, max(most, _TOGETHER), [*edges, *(one + 1 for one in edges), least])
+
+    def up_to(self, limit: int) -> list[int]:
+        """Return those at the edges of a model: its limit, windows, rope's first length."""
+        limit = min(limit, self.most)
+        found = {*first_lengths(limit), *self.edges}
+        return sorted(length for length in found if self.least <= length <= limit)
+
+    @property
+    def said(self) -> str:
+        """The limit of what was compared, in words."""
+        if self.most >= self.limit:
+            return ""
+        return f" (up to {self.most:,} of {self.limit:,} tokens, for lack of memory)"
+
+
 def compare_with_original(
     directory: Path,
     checkpoint: Path,
@@ -120,10 +159,14 @@ def compare_with_original(
     with silent_transformers():
         texts = compare_texts(directory, checkpoint, languages)
         needed = (checkpoint / WEIGHTS_NAME).stat().st_size * 5 // 4 + 2**31  # float32, and room
-        if needed > (free := free_memory()):
+        spare = (free := free_memory()) - needed
+        lengths = _Lengths.of(described.model, max(0, spare))
+        if spare < 0 or lengths.least > lengths.most:
             missing = f"it takes about {size_of(needed)} of memory, and {size_of(free)} are free"
+            if spare >= 0:
+                missing = f"texts of {lengths.least:,} tokens take more memory than is free"
             return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
-        passes, search = [*_passes(described.model)], Search.of(described, texts.asked)
+        passes, search = [*_passes(described.model, lengths)], Search.of(described, texts.asked)
         try:
             seen = _see(directory, described.model, original, passes, search, progress)
             if seen.generation is not None:
@@ -139,6 +182,7 @@ def compare_with_original(
         with _refusing(directory, name, CONFIG_NAME):
             of_items = seen.items.compare(described.model) if seen.items else []
             said = _judge(model, passes, seen, described.generation.banned_tokens, original)
+            said += lengths.said
         seen = seen._replace(numbers=())  # a large vocabulary's, before others come
         words = [said, *of_items, *texts.words]
         words += [f"{num_options} options"] if num_options else []
@@ -263,34 +307,28 @@ def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     return found
 
 
-def _passes(config: TransformerConfig) -> Iterator[Pass]:
+def _passes(config: TransformerConfig, lengths: _Lengths) -> Iterator[Pass]:
     contract = contract_of(config)
     if contract.generation:
-        yield from _of_prompts(config, contract.generation)
+        yield from _of_prompts(config, contract.generation, lengths)
     elif contract.encoding:
-        yield from _of_texts(config, contract.encoding)
+        yield from _of_texts(config, contract.encoding, lengths)
     else:
         assert contract.image is not None, "a model generates, encodes text, or sees images"
         yield _of_images(config, contract.image)
 
 
-def _lengths(config: TransformerConfig, limit: int) -> list[int]:
-    """Return lengths at the edges of what a model has: its limit, windows, rope's first length."""
-    before = getattr(config.positions.rotary_scaling, "original_max_len", None)
-    edges = [edge for edge in (config.attention.window, before) if edge]
-    found = {*first_lengths(limit), *edges, *(edge + 1 for edge in edges)}
-    return sorted(length for length in found if length <= limit)
-
-
-def _of_prompts(config: TransformerConfig, contract: GenerationContract) -> Iterator[Pass]:
+def _of_prompts(
+    config: TransformerConfig, contract: GenerationContract, of_texts: _Lengths
+) -> Iterator[Pass]:
     rng = np.random.default_rng(SEED)
-    lengths = [n for n in _lengths(config, contract.max_prompt_len) for _ in range(_PER_LENGTH)]
+    lengths = [n for n in of_texts.up_to(contract.max_prompt_len) for _ in range(_PER_LENGTH)]
     most = max(1, _MOST_NUMBERS // (contract.vocab_size * len(lengths)))
     texts, targets = (
         TokenSampler(rng, contract.prompt_vocab_size),
         TokenSampler(rng, contract.vocab_size),
     )
-    of_target = cycle(reversed(_lengths(config, contract.cache.max_len)))
+    of_target = cycle(reversed(of_texts.up_to(contract.cache.max_len)))
     cases = []
     for length in lengths:
         text = texts.sample(length)
@@ -337,12 +375,15 @@ def _their_logits(cases: Sequence[Case], pad_token_id: int) -> Forward:
     return forward
 
 
-def _of_texts(config: TransformerConfig, contract: EncodingContract) -> Iterator[Pass]:
-    groups = random_groups(contract, "quick")
+def _of_texts(
+    config: TransformerConfig, contract: EncodingContract, lengths: _Lengths
+) -> Iterator[Pass]:
+    most = min(lengths.most, contract.max_len)
+    groups = random_groups(contract.model_copy(update={"max_len": most}), "quick")
     kept = {group[0].length for group in groups}
     rng = np.random.default_rng(SEED)
     sampler = TokenSampler(rng, contract.vocab_size)
-    edges = [n for n in _lengths(config, contract.max_len) if n not in kept]
+    edges = [n for n in lengths.up_to(most) if n not in kept]
     groups += [given_texts([sampler.sample(n)], contract) for n in edges]
     short = [group[0] for group in groups if group[0].length <= _TOGETHER]
     for texts in [*groups, short]:

@@ -59,8 +59,11 @@ class Search(NamedTuple):
 
     @classmethod
     def of(cls, described: CheckpointConfig, asked: Mapping[str, int] = {}) -> Search | None:
-        """Return it; None: the model does not write, or has no room to."""
+        """Return it; None: it writes nothing, has no room to, or is not for prompts so short."""
         contract = generation_contract(described.model)
+        scaling = described.model.positions.rotary_scaling
+        if scaling and scaling.least_len > 1:
+            return None
         found = contract and cls(described, contract, asked)
         return found if found and found.num_tokens > 0 else None
 

@@ -37,9 +37,10 @@ class Rope(BaseModel):
             )
         except Exception as error:
             raise ValueError(f"its rope_parameters cannot be: {error}") from error
-        first_len = self.original_max_position_embeddings
+        first_len, is_longrope = self.original_max_position_embeddings, self.rope_type == "longrope"
         return RotaryScaling(
             frequencies=tuple(frequencies.tolist()),
             attention_factor=factor,
-            original_max_len=None if self.rope_type == "longrope" else first_len,
+            original_max_len=None if is_longrope else first_len,
+            least_len=1 + (first_len or 0) if is_longrope and length else 1,
         )

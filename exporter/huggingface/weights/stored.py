@@ -130,7 +130,7 @@ def _open(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
         }
     # Before 2020 torch wrote no archives, and what is none cannot be mapped.
     is_archive = zipfile.is_zipfile(path)
-    with warnings.catch_warnings(action="ignore"):  # of other versions of pickle
+    with warnings.catch_warnings(action="ignore"):  # a pickle of another version
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
         refuse_nested(content, path)

@@ -63,6 +63,7 @@ class RotaryScaling(Options):
     frequencies: tuple[PositiveFloat, ...]  # the angle from one place to the next, of each wave
     attention_factor: PositiveFloat = 1.0  # scales cosines and sines: scores grow by its square
     original_max_len: PositiveInt | None = None  # tokens of the texts of the first training
+    least_len: PositiveInt = 1  # tokens of the shortest text that the original turns so
 
 
 class PositionConfig(Options):

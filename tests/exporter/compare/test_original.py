@@ -21,10 +21,10 @@ from exporter.compare import original
 from exporter.compare.original import NOT_COMPARED, compare_with_original
 from exporter.export import export_package
 from exporter.huggingface import import_checkpoint
-from exporter.imports import import_model
+from exporter.imports import Options, import_model
 from server.cli.app import run
 from tests.exporter.huggingface import translation_sources
-from tests.exporter.huggingface.decoders import DECODERS, LLAMA3, save_decoder
+from tests.exporter.huggingface.decoders import DECODERS, LLAMA3, LONG, save_decoder
 from tests.exporter.huggingface.encoders import OPTIONS, save_encoder, save_vision
 from tests.exporter.huggingface.families.test_vision import DEIT, VIT
 from tests.exporter.huggingface.sources import edit_json, save_gpt2
@@ -281,6 +281,32 @@ def test_whatever_transformers_says_has_room_in_a_checkpoint(
     _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
 
     assert read_config(tmp_path / "checkpoint").original == said
+
+
+def test_texts_whose_scores_have_no_room_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_gpt2(tmp_path / "original", n_positions=64)
+    of_scores = 32 * 2 * 40**2  # bytes of two heads that read 40 tokens
+    monkeypatch.setattr(original, "free_memory", lambda: 2**31 + 2**16 + of_scores)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    found = re.search(r"inputs within \S+ of float64 \(up to (\d+) of 64 tokens, for lack of", said)
+    assert 40 <= int(found[1]) < 64
+
+
+@pytest.mark.parametrize("asked", [None, 20])
+def test_a_longrope_is_compared_on_texts_that_turn_as_it_was_asked(
+    asked: int | None, tmp_path: Path
+) -> None:
+    options = {"rope_parameters": LONG, "original_max_position_embeddings": 16}
+    save_decoder(tmp_path / "original", "phi3", **options)
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint", Options(max_len=asked))
+
+    assert said.startswith("compared with Phi3ForCausalLM")
+    assert said.endswith("by 2 beams") is (asked is None)
 
 
 def test_a_model_that_has_no_room_is_not_compared(
