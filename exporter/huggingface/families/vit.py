@@ -15,12 +15,7 @@ from exporter.huggingface.conversion import (
 )
 from exporter.huggingface.family import Family, Options, Original, refused
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, image_options
-from exporter.huggingface.stacks.encoder import (
-    LAYERS,
-    contradicting_labels,
-    label_scores,
-    labels_of,
-)
+from exporter.huggingface.stacks.encoder import LAYERS, classes, contradicting_labels
 from exporter.models.config import ImageConfig, TransformerConfig
 
 _FIXED = {"architecture": "vision-encoder", "norm_position": "first", "positions.kind": "learned"}
@@ -51,10 +46,8 @@ def _computed(original: Original) -> Options:
         distillation=head.get("distillation", "none"),
         **image_options(original.pictures, size, channels),
     )
-    if "labels" in head:
-        return {"labels": (), "image": image}
-    scores = label_scores(original)
-    return {"labels": labels_of(original), "head.label_scores": scores, "image": image}
+    of_labels = {"labels": ()} if "labels" in head else classes(original)
+    return {**of_labels, "image": image}
 
 
 def _edge(original: Original, name: str) -> int:

@@ -96,8 +96,7 @@ def head_options(original: Original, **of_labels: Any) -> Options:
     head = head_of(original)
     own = {f"head.{name}": value for name, value in of_labels.items()}
     if head == "classify":
-        scores = label_scores(original)
-        return {"labels": labels_of(original), "head.label_scores": scores, **own}
+        return {**classes(original), **own}
     if head == "label":
         return {"labels": labels_of(original), "head.each_token": True, **own}
     found = original.modules or SentenceModules()  # as sentence-transformers does without any
@@ -114,7 +113,12 @@ def head_options(original: Original, **of_labels: Any) -> Options:
     }
 
 
-def label_scores(original: Original) -> LabelScores:
+def classes(original: Original) -> Options:
+    """Return the labels of a classifier, and how its scores are made."""
+    return {"labels": labels_of(original), "head.label_scores": _label_scores(original)}
+
+
+def _label_scores(original: Original) -> LabelScores:
     """Return how transformers, or sentence-transformers, makes probabilities of logits."""
     chosen = original.texts.activation_fn if original.texts else ""
     kind = original.config.problem_type
