@@ -30,6 +30,10 @@ _TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # stands behind the message that is contin
 Messages = Sequence[Mapping[str, object]]
 
 
+class UnboundedError(TemplateError):
+    """A template goes beyond its bounds: it is not a conversation that it refuses."""
+
+
 class ChatTemplate:
     """Applies the template of a model, one conversation after the other; any thread may ask.
 
@@ -43,12 +47,12 @@ class ChatTemplate:
         self.tool_format = form.tool_format
         self._lock = threading.Lock()
         self._turns = 0  # in the conversation that is being rendered
-        self._problem: str | None = None
+        self._problem: Exception | None = None
         self._named: frozenset[str] = frozenset()
         try:
             self._template = self._compile(form.template)
         except (TemplateError, RecursionError) as error:
-            self._problem = f"{type(error).__name__}: {error}"
+            self._problem = error
         if (problem := self.problem_of(form.variables)) is not None:
             raise ValueError(f"variables: {problem}")
         self._takes_texts, self._takes_parts = self._forms_of_content()
@@ -172,7 +176,8 @@ class ChatTemplate:
     def _render(self, messages: Messages, chat: Chat) -> str:
         """Return the text of messages, with all else as the conversation has it."""
         if self._problem is not None:
-            raise ValueError(f"the model's chat template cannot be read: {self._problem}")
+            what = f"{type(self._problem).__name__}: {self._problem}"
+            raise ValueError(f"the model's chat template cannot be read: {what}") from self._problem
         self._turns = 0
         given = {**_NONE, **self._form.tokens, **self._form.variables, **chat.variables}
         given |= {"messages": messages, "add_generation_prompt": chat.add_generation_prompt}
@@ -207,7 +212,7 @@ class ChatTemplate:
         found = list(items)
         self._turns += len(found)
         if self._turns > _MAX_TURNS:
-            raise TemplateError(f"its loops have more than {_MAX_TURNS:,} turns")
+            raise UnboundedError(f"its loops have more than {_MAX_TURNS:,} turns")
         return found
 
 
@@ -226,6 +231,10 @@ class _Bounds(NodeTransformer):
         return _filtered(node, "bounded")
 
     visit_Add = visit_Mul = visit_Concat
+
+    def visit_Pow(self, node: nodes.Pow) -> nodes.Node:
+        """Refuse powers, which may take hours."""
+        raise UnboundedError("powers (**) are not supported")
 
 
 class _Generation(Extension):
@@ -259,7 +268,7 @@ def _bounded(value: object) -> object:
 
 def _check_chars(count: int) -> None:
     if count > _MAX_CHARS:
-        raise TemplateError(f"its text has more than {_MAX_CHARS:,} characters")
+        raise UnboundedError(f"its text has more than {_MAX_CHARS:,} characters")
 
 
 def _to_json(value: object, **options: Any) -> str:

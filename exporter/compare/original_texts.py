@@ -6,7 +6,9 @@ ours is a conversion, and where it takes special tokens in texts apart.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from engine.errors import CheckpointError
 from engine.json_file import parse_object
 from engine.requests.request import Chat, ChatMessage
 from engine.text.chat_format import CHAT_NAME, read_chat_format
-from engine.text.chat_template import ChatTemplate
+from engine.text.chat_template import ChatTemplate, UnboundedError
 from engine.text.tokenizer import Tokenizer
 from engine.wording import shortened
 from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NAME, read_config
@@ -32,6 +34,7 @@ _SETTINGS_NAME = "tokenizer_config.json"
 _NUM_DEALT, _DEALT = 24, 12  # texts of the vocabulary's tokens, and tokens of each
 _REFUSAL = "no text, but a refusal"
 _NO_CHAT = "its chat template makes no text of a conversation, so chats are refused"
+_STATM, _TEMPLATE_BYTES = Path("/proc/self/statm"), 2**28
 _SHOWN = 16  # ids, or characters, around the first difference
 _TEXTS = (
     "",
@@ -103,7 +106,8 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
         if languages.source is not None:
             original.src_lang = languages.source
         asked = _asked(original, languages)
-        chats = list(_conversations(checkpoint, original))
+        with _limited_memory():
+            chats = list(_conversations(checkpoint, original))
         texts = _Texts.of(directory, config, ours, original, chats)
         found = [*texts.read(ours), *texts.read_besides(ours, checkpoint)]
     except (KeyboardInterrupt, SystemExit):
@@ -237,7 +241,10 @@ def _conversations(checkpoint: Path, original: Any) -> Iterator[_Reading]:
             original.chat_template = theirs.get("default", next(iter(theirs.values())))
         for turns in _CONVERSATIONS:
             chat = Chat(tuple(ChatMessage(*turn) for turn in turns))
-            ours = _written(partial(template.render, chat))
+            try:
+                ours = _written(partial(template.render, chat))
+            except UnboundedError:  # in transformers nothing bounds it
+                continue
             said = [{"role": role, "content": content} for role, content in turns]
             parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in said]
             options = {"tokenize": False, "add_generation_prompt": True}
@@ -254,5 +261,22 @@ def _conversations(checkpoint: Path, original: Any) -> Iterator[_Reading]:
 def _written(write: Callable[[], str]) -> str:
     try:
         return write()
-    except Exception:  # noqa: BLE001 - which are a template's own
+    except Exception as error:
+        if isinstance(error.__cause__, UnboundedError):
+            raise error.__cause__ from error
         return _REFUSAL
+
+
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Let the templates of strangers take so much memory, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if not _STATM.exists():  # the system does not tell how much there is already
+        yield
+        return
+    used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _TEMPLATE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -81,6 +81,25 @@ def test_odd_templates_are_compared_as_they_are_taken(
     assert ("chats are refused" in "".join(found.notes)) is (count == 0)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 10**10**10 }}",
+        "{{ 'a' * 99999999999 }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+    ],
+    ids=["power", "memory", "loops"],
+)
+def test_a_template_without_bounds_is_told(template: str, tmp_path: Path) -> None:
+    save_talker(tmp_path / "original")
+    (tmp_path / "original" / "chat_template.jinja").write_text(template + CHAT)
+    import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")
+
+    found = compare_texts(tmp_path / "original", tmp_path / "checkpoint", Languages())
+
+    assert found.words == ("93 texts",) and "chats are refused" in found.notes[0]
+
+
 def test_texts_of_an_embedder_are_compared_pairs_and_cut_ones_too(tmp_path: Path) -> None:
     save_embedder(tmp_path / "original")
     import_checkpoint(tmp_path / "original", tmp_path / "checkpoint")

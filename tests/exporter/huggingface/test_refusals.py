@@ -386,6 +386,17 @@ def test_a_file_that_torch_did_not_write_is_refused_in_a_line(content: bytes, gp
     assert message.endswith("by torch.save, or damaged; copy or save the model again")
 
 
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(16).to_sparse(), torch.zeros(1).expand(2**40)], ids=["sparse", "huge"]
+)
+def test_a_tensor_that_is_no_plain_part_of_its_file_is_named(tensor: Any, gpt2: Path) -> None:
+    weights = safetensors.torch.load_file(gpt2 / "model.safetensors")
+    (gpt2 / "model.safetensors").unlink()
+    torch.save({**weights, "transformer.ln_f.weight": tensor}, gpt2 / "pytorch_model.bin")
+
+    assert "transformer.ln_f.weight is sparse, or larger than the file" in refusal(gpt2)
+
+
 @pytest.mark.parametrize("key", ["state_dict", "model"])
 def test_weights_under_a_key_are_told_how_to_be_written(
     key: str, gpt2: Path, tmp_path: Path
