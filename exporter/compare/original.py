@@ -125,7 +125,12 @@ class _Lengths(NamedTuple):
             limit = contract.encoding.max_len
         rows = 1 if contract.generation else _PER_LENGTH
         most = isqrt(spare // (_SCORE_BYTES * rows * config.num_heads))
-        return cls(limit, least, max(most, _TOGETHER), [*edges, *(one + 1 for one in edges), least])
+        return cls(
+            limit,
+            min(least, limit),
+            max(most, _TOGETHER),
+            [*edges, *(one + 1 for one in edges), least],
+        )
 
     def up_to(self, limit: int) -> list[int]:
         """Return those at the edges of a model: its limit, windows, rope's first length."""
@@ -449,8 +454,8 @@ def _at(one: Pass, i: int, width: int, number: int) -> At:
 
 def _first_difference(ours: nn.Module, original: nn.Module, passes: Sequence[Pass]) -> str:
     """Name the first layer behind which hidden states part; what is padded may hold anything."""
-    alone = [one for one in passes if len(one.lengths) == 1] or passes
-    for one in sorted(alone, key=lambda one: max(one.lengths), reverse=True):
+    unpadded = [one for one in passes if min(one.lengths) == max(one.lengths)]
+    for one in sorted(unpadded, key=lambda one: max(one.lengths), reverse=True):
         with torch.no_grad(), _recorded(ours) as our_states, _recorded(original) as their_states:
             one.ours(ours)
             one.theirs(original)

@@ -186,6 +186,7 @@ def test_a_wrong_import_is_refused(
             options("positions.relative_max_distance", 12),
             "hidden states part in layer 3 of 4",
         ),
+        ("modernbert", options("head.pooling", "first"), "layers are equal: look at the head"),
         ("marian", scale("output.bias", 1.1), "of all layers are equal: look at the head"),
     ],
 )
