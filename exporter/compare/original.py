@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -138,6 +138,10 @@ class _Lengths(NamedTuple):
         found = {*first_lengths(limit), *self.edges}
         return sorted(length for length in found if self.least <= length <= limit)
 
+    def kept(self, texts: Iterable[Tokens], limit: int) -> list[Tokens]:
+        """Return the texts that are not too short or too long."""
+        return [one for one in texts if self.least <= len(one) <= min(limit, self.most)]
+
     @property
     def said(self) -> str:
         """The limit of what was compared, in words."""
@@ -171,7 +175,10 @@ def compare_with_original(
             if spare >= 0:
                 missing = f"texts of {lengths.least:,} tokens take more memory than is free"
             return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
-        passes, search = [*_passes(described.model, lengths)], Search.of(described, texts.asked)
+        passes, search = (
+            [*_passes(described.model, lengths, texts.given)],
+            Search.of(described, texts.asked),
+        )
         try:
             seen = _see(directory, described.model, original, passes, search, progress)
             if seen.generation is not None:
@@ -312,31 +319,37 @@ def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
     return found
 
 
-def _passes(config: TransformerConfig, lengths: _Lengths) -> Iterator[Pass]:
+def _passes(
+    config: TransformerConfig, lengths: _Lengths, given: Sequence[Tokens]
+) -> Iterator[Pass]:
+    """Yield passes of random ids and of the texts that are given."""
     contract = contract_of(config)
     if contract.generation:
-        yield from _of_prompts(config, contract.generation, lengths)
+        yield from _of_prompts(config, contract.generation, lengths, given)
     elif contract.encoding:
-        yield from _of_texts(config, contract.encoding, lengths)
+        yield from _of_texts(config, contract.encoding, lengths, given)
     else:
         assert contract.image is not None, "a model generates, encodes text, or sees images"
         yield _of_images(config, contract.image)
 
 
 def _of_prompts(
-    config: TransformerConfig, contract: GenerationContract, of_texts: _Lengths
+    config: TransformerConfig,
+    contract: GenerationContract,
+    of_texts: _Lengths,
+    given: Sequence[Tokens],
 ) -> Iterator[Pass]:
     rng = np.random.default_rng(SEED)
     lengths = [n for n in of_texts.up_to(contract.max_prompt_len) for _ in range(_PER_LENGTH)]
-    most = max(1, _MOST_NUMBERS // (contract.vocab_size * len(lengths)))
+    read = of_texts.kept(given, contract.max_prompt_len)
+    most = max(1, _MOST_NUMBERS // (contract.vocab_size * (len(lengths) + len(read))))
     texts, targets = (
         TokenSampler(rng, contract.prompt_vocab_size),
         TokenSampler(rng, contract.vocab_size),
     )
     of_target = cycle(reversed(of_texts.up_to(contract.cache.max_len)))
     cases = []
-    for length in lengths:
-        text = texts.sample(length)
+    for text in [*map(texts.sample, lengths), *read]:
         target: Tokens = ()
         if contract.cross_cache:
             target = targets.sample(next(of_target) - 1)
@@ -381,7 +394,10 @@ def _their_logits(cases: Sequence[Case], pad_token_id: int) -> Forward:
 
 
 def _of_texts(
-    config: TransformerConfig, contract: EncodingContract, lengths: _Lengths
+    config: TransformerConfig,
+    contract: EncodingContract,
+    lengths: _Lengths,
+    given: Sequence[Tokens],
 ) -> Iterator[Pass]:
     most = min(lengths.most, contract.max_len)
     groups = random_groups(contract.model_copy(update={"max_len": most}), "quick")
@@ -389,7 +405,8 @@ def _of_texts(
     rng = np.random.default_rng(SEED)
     sampler = TokenSampler(rng, contract.vocab_size)
     edges = [n for n in lengths.up_to(most) if n not in kept]
-    groups += [given_texts([sampler.sample(n)], contract) for n in edges]
+    read = lengths.kept(given, most)
+    groups += [given_texts([one], contract) for one in [*map(sampler.sample, edges), *read]]
     short = [group[0] for group in groups if group[0].length <= _TOGETHER]
     for texts in [*groups, short]:
         yield _of_group(config, texts)

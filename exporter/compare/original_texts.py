@@ -61,6 +61,7 @@ _TEXTS = (
     "unbelievablyextraordinarilylongcompoundword",
 )
 _PAIR = (_TEXTS[3], _TEXTS[10])
+_GIVEN = (_TEXTS[3], _TEXTS[8], _TEXTS[17])  # to the models, too
 _CONVERSATIONS = (
     (("user", "Hello, who are you?"),),
     (("user", "One."), ("assistant", " Two. "), ("user", "Three?\n")),
@@ -75,6 +76,7 @@ class Said(NamedTuple):
     words: tuple[str, ...] = ()  # for the line
     notes: tuple[str, ...] = ()
     asked: Mapping[str, int] = {}  # options of `generate` that a person's languages ask for
+    given: tuple[Tokens, ...] = ()  # some of the texts, for the models
 
 
 class _Reading(NamedTuple):
@@ -122,13 +124,14 @@ def compare_texts(directory: Path, checkpoint: Path, languages: Languages) -> Sa
     count = f"{len(found) - len(wrong)} of {len(found)}" if wrong else f"{len(found)}"
     words = (f"{count} texts", *([f"{len(chats)} conversations"] if chats else []))
     notes = [_NO_CHAT] if original.chat_template and not chats else []
+    given = tuple(tuple(ours.encode(text)) for text in _GIVEN)
     if not wrong:
-        return Said(words, tuple(notes), asked)
+        return Said(words, tuple(notes), asked, given)
     differ = f"{len(wrong)} of {len(found)} texts are not read or written as by {whose}"
     if original.is_fast and not original.split_special_tokens:
         raise _refused(directory, f"{differ}: {found[wrong[0]]}")
     why = "exporter/docs/reference/tokenizers.md says what differs, and why"
-    return Said(words, (*notes, f"{differ}: {found[wrong[0]]}; {why}"), asked)
+    return Said(words, (*notes, f"{differ}: {found[wrong[0]]}; {why}"), asked, given)
 
 
 def _refused(directory: Path, differs: str) -> CheckpointError:

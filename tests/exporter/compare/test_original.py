@@ -176,6 +176,19 @@ def test_a_wrong_import_is_refused(
         import_model(tmp_path / "original", tmp_path / "checkpoint")
 
 
+def test_a_token_of_all_texts_is_compared_however_many_others_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(weights: Weights) -> None:
+        weights["embeddings.token.weight"][3] *= 1.5  # that of [SEP]
+
+    save_drawn("bert", tmp_path / "original", vocab_size=3000)
+    import_wrongly(monkeypatch, spoil)
+
+    with pytest.raises(CheckpointError, match=r"is not BertForSequenceClassification of "):
+        import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize(
     ("family", "change", "said"),
     [
