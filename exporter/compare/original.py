@@ -283,7 +283,10 @@ def _judge(
 
 @contextmanager
 def _refusing(directory: Path, name: str, told_by: str) -> Iterator[None]:
-    """Turn a difference from the original's class into a CheckpointError; a file may explain it."""
+    """Turn a difference from the original's class into a CheckpointError; a file may explain it.
+
+    A CheckpointError is told of the directory.
+    """
     try:
         yield
     except CertificateError as error:
@@ -291,6 +294,8 @@ def _refusing(directory: Path, name: str, told_by: str) -> Iterator[None]:
             f"{directory}: the imported model is not {name} of transformers: {error}; please "
             f"report it with {told_by}, or import with --no-comparison"
         ) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}") from error
 
 
 def _first_line(error: Exception) -> str:

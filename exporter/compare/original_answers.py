@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig
-from engine.errors import CertificateError
+from engine.errors import CertificateError, CheckpointError
 from engine.factory import core_on_slots
 from engine.package.manifest import GenerationContract
 from engine.requests.defaults import sampling_params
@@ -92,8 +92,8 @@ class Search(NamedTuple):
 
         A prompt behind which ours writes other tokens is given to the original alone, for among
         others its beams may end later. It does not count if the original itself writes other tokens
-        in float64, or with other orders of sums. Raises CertificateError where it does not, or if
-        fewer prompts count than are to.
+        in float64, or with other orders of sums. Raises CertificateError where it does not, and
+        CheckpointError if too few prompts count.
         """
         words, uncounted = [], self.described.model.uncounted_token_id
         for width, answers in theirs.by_width.items():
@@ -111,9 +111,11 @@ class Search(NamedTuple):
                             f"{around(tokens, alone[0])}"
                         )
             if count < _FEWEST:
-                raise CertificateError(
-                    f"tokens of {count} of {NUM_PROMPTS} prompts are equal, {how}, and no order of "
-                    f"sums decides the others, where {_FEWEST} are to be"
+                raise CheckpointError(
+                    f"{count} of {NUM_PROMPTS} prompts can be compared with `generate`, {how}, and "
+                    f"{_FEWEST} are needed: behind the others several tokens are equally likely, "
+                    "or the answer has padding; look for weights that are all zero or all equal, "
+                    "or import with --no-comparison"
                 )
             words.append(f"{count} of {NUM_PROMPTS} prompts {how}")
         return words

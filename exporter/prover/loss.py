@@ -84,22 +84,25 @@ class LossJudge(Judge):
     def numbers(
         self, play: str, what: str, seen: Floats, eager: Eager, at: At, *, counts: bool = True
     ) -> None:
-        """See Judge; of the best entry in each row, count whether it is the same."""
+        """See Judge; of the best entry in each row, count whether it is the same.
+
+        A banned token is never written: its logit neither counts nor makes those of others small.
+        """
         refuse_no_number(seen, at.place)
-        exact = eager.exact
         if what == "alignment":
             _refuse_no_shares(seen, at.place)
-        largest = float(losses(seen, exact).max())
+        view = self.choosable if what == "logits" else np.asarray
+        ours, theirs = view(seen), view(eager.exact)
+        largest = float(losses(ours, theirs).max())
         self._largest[what] = max(self._largest.get(what, 0.0), largest)
         if what != "logits" or not counts:
             return
-        written = np.where(far_below(exact), np.nan, exact)
-        self._num_logits += exact.size
-        self._sum_of_diffs += float(np.nansum(np.abs(seen - written)))
-        self._sum_of_squares += float(np.nanvar(written, axis=-1).sum()) * exact.shape[-1]
-        if exact.shape[1] == 1:
+        written = np.where(far_below(theirs), np.nan, theirs)
+        self._num_logits += theirs.size
+        self._sum_of_diffs += float(np.nansum(np.abs(ours - written)))
+        self._sum_of_squares += float(np.nanvar(written, axis=-1).sum()) * theirs.shape[-1]
+        if theirs.shape[1] == 1:
             return
-        ours, theirs = self.choosable(seen), self.choosable(exact)
         growth = np.maximum(np.nanmax(np.abs(written), axis=-1) / _FULL_SIZE, 1)
         decided = lead_of(theirs) > UNDECIDED * growth
         equal = decided & (ours.argmax(-1) == theirs.argmax(-1))

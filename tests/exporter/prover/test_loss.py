@@ -61,10 +61,21 @@ def test_tokens_are_counted_that_may_be_written() -> None:
     exact = np.array([[9.0, 3.0, 2.0], [9.0, 2.0, 3.0]], np.float32)
     rounded = np.array([[9.0, 3.0, 3.5], [9.0, 2.0, 3.5]], np.float32)
 
-    found = [judged(rounded, exact, banned=ids) for ids in ((), (0,), (0, 1, 2))]
+    found = [judged(rounded, exact, banned=ids) for ids in ((), (0,), (0, 1))]
 
-    assert [(one.tokens_equal, one.tokens_compared) for one in found] == [(2, 2), (1, 2), (0, 0)]
-    assert {one.result(ANY_LOSS).max_abs_logit_diff for one in found} == {1.5}
+    assert [(one.tokens_equal, one.tokens_compared) for one in found] == [(2, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("banned_logit", [8.0, 1e6])  # rounded by an eighth of itself
+def test_a_banned_token_neither_causes_a_refusal_nor_hides_one(banned_logit: float) -> None:
+    exact, rounded = (np.c_[one, [[0.0], [0.0]]] for one in (LOGITS, ROUNDED))
+    exact[:, 3], rounded[:, 3] = banned_logit, banned_logit * 9 / 8
+
+    judge = judged(rounded, exact, banned=(3,))
+
+    loss, alone = judge.result(ANY_LOSS), judged(ROUNDED, LOGITS).result(ANY_LOSS)
+    assert (loss.max_abs_logit_diff, loss.logit_std) == (1, pytest.approx(alone.logit_std))
+    assert (judge.tokens_compared, judge.tokens_equal) == (2, 1)
 
 
 def test_two_tokens_that_the_eager_model_does_not_tell_apart_are_not_compared() -> None:

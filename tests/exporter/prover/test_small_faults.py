@@ -19,6 +19,15 @@ pytestmark = pytest.mark.usefixtures("few_cases")
 EPSILON = {"norm_eps": 1e-6}
 ROTARY = {**LLAMA, **EPSILON}
 WINDOW = {"attention.window": 4}
+GELU = {"feed_forward.activation": "gelu", **EPSILON}
+LABELLER = {  # as published ones are
+    **GELU,
+    "attention.score": "dot",
+    "attention.normalizer": "softmax",
+    "positions.kind": "learned",
+    "labels": ("NOUN", "VERB", "ADJ"),
+}
+PLACES = ((5, 16), (9, 16))  # sizes of the tables of positions: of images, and of texts
 CHUNK, LAST = 3, 11  # the tiny GPT's: a chunk's length, and the last place of a row
 
 
@@ -91,6 +100,21 @@ def other_gelu(surgery: Surgery) -> None:
     surgery.set_attribute(node, "approximate", "tanh" if kind == b"none" else "none")
 
 
+def places_off_by_one(surgery: Surgery) -> None:
+    """Every place but the first takes the row of the one behind it."""
+    (name,) = (t.name for t in surgery.model.graph.initializer if tuple(t.dims) in PLACES)
+    surgery.change_weight(name, lambda w: np.concatenate([w[:1], w[2:], w[-1:]]))
+
+
+def patches_swapped(surgery: Surgery) -> None:
+    order = surgery.nodes("Gather")[0].input[1]  # behind the class token
+    surgery.change_weight(order, lambda w: w[[0, 2, 1, 3, 4]])
+
+
+def bias_of_a_label(surgery: Surgery) -> None:
+    surgery.change_weight("model.classifier.bias", lambda w: w * np.float32([1, 1.001, 1]))
+
+
 def window_of_5(surgery: Surgery) -> None:
     surgery.set_attribute(surgery.nodes("WindowedCachedAttention")[1], "window", 5)
 
@@ -137,6 +161,20 @@ FAULTS: dict[str, Small] = {
     "rotary base": Small("gpt", ROTARY, DECODER, base_of_10001, MEDIAN, 3),
     "gelu": Small("gpt", {}, DECODER, other_gelu, MEDIAN, 100),
     "gelu of texts": Small("bert", {}, ONE_PASS, other_gelu, MEDIAN, 100),
+    "epsilon of images": Small("vit", GELU, ONE_PASS, epsilon_tenfold, MEDIAN, 4),
+    "gelu of images": Small("vit", GELU, ONE_PASS, other_gelu, MEDIAN, 200),
+    "places of images": Small("vit", GELU, ONE_PASS, places_off_by_one, MEDIAN, 100_000),
+    "patches": Small("vit", GELU, ONE_PASS, patches_swapped, MEDIAN, 100_000),
+    "label of images": Small("vit", GELU, ONE_PASS, bias_of_a_label, MEDIAN, 500),
+    "head of a labeller": Small(
+        "labeller", LABELLER, ONE_PASS, head_scaled(1.001, "Attention"), MEDIAN, 200
+    ),
+    "epsilon of a labeller": Small("labeller", LABELLER, ONE_PASS, epsilon_tenfold, MEDIAN, 4),
+    "gelu of a labeller": Small("labeller", LABELLER, ONE_PASS, other_gelu, MEDIAN, 100),
+    "places of a labeller": Small(
+        "labeller", LABELLER, ONE_PASS, places_off_by_one, MEDIAN, 100_000
+    ),
+    "label of tokens": Small("labeller", LABELLER, ONE_PASS, bias_of_a_label, MEDIAN, 300),
     "window": Small("gpt", WINDOW, DECODER, window_of_5, MEDIAN, 10_000),
     "behind a chunk": Small("gpt", {}, DECODER, position_behind_a_chunk_off_by_one, MEDIAN, 10_000),
     "last place": Small("gpt", {}, DECODER, last_place_unseen, P90, 5000),
@@ -145,6 +183,8 @@ RIGHT = [
     *((family, {}) for family in ("encoder-decoder", "gpt", "bert", "labeller", "vit")),
     *(("gpt", options) for options in (EPSILON, ROTARY, WINDOW)),
     ("bert", EPSILON),
+    ("vit", GELU),
+    ("labeller", LABELLER),
 ]
 
 
