@@ -161,7 +161,7 @@ FAULTS: dict[str, Small] = {
     "rotary base": Small("gpt", ROTARY, DECODER, base_of_10001, MEDIAN, 3),
     "gelu": Small("gpt", {}, DECODER, other_gelu, MEDIAN, 100),
     "gelu of texts": Small("bert", {}, ONE_PASS, other_gelu, MEDIAN, 100),
-    "epsilon of images": Small("vit", GELU, ONE_PASS, epsilon_tenfold, MEDIAN, 4),
+    "epsilon of images": Small("vit", GELU, ONE_PASS, epsilon_tenfold, MEDIAN, 50),
     "gelu of images": Small("vit", GELU, ONE_PASS, other_gelu, MEDIAN, 200),
     "places of images": Small("vit", GELU, ONE_PASS, places_off_by_one, MEDIAN, 100_000),
     "patches": Small("vit", GELU, ONE_PASS, patches_swapped, MEDIAN, 100_000),
