@@ -1,4 +1,4 @@
-"""What was traced takes memory until it is written, and no longer."""
+"""A traced model takes memory until it is written, and no longer."""
 
 from __future__ import annotations
 
