@@ -136,7 +136,7 @@ def _open(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
         refuse_nested(content, path)
         raise ValueError("it holds more than tensors by name")
     for name, one in content.items():
-        is_plain = one.layout == torch.strided and one.device.type == "cpu"
+        is_plain = one.layout == torch.strided and not one.is_meta
         if not is_plain or one.nbytes > path.stat().st_size:
             raise ValueError(f"{shortened(name)} is sparse, or larger than the file")
     return stored_weights(content)
