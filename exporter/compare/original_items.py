@@ -53,10 +53,9 @@ class Items(NamedTuple):
         if config.image is not None:
             import transformers
 
-            for path in (
-                directory / name for name in _OF_PROCESSORS if (directory / name).exists()
-            ):
-                read_json(path)  # which bounds its size
+            for name in _OF_PROCESSORS:
+                if (directory / name).exists():
+                    read_json(directory / name)  # which bounds its size
             processor = transformers.AutoImageProcessor.from_pretrained(
                 directory,
                 backend="pil",  # which resizes as ours does

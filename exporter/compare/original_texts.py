@@ -278,7 +278,8 @@ def _limited_memory() -> Iterator[None]:
         yield
         return
     used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _TEMPLATE_BYTES, hard))
+    bounds = {used + _TEMPLATE_BYTES, soft, hard} - {resource.RLIM_INFINITY}  # of a shell
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
     try:
         yield
     finally:
