@@ -278,7 +278,7 @@ def _limited_memory() -> Iterator[None]:
         yield
         return
     used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-    bounds = {used + _TEMPLATE_BYTES, soft, hard} - {resource.RLIM_INFINITY}  # of a shell
+    bounds = {used + _TEMPLATE_BYTES, soft, hard} - {resource.RLIM_INFINITY}  # a shell sets some
     resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
     try:
         yield
