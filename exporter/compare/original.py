@@ -38,6 +38,7 @@ from exporter.compare.original_answers import Answers, Search
 from exporter.compare.original_items import Items
 from exporter.compare.original_options import compare_options
 from exporter.compare.original_texts import compare_texts
+from exporter.compare.original_vectors import PROMPTS_NAME, Modules
 from exporter.graphs.contracts import contract_of
 from exporter.huggingface.reading import silent_transformers
 from exporter.huggingface.tokenizers import Languages
@@ -80,7 +81,7 @@ class Pass(NamedTuple):
 
     ours: Forward
     theirs: Forward
-    what: str  # the numbers are
+    what: Sequence[str]  # the numbers of each are
     names: Sequence[str]  # one per input
     lengths: Sequence[int]  # tokens of each
     first: Sequence[int]  # position of each whose numbers are compared
@@ -175,8 +176,10 @@ def compare_with_original(
             if spare >= 0:
                 missing = f"texts of {lengths.least:,} tokens take more memory than is free"
             return Compared(f"{NOT_COMPARED}: {missing}", texts.notes)
+        gives_vectors = described.model.is_of_texts and not described.model.labels
+        modules = Modules.of(directory) if gives_vectors else None
         passes, search = (
-            [*_passes(described.model, lengths, texts.given)],
+            [*_passes(described.model, lengths, texts.given, modules)],
             Search.of(described, texts.asked),
         )
         try:
@@ -196,6 +199,8 @@ def compare_with_original(
             said = _judge(model, passes, seen, described.generation.banned_tokens, original)
             said += lengths.said
         seen = seen._replace(numbers=())  # a large vocabulary's, before others come
+        with _refusing(directory, name, PROMPTS_NAME):
+            of_items += modules.compare(described.model) if modules else []
         words = [said, *of_items, *texts.words]
         words += [f"{num_options} options"] if num_options else []
         with _refusing(directory, name, "generation_config.json"):
@@ -266,12 +271,12 @@ def _judge(
             for i, (numbers, found) in enumerate(zip(ours, of_pass, strict=True)):
                 if numbers.shape != found.exact.shape:
                     raise CertificateError(
-                        f"{one.names[i]}: {one.what} are {list(numbers.shape)}, those of the "
+                        f"{one.names[i]}: {one.what[i]} are {list(numbers.shape)}, those of the "
                         f"original {list(found.exact.shape)}"
                     )
                 at = _at(one, i, len(numbers), num_inputs)
-                judge.numbers(_PLAY, one.what, numbers, found, at)
-                num_inputs += 1
+                judge.numbers(_PLAY, one.what[i], numbers, found, at)
+                num_inputs += one.what[i] == one.what[0]
         judge.check()
     except CertificateError as error:
         said = str(error).partition(": the graph computes")[0]
@@ -325,14 +330,17 @@ def _load_original(directory: Path, config: TransformerConfig) -> nn.Module:
 
 
 def _passes(
-    config: TransformerConfig, lengths: _Lengths, given: Sequence[Tokens]
+    config: TransformerConfig,
+    lengths: _Lengths,
+    given: Sequence[Tokens],
+    modules: Modules | None,
 ) -> Iterator[Pass]:
     """Yield passes of random ids and of the texts that are given."""
     contract = contract_of(config)
     if contract.generation:
         yield from _of_prompts(config, contract.generation, lengths, given)
     elif contract.encoding:
-        yield from _of_texts(config, contract.encoding, lengths, given)
+        yield from _of_texts(config, contract.encoding, lengths, given, modules)
     else:
         assert contract.image is not None, "a model generates, encodes text, or sees images"
         yield _of_images(config, contract.image)
@@ -368,7 +376,7 @@ def _of_prompts(
         yield Pass(
             logits_of(group, [(0,)] * len(group), config.pad_token_id),
             _their_logits(group, config.pad_token_id),
-            "logits",
+            ["logits"] * len(group),
             names,
             [case.length for case in group],
             [case.first_logit for case in group],
@@ -403,6 +411,7 @@ def _of_texts(
     contract: EncodingContract,
     lengths: _Lengths,
     given: Sequence[Tokens],
+    modules: Modules | None,
 ) -> Iterator[Pass]:
     most = min(lengths.most, contract.max_len)
     groups = random_groups(contract.model_copy(update={"max_len": most}), "quick")
@@ -414,35 +423,55 @@ def _of_texts(
     groups += [given_texts([one], contract) for one in [*map(sampler.sample, edges), *read]]
     short = [group[0] for group in groups if group[0].length <= _TOGETHER]
     for texts in [*groups, short]:
-        yield _of_group(config, texts)
+        yield _of_group(config, texts, modules)
 
 
-def _of_group(config: TransformerConfig, texts: Sequence[EncodedItem]) -> Pass:
+def _of_group(
+    config: TransformerConfig, texts: Sequence[EncodedItem], modules: Modules | None
+) -> Pass:
     ids, mask = padded([tuple(text.values) for text in texts], config.pad_token_id)
     of_tokens = [tuple(one.token_types) for one in texts if one.token_types is not None]
     types = padded(of_tokens, 0)[0] if of_tokens else None
-    lengths = [text.length for text in texts]
+    lengths, steps = [text.length for text in texts], modules.steps if modules else ()
 
-    def parts(numbers: Tensor) -> list[Floats]:
-        rows = [as_array(row) for row in numbers]
+    def parts(numbers: Tensor) -> list[Tensor]:
         if numbers.ndim == 2:
-            return [row[None] for row in rows]
-        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+            return [row[None] for row in numbers]
+        return [row[:length] for row, length in zip(numbers, lengths, strict=True)]
 
     def ours(model: Any) -> list[Floats]:
-        if config.labels:
-            given = () if types is None else (types,)
-            return parts(model(ids, mask, *given).logits)
-        return parts(model.encoder(model.embeddings(ids, token_type_ids=types), mask))
+        given = () if types is None else (types,)
+        if modules is None:
+            return [*map(as_array, parts(model(ids, mask, *given).logits))]
+        with _recorded([model.encoder, model.pooler]) as seen:
+            found = model(ids, mask, *given)
+        (_, hidden), (pooled, dense) = seen
+        of_kind = {"Pooling": pooled, "Dense": dense}
+        vectors = [*(of_kind[step.kind] for step in steps[:-1]), found.embedding]
+        return [as_array(one) for numbers in (hidden, *vectors) for one in parts(numbers)]
 
     def theirs(model: nn.Module) -> list[Floats]:
         given = {} if types is None else {"token_type_ids": types}
         found = model(input_ids=ids, attention_mask=mask.long(), **given)
-        return parts(found.logits if config.labels else found.last_hidden_state)
+        if modules is None:
+            return [*map(as_array, parts(found.logits))]
+        vectors: Sequence[Tensor] = parts(found.last_hidden_state)
+        numbers = [*vectors]
+        for step in steps:
+            vectors = step.compute(vectors)
+            numbers += [vector[None] for vector in vectors]
+        return [*map(as_array, numbers)]
 
-    names = [f"text of {length} tokens" for length in lengths]
-    what = "logits" if config.labels else "hidden states"
-    return Pass(ours, theirs, what, names, lengths, [0] * len(texts))
+    what = ["logits" if modules is None else "hidden states"]
+    what += [f"vectors behind {step.name}" for step in steps]
+    return Pass(
+        ours,
+        theirs,
+        [one for one in what for _ in texts],
+        [f"text of {length} tokens" for length in lengths] * len(what),
+        lengths * len(what),
+        [0] * len(texts) * len(what),
+    )
 
 
 def _of_images(config: TransformerConfig, contract: ImageContract) -> Pass:
@@ -460,7 +489,7 @@ def _of_images(config: TransformerConfig, contract: ImageContract) -> Pass:
 
     names = [f"picture {i}" for i in range(len(pixels))]
     what = "logits" if config.labels else "hidden states"
-    return Pass(ours, theirs, what, names, [1] * len(pixels), [0] * len(pixels))
+    return Pass(ours, theirs, [what] * len(pixels), names, [1] * len(pixels), [0] * len(pixels))
 
 
 def _at(one: Pass, i: int, width: int, number: int) -> At:
@@ -478,10 +507,15 @@ def _first_difference(ours: nn.Module, original: nn.Module, passes: Sequence[Pas
     """Name the first layer behind which hidden states part; what is padded may hold anything."""
     unpadded = [one for one in passes if min(one.lengths) == max(one.lengths)]
     for one in sorted(unpadded, key=lambda one: max(one.lengths), reverse=True):
-        with torch.no_grad(), _recorded(ours) as our_states, _recorded(original) as their_states:
+        with (
+            torch.no_grad(),
+            _recorded(_layers(ours)) as our_states,
+            _recorded(_layers(original)) as their_states,
+        ):
             one.ours(ours)
             one.theirs(original)
-        for i, (numbers, expected) in enumerate(zip(our_states, their_states, strict=False)):
+        pairs = zip(our_states, their_states, strict=False)
+        for i, ((_, numbers), (_, expected)) in enumerate(pairs):
             allowed = _PARTED * float(expected.abs().max())
             is_alike = numbers.shape == expected.shape
             if not (is_alike and bool((numbers - expected).abs().max() <= allowed)):
@@ -489,22 +523,26 @@ def _first_difference(ours: nn.Module, original: nn.Module, passes: Sequence[Pas
     return "hidden states of all layers are equal: look at the head, and at padding"
 
 
-@contextmanager
-def _recorded(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Give what the layers of a model give, in the order in which they run."""
-    seen: list[Tensor] = []
-
-    def record(module: nn.Module, given: object, output: object) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        if isinstance(first, Tensor):
-            seen.append(first)
-
+def _layers(model: nn.Module) -> list[nn.Module]:
     stacks = (one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one))
     outer: list[nn.Module] = []
     for stack in stacks:  # a list within a layer is no stack of layers
         if not any(stack in set(layer.modules()) for layer in outer):
             outer += stack
-    hooks = [layer.register_forward_hook(record) for layer in outer]
+    return outer
+
+
+@contextmanager
+def _recorded(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Any, Tensor]]]:
+    """Give what modules are given first and give, in the order in which they run."""
+    seen: list[tuple[Any, Tensor]] = []
+
+    def record(module: nn.Module, given: Any, output: object) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, Tensor):
+            seen.append((next(iter(given), None), first))
+
+    hooks = [module.register_forward_hook(record) for module in modules]
     try:
         yield seen
     finally:

@@ -52,7 +52,8 @@ _ACTIVATIONS: dict[str, Literal["tanh", "linear", "relu", "gelu"]] = {
     "ReLU": "relu",
     "GELU": "gelu",
 }
-_READ = ("Pooling", "Dense")  # modules that have options
+_READ = ("Pooling", "Dense", "Normalize")  # modules that have options
+_VECTOR = "sentence_embedding"  # what they read and give, unless their files say more
 
 
 class Dense(BaseModel):
@@ -64,14 +65,16 @@ class Dense(BaseModel):
     out_features: PositiveInt
     bias: bool = True
     activation_function: str = "Tanh"
+    use_residual: Literal[False] = False
 
     @field_validator("activation_function")
     @classmethod
     def _is_known(cls, given: str) -> str:
         name = given.rpartition(".")[2]
-        if name not in _ACTIVATIONS:
+        if name not in _ACTIVATIONS or not given.startswith("torch."):
             raise ValueError(
-                f"activation_function is {shortened(name)}; supported: {', '.join(_ACTIVATIONS)}"
+                f"activation_function is {shortened(given)}; supported: "
+                f"{', '.join(_ACTIVATIONS)} of torch.nn"
             )
         return name
 
@@ -99,7 +102,8 @@ class _Module(BaseModel):
 
     @property
     def kind(self) -> str:
-        return self.type.rpartition(".")[2]
+        is_theirs = self.type.startswith("sentence_transformers.")  # else code beside the model
+        return self.type.rpartition(".")[2] if is_theirs else self.type
 
 
 def read_modules(directory: Path) -> SentenceModules | None:
@@ -125,6 +129,12 @@ def read_modules(directory: Path) -> SentenceModules | None:
         found = {
             module.kind: _read(directory, module) for module in modules if module.kind in _READ
         }
+        for kind, said in found.items():
+            for name in ("module_input_name", "module_output_name"):
+                if said.get(name, _VECTOR) not in (None, _VECTOR):
+                    raise ValueError(
+                        f"{name} of {kind} is {shortened(str(said[name]))}; supported: {_VECTOR}"
+                    )
         dense, pooling = found.get("Dense"), found.get("Pooling")
         return SentenceModules(
             pooling=None if pooling is None else _pooling(pooling),
@@ -137,7 +147,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
 
 def _pooling(config: dict[str, Any]) -> Literal["first", "mean", "max"]:
     chosen = [name for field, name in _POOLING_FIELDS.items() if config.get(field)]
-    modes = config.get("pooling_mode", chosen)
+    modes = config.get("pooling_mode", chosen or "mean")
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
         raise ValueError(f"it pools by {shortened(str(modes))}; supported: {', '.join(_POOLINGS)}")
@@ -147,7 +157,10 @@ def _pooling(config: dict[str, Any]) -> Literal["first", "mean", "max"]:
 def _read(directory: Path, module: _Module) -> dict[str, Any]:
     if not module.path or Path(module.path).name != module.path:
         raise ValueError(f"the path of {module.kind} is {shortened(module.path)}, no folder in it")
-    content = read_bounded(directory / module.path / _CONFIG_NAME, _MAX_BYTES)
+    path = directory / module.path / _CONFIG_NAME
+    if module.kind == "Normalize" and not path.exists():  # has none before release 5
+        return {}
+    content = read_bounded(path, _MAX_BYTES)
     return TypeAdapter(dict[str, Any]).validate_json(content)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,7 @@ import tokenweir
 from engine.package.package import load_package
 from exporter.export import export_package
 from exporter.imports import import_model
-from tests.fakes.real_model import download_minilm
+from tests.fakes.real_model import download_minilm, encode_by_sentence_transformers
 
 TEXTS = [
     "A man is eating food.",
@@ -42,15 +39,6 @@ TEXTS = [
 
 
 QUERY = "Represent this sentence for searching relevant passages: "
-_ORIGINAL = "sentence-transformers==6.2.0"
-_ENCODE = """
-import json, sys
-import numpy as np
-from sentence_transformers import SentenceTransformer
-directory, texts, out = sys.argv[1:]
-model, texts = SentenceTransformer(directory, device="cpu"), json.loads(texts)
-np.save(out, [model.encode(texts), model.encode(texts, prompt_name="query")])
-"""
 
 
 @pytest.mark.long
@@ -62,13 +50,15 @@ def test_vectors_of_a_real_model_are_those_of_its_original(tmp_path: Path) -> No
 
     found = load_package(tmp_path / "package").manifest.certificate
     assert said.startswith("compared with BertModel of transformers") and found.original == said
+    assert "vectors (Pooling by mean), prompts (query), " in said
     assert found.answers is not None and found.answers.max_vector_loss is not None
     assert found.answers.max_vector_loss < 1e-10
     with tokenweir.load(tmp_path / "package", name="minilm") as client:
         vectors = [
             client.embed_many("minilm", TEXTS, prompt_name=name).results for name in (None, "query")
         ]
-    expected = _by_sentence_transformers(minilm, tmp_path)
+    asked = [{}, {"prompt_name": "query"}]
+    (expected,) = encode_by_sentence_transformers([minilm], TEXTS, tmp_path, asked)
     np.testing.assert_allclose(np.array(vectors), expected, rtol=0, atol=1e-6)
     assert np.abs(expected[0] - expected[1]).max() > 0.01  # the prompt is read
 
@@ -76,14 +66,3 @@ def test_vectors_of_a_real_model_are_those_of_its_original(tmp_path: Path) -> No
 def _give_prompts(directory: Path) -> None:
     path = directory / "config_sentence_transformers.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "prompts": {"query": QUERY}}))
-
-
-def _by_sentence_transformers(directory: Path, folder: Path) -> np.ndarray:
-    """Return the vectors of the texts without a prompt and with one: [2, texts, numbers]."""
-    target, out = folder / "original", folder / "vectors.npy"
-    install = ["install", "--quiet", "--no-deps", "--target", str(target), _ORIGINAL]
-    if subprocess.run([sys.executable, "-m", "pip", *install], check=False).returncode:
-        pytest.skip(f"{_ORIGINAL} cannot be had here")
-    command = [sys.executable, "-c", _ENCODE, str(directory), json.dumps(TEXTS), str(out)]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(target)})
-    return np.asarray(np.load(out))
