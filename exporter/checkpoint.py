@@ -65,10 +65,16 @@ class CheckpointConfig(BaseModel):
     original: Annotated[str, Field(max_length=MAX_ORIGINAL)] = ""
 
     def content(self) -> bytes:
-        """Return the file."""
+        """Return the file; CheckpointError if it is larger than one may be."""
         given = self.model_dump(mode="json", exclude_defaults=True)
         described = {"format_version": self.format_version, **given}
-        return (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode()
+        raw = (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode()
+        if len(raw) > _MAX_CONFIG_BYTES:
+            raise CheckpointError(
+                f"{CONFIG_NAME} of the checkpoint would have {len(raw):,} bytes, more than "
+                f"{_MAX_CONFIG_BYTES:,}; give the model fewer or shorter labels"
+            )
+        return raw
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from exporter.checkpoint import CONFIG_NAME
 from exporter.compare.original_texts import around
 from exporter.graphs.contracts import image_contract
 from exporter.huggingface.pictures import PREPROCESSOR_NAME
-from exporter.huggingface.reading import read_json
 from exporter.huggingface.sentences import read_sentence_texts
 from exporter.models import TransformerConfig
 from exporter.prover.eager import Floats
@@ -32,7 +31,6 @@ from exporter.samples import SEED
 _SIZES = ((1.0, 1.0), (1.4, 0.9), (0.6, 2.0))  # width and height, in those of the model
 _MOST_LOGIT = 3.0
 _ROUNDED = 1e-5  # what float32 loses of a score
-_OF_PROCESSORS = (PREPROCESSOR_NAME, "processor_config.json")
 _FEW = 1e-3  # mean difference of pictures, in levels of 8 bits
 
 
@@ -53,9 +51,6 @@ class Items(NamedTuple):
         if config.image is not None:
             import transformers
 
-            for name in _OF_PROCESSORS:
-                if (directory / name).exists():
-                    read_json(directory / name)  # which bounds its size
             processor = transformers.AutoImageProcessor.from_pretrained(
                 directory,
                 backend="pil",  # which resizes as ours does

@@ -19,7 +19,7 @@ from exporter.huggingface.families import FAMILIES
 from exporter.huggingface.family import Family
 from exporter.huggingface.pictures import PREPROCESSOR_NAME
 
-_MAX_JSON_BYTES = 2**24
+_MAX_JSON_BYTES, _MAX_KEYS = 2**24, 2**12  # transformers looks at each
 _NUMBERS = range(-(2**53), 2**53)  # that an option may be
 _COUNTS = {  # by which transformers divides, or makes lists that are as long
     "num_attention_heads": range(1, MAX_HEADS + 1),
@@ -31,12 +31,16 @@ _COUNTS = {  # by which transformers divides, or makes lists that are as long
 _BEHIND = {"num_hidden_layers": "encoder_layers", "num_labels": "id2label"}
 _WRITERS = ("ForCausalLM", "LMHeadModel")  # how classes end that write, and read nothing but texts
 _ADAPTER_NAME = "adapter_config.json"
+_PROCESSOR_NAME = "processor_config.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file of a stranger; CheckpointError if it is none, or too large."""
     try:
-        return parse_object(read_bounded(path, _MAX_JSON_BYTES))
+        found = parse_object(read_bounded(path, _MAX_JSON_BYTES))
+        if len(found) > _MAX_KEYS:
+            raise ValueError(f"it has {len(found):,} keys, more than {_MAX_KEYS:,}")
+        return found
     except (ValueError, OSError) as error:
         raise CheckpointError(
             f"{path} is not a JSON object: {error}; save the model again"
@@ -130,10 +134,10 @@ def read_config(said: dict[str, Any], path: Path) -> Any:
 
 def read_processor(directory: Path, model_type: str) -> Any:
     """Return the image processor of transformers that a directory has; None if it has none."""
-    path = directory / PREPROCESSOR_NAME
-    if not path.exists():
+    paths = [directory / name for name in (PREPROCESSOR_NAME, _PROCESSOR_NAME)]
+    found = {path: read_json(path) for path in paths if path.exists()}  # transformers reads both
+    if (said := found.get(path := paths[0])) is None:
         return None
-    said = read_json(path)
     kind = said.get("image_processor_type", said.get("feature_extractor_type", model_type))
     with reading_by_transformers(path) as transformers:
         is_deit = str(kind).lower().startswith("deit")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.wording import listed
-from exporter.huggingface.weights.stored import DAMAGE
+from exporter.huggingface.weights.stored import DAMAGE, check_plain
 
 # The packages of objects that are known to stand in such files.
 _KNOWN = (
@@ -102,6 +102,10 @@ def tensors_of(content: Mapping[str, Any], key: str, path: Path) -> dict[str, Te
         raise CheckpointError(
             f"{path}: {key} holds what is not a tensor: {listed(others)}; save the model again"
         )
+    try:
+        check_plain(found, path)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {key}: {error}; save the model again") from error
     return found
 
 

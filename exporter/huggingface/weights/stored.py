@@ -135,11 +135,16 @@ def _open(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
         refuse_nested(content, path)
         raise ValueError("it holds more than tensors by name")
-    for name, one in content.items():
+    check_plain(content, path)
+    return stored_weights(content)
+
+
+def check_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise ValueError for a tensor whose numbers are not all in the file that torch read."""
+    for name, one in tensors.items():
         is_plain = one.layout == torch.strided and not one.is_meta
         if not is_plain or one.nbytes > path.stat().st_size:
             raise ValueError(f"{shortened(name)} is sparse, or larger than the file")
-    return stored_weights(content)
 
 
 def refuse_nested(content: object, path: Path) -> None:

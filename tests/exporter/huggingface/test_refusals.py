@@ -21,6 +21,8 @@ from exporter.huggingface.weights.stored import INDEX_NAME
 from exporter.toolkits import import_toolkit_checkpoint
 from server.cli.app import run
 from tests.exporter.huggingface.decoders import save_decoder
+from tests.exporter.huggingface.encoders import save_encoder, save_vision
+from tests.exporter.huggingface.families.test_vision import VIT
 from tests.exporter.huggingface.sources import edit_json, save_gpt2, save_llama, save_marian
 from tests.exporter.huggingface.translation_sources import save as save_translation
 
@@ -547,6 +549,30 @@ def test_a_pipe_is_not_waited_for(name: str, gpt2: Path) -> None:
     os.mkfifo(gpt2 / name)
 
     assert f"{name} " in (message := refusal(gpt2)) and "it is not a file" in message
+
+
+def test_a_processor_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    save_vision(tmp_path / "vit", "ViTForImageClassification", VIT)
+    os.mkfifo(tmp_path / "vit" / "processor_config.json")
+
+    message = refusal(tmp_path / "vit")
+
+    assert "processor_config.json " in message and "it is not a file" in message
+
+
+def test_a_configuration_of_very_many_keys_is_not_looked_at(gpt2: Path) -> None:
+    edit_json(gpt2 / "config.json", **{f"k{i}": i for i in range(200_000)})
+
+    assert "keys, more than 4,096; save the model again" in refusal(gpt2)
+
+
+def test_labels_that_no_checkpoint_holds_are_refused(tmp_path: Path) -> None:
+    labels = {i: f"{i} {'x' * 999}" for i in range(1100)}
+    save_encoder(tmp_path / "bert", "bert", "classify", id2label=labels)
+
+    message = refusal(tmp_path / "bert")
+
+    assert "bytes, more than 1,048,576; give the model fewer or shorter labels" in message
 
 
 def test_of_the_cache_of_the_hub_the_copy_in_it_is_named(tmp_path: Path) -> None:

@@ -184,3 +184,17 @@ def refusal(path: Path, directory: Path) -> str:
         import_toolkit_checkpoint(path, directory / "checkpoint")
     assert not (directory / "checkpoint").exists()
     return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(16).to_sparse(), torch.zeros(1).expand(2**40)], ids=["sparse", "huge"]
+)
+def test_a_tensor_that_is_no_plain_part_of_its_file_is_named(tensor: Any, tmp_path: Path) -> None:
+    path = save_fairseq(tmp_path / "source").path
+    content = torch.load(path, weights_only=False)
+    content["model"]["encoder.layers.0.fc1.bias"] = tensor
+    torch.save(content, path)
+
+    message = refusal(path, tmp_path)
+
+    assert f"{path}: model: encoder.layers.0.fc1.bias is sparse, or larger than the" in message

@@ -225,7 +225,11 @@ def test_head_that_is_not_known_is_refused(tmp_path: Path) -> None:
             {"pooling_mode_max_tokens": True},
             r"it pools by \['mean', 'max'",
         ),
-        ("2_Dense/config.json", {"activation_function": "a.b.Mish"}, "activation_function is a.b.Mish"),
+        (
+            "2_Dense/config.json",
+            {"activation_function": "a.b.Mish"},
+            "activation_function is a.b.Mish",
+        ),
     ],
 )
 def test_modules_of_sentences_that_we_lack_are_refused(

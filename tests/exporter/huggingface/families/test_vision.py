@@ -243,3 +243,28 @@ def test_image_model_without_its_processor_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"preprocessor_config.json is missing; write it"):
         import_checkpoint(source, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(("mode", "name"), [("bilinear", "BILINEAR"), ("bicubic", "BICUBIC")])
+def test_filters_of_torchvision_are_as_near_as_the_page_says(mode: str, name: str) -> None:
+    draw = np.random.default_rng(0)
+    for width, height in ((640, 480), (320, 200), (100, 180), (231, 220)):
+        across, down = np.arange(width)[None, :, None], np.arange(height)[:, None, None]
+        waves = 127 * (1 + np.sin(across / [17, 11, 60] + down / [29, 50, 7]))
+        noise = draw.integers(0, 256, (height, width, 3))
+        for pixels in (noise.astype(np.uint8), waves.astype(np.uint8)):
+            picture, planes = Image.fromarray(pixels), torch.from_numpy(pixels).permute(2, 0, 1)
+            ours = np.asarray(picture.resize((224, 224), Image.Resampling[name])).astype(int)
+            theirs = torch.nn.functional.interpolate(  # which torchvision calls
+                planes[None], (224, 224), mode=mode, antialias=True
+            )[0]
+            apart = np.abs(ours - theirs.permute(1, 2, 0).numpy())
+            assert apart.max() <= 2 and (apart > 0).mean() < 0.02
+
+
+def test_pillow_makes_most_levels_of_sixteen_bits_white() -> None:
+    levels = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+
+    cut = np.asarray(Image.fromarray(levels).convert("L"))
+
+    assert round((cut == 255).mean(), 3) == 0.996
