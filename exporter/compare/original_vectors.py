@@ -26,7 +26,7 @@ PROMPTS_NAME = "config_sentence_transformers.json"
 _MODULES_NAME = "modules.json"
 _OF_VECTORS = ("module_input_name", "module_output_name")
 _MOST_BYTES = 2**20
-_POOLINGS: Mapping[str, Callable[[Tensor], Tensor]] = {  # of the hidden states (T, D) of a text
+_POOLINGS: Mapping[str, Callable[[Tensor], Tensor]] = {  # hidden states (T, D) of a text become (D)
     "cls": lambda text: text[0],
     "max": lambda text: text.amax(dim=0),
     "mean": lambda text: text.mean(dim=0),
@@ -49,11 +49,11 @@ class Step(NamedTuple):
 
     kind: str
     name: str
-    compute: Callable[[Sequence[Tensor]], Sequence[Tensor]]  # of hidden states (T, D), or of (D)
+    compute: Callable[[Sequence[Tensor]], Sequence[Tensor]]  # each (T, D) or (D)
 
 
 class Modules(NamedTuple):
-    """What sentence-transformers does around a model."""
+    """The modules that sentence-transformers has around a model."""
 
     steps: Sequence[Step]  # from its hidden states to the vector
     prompts: Mapping[str, str]  # that count in the vector
@@ -127,14 +127,15 @@ def _dense(said: Mapping[str, Any], folder: Path) -> Step:
     weights = {name: weight.float() for name, weight in weights.items()}
     named = said.get("activation_function", "torch.nn.Tanh")  # nor is another's code run there
     activation = named.rpartition(".")[2] if named.startswith("torch.") else "Tanh"
-    activate = getattr(nn, activation)()
+    activate: nn.Module = getattr(nn, activation)()
 
     def compute(vector: Tensor) -> Tensor:
-        found = nn.functional.linear(vector, weights["linear.weight"], weights.get("linear.bias"))
-        if not said.get("use_residual"):
-            return activate(found)
-        other = weights.get("residual.weight")
-        return activate(found) + (vector if other is None else other @ vector)
+        dense = nn.functional.linear(vector, weights["linear.weight"], weights.get("linear.bias"))
+        found: Tensor = activate(dense)
+        if said.get("use_residual"):
+            other = weights.get("residual.weight")
+            found = found + (vector if other is None else other @ vector)
+        return found
 
     return Step("Dense", f"Dense with {activation}", lambda vectors: [compute(v) for v in vectors])
 

@@ -1,4 +1,4 @@
-"""What a package registry has of sentence-transformers: itself, and all-MiniLM-L6-v2 whole.
+"""A real model that a package registry has, all-MiniLM-L6-v2 whole, and the library of it.
 
 The model has 84 MB, Apache-2.0.
 """
