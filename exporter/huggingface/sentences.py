@@ -177,9 +177,21 @@ class SentenceTexts(BaseModel):
     notes: tuple[str, ...] = ()
 
 
+class _Method(BaseModel):
+    """The part of a model's output that the modules read."""
+
+    method_output_name: Literal["last_hidden_state", "logits"] = "last_hidden_state"
+
+
+class _Modalities(BaseModel):
+    text: _Method = _Method()
+
+
 class _Transformer(BaseModel):
     """The file of the first module."""
 
+    modality_config: _Modalities = _Modalities()
+    processing_kwargs: Annotated[dict[str, Any], Field(max_length=0)] = {}
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool = False
 

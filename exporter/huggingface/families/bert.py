@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from exporter.huggingface.conversion import NameTable, Step, layers, modules, skip_rows
 from exporter.huggingface.family import Family, Options, Original
-from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, label_notes, pooler
+from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, pooler
 from exporter.models.config import TransformerConfig
 
 
@@ -53,7 +53,6 @@ BERT = Family(
         "is_decoder": (False,),
         "add_cross_attention": (False,),
     },
-    notes=label_notes,
     weights=_with_head,
     body="bert.",
     ignored=r"cls\..*|(bert\.)?(pooler\..*|embeddings\.position_ids)",

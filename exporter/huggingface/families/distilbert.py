@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, layers, modules
 from exporter.huggingface.family import Family, Options, Original
-from exporter.huggingface.stacks.encoder import FIXED, encoder, head_of, label_notes, pooler
+from exporter.huggingface.stacks.encoder import FIXED, encoder, head_of, pooler
 from exporter.models.config import TransformerConfig
 
 
@@ -55,7 +55,6 @@ DISTILBERT = Family(
         "max_source_len": "max_position_embeddings",
     },
     computed=_computed,
-    notes=label_notes,
     weights=_weights,
     body="distilbert.",
     ignored=r"vocab_(transform|layer_norm|projector)\..*",

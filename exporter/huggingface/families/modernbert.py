@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporter.huggingface.conversion import NameTable, layers, modules, packed_gates, packed_inputs
 from exporter.huggingface.family import ACTIVATIONS, Family, Options, Original
-from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, label_notes, pooler
+from exporter.huggingface.stacks.encoder import ENCODER, FIXED, encoder, pooler
 from exporter.huggingface.stacks.rotary_decoder import local_options
 from exporter.models.config import TransformerConfig
 
@@ -67,7 +67,6 @@ MODERNBERT = Family(
     },
     computed=_computed,
     supported={"classifier_activation": tuple(ACTIVATIONS)},
-    notes=label_notes,
     weights=_weights,
     body="model.",
     ignored=r"head\..*|decoder\..*",

@@ -15,7 +15,7 @@ from exporter.huggingface.conversion import (
 )
 from exporter.huggingface.family import Family, Options, Original, refused
 from exporter.huggingface.pictures import PREPROCESSOR_NAME, image_options
-from exporter.huggingface.stacks.encoder import LAYERS, classes, contradicting_labels
+from exporter.huggingface.stacks.encoder import LAYERS, classes
 from exporter.models.config import ImageConfig, TransformerConfig
 
 _FIXED = {"architecture": "vision-encoder", "norm_position": "first", "positions.kind": "learned"}
@@ -62,12 +62,10 @@ def _edge(original: Original, name: str) -> int:
 
 
 def _notes(original: Original) -> list[str]:
-    """Say whose filters resize, and what becomes of deep pictures, besides."""
-    has_labels = "labels" not in _HEADS[original.architecture or ""]
+    """Say whose filters resize, and what becomes of deep pictures."""
     return [
-        *(contradicting_labels(original) if has_labels else []),
         "pictures are resized by Pillow, as transformers does it without torchvision, whose "
-        "filters differ somewhat; gray ones of 16 bits are scaled to 8, not cut at 255",
+        "filters differ somewhat; gray ones of 16 bits are scaled to 8, not cut at 255"
     ]
 
 

@@ -71,26 +71,6 @@ def labels_of(original: Original) -> tuple[Any, ...]:
     return tuple(str(name) if isinstance(name, int | float) else name for name in every)
 
 
-def label_notes(original: Original) -> list[str]:
-    """Say where the second table of labels is another than the first, which counts."""
-    if head_of(original) == "embed":
-        return []
-    return contradicting_labels(original)
-
-
-def contradicting_labels(original: Original) -> list[str]:
-    """Say likewise of a model that has labels."""
-    pairs = {(label, str(i)) for i, label in enumerate(labels_of(original))}
-    second = original.said.get("label2id")
-    others = [
-        f"{name} {given}"
-        for name, given in (second if isinstance(second, dict) else {}).items()
-        if (name, str(given)) not in pairs
-    ]
-    said = f"label2id names others, {listed(others)}; as in transformers id2label counts"
-    return [said] if others else []
-
-
 def head_options(original: Original, **of_labels: Any) -> Options:
     """Return the options of the head; `of_labels` are the family's own of one with labels."""
     head = head_of(original)

@@ -145,6 +145,16 @@ def test_other_prompts_are_refused(
         ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name of"),
         ("3_Normalize/config.json", {"module_output_name": "other"}, "module_output_name of Norm"),
         ("2_Dense/config.json", {"activation_function": "own.code.ReLU"}, "is own.code.ReLU; supp"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
+            "modality_config.text.method_output_name: Input should be 'last_hidden_state'",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"max_length": 5}}},
+            "processing_kwargs: Dictionary should have at most 0 items",
+        ),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, r"by \['weightedmean'\]"),
         ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, r"by \['lasttoken'\]"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, r"by \['cls', 'mean'\]"),
