@@ -98,7 +98,7 @@ class Modules(NamedTuple):
                 f"{shortened(self.default_prompt)!r}"
             )
         said = [f"vectors ({listed([step.name for step in self.steps])})"]
-        return [*said, *([f"prompts ({listed(here)})"] if here else [])]
+        return [*said, *([f"{len(here)} prompt{'s' * (len(here) > 1)}"] if here else [])]
 
 
 def _read(path: Path) -> Any:

@@ -50,7 +50,7 @@ def test_vectors_of_a_real_model_are_those_of_its_original(tmp_path: Path) -> No
 
     found = load_package(tmp_path / "package").manifest.certificate
     assert said.startswith("compared with BertModel of transformers") and found.original == said
-    assert "vectors (Pooling by mean), prompts (query), " in said
+    assert "vectors (Pooling by mean, Normalize), 1 prompt, " in said
     assert found.answers is not None and found.answers.max_vector_loss is not None
     assert found.answers.max_vector_loss < 1e-10
     with tokenweir.load(tmp_path / "package", name="minilm") as client:

@@ -70,7 +70,7 @@ def test_vectors_are_compared_with_a_plain_reading_of_the_modules(
     _, told = import_model(tmp_path / "original", tmp_path / "checkpoint")
 
     assert told.startswith("compared with BertModel of transformers")
-    assert f" of float64, vectors ({said}), prompts (query, passage), " in told
+    assert f" of float64, vectors ({said}), 2 prompts, " in told
     assert read_config(tmp_path / "checkpoint").original == told
 
 
