@@ -104,10 +104,11 @@ class Connection:
                     event.tag(event)
             except Exception:
                 logger.exception("what a worker has sent was not passed on")
-            with self._closing:
-                if self._is_closing and not self._open:
-                    self._channel.close(CANCELLED, "the connection is closed")
-                    return
+            if self._is_closing:
+                with self._closing:
+                    if not self._open:
+                        self._channel.close(CANCELLED, "the connection is closed")
+                        return
 
 
 class Carrier:
@@ -336,9 +337,6 @@ class Carrier:
         if said.HasField("state"):
             self._tell(said.state)
         self._hand_out(said)
-        with self._lock:
-            self._num_heard += len(said.numbers) + len(said.chunks)
-            self._send()
 
     def _tell(self, state: State | None) -> None:
         with suppress(RuntimeError):  # the event loop is closed
@@ -347,24 +345,29 @@ class Carrier:
     def _hand_out(self, said: FromWorker) -> None:
         """Give every call what the worker says in it: beginnings, then messages, then ends.
 
-        A call goes on once it has all of it: its end goes with its last message.
+        A call goes on once it has all of it: its end goes with its last message. That wakes the
+        thread of the clients' server, which waits for this one, so it comes last.
         """
         for begun in said.begun:
             self._give(begun.number, WorkerCall.begin, metadata_of(begun.metadata))
-        for number, message in zip(said.numbers, said.messages, strict=True):
+        numbers = [*said.numbers]  # each look at a field makes an object
+        for number, message in zip(numbers, said.messages, strict=True):
             if (call := self._calls.get(number)) is not None:
                 call.take(message)
         for chunk in said.chunks:
+            numbers.append(chunk.number)
             if (call := self._calls.get(chunk.number)) is not None:
                 call.take_piece(chunk.data, chunk.more)
+        with self._lock:
+            self._num_heard += len(numbers)
+            if self._num_heard >= NUM_HEARD:
+                self._send()
         for ended in said.ended:
             metadata = metadata_of(ended.metadata)
             end = Status(ended.code, ended.details, metadata, ended.record)
             self._give(ended.number, WorkerCall.finish, end)
-        for number in dict.fromkeys(said.numbers):
+        for number in dict.fromkeys(numbers):
             self._give(number, WorkerCall.go_on, None)
-        for chunk in said.chunks:
-            self._give(chunk.number, WorkerCall.go_on, None)
 
     def _give(self, number: int, take: Callable[[WorkerCall, _Part], None], part: _Part) -> None:
         """Hand a part of an answer to its call, if that is still there."""
@@ -377,9 +380,11 @@ class Carrier:
 
     def _settle(self) -> None:
         """End what is open once the call of gRPC has ended, and nothing of it is to come."""
+        if self._end is None:
+            return
         with self._lock:
             end = self._end
-            if end is None or self._num_due:
+            if self._num_due:
                 return
         self._open_calls.discard(self)
         self._end_calls(end, tuple(self._calls))

@@ -188,11 +188,11 @@ class WorkerCall:
         if len(self._waiting) > is_last_kept and self._client is not None:
             message = self._waiting.popleft()
             more = bool(self._waiting)
-            self._pass(self._client.pass_message, message, self._has_passed, is_followed=more)
             self._num_taken += weight(message)
             if times := self._num_taken // NUM_TAKEN:
                 self._num_taken %= NUM_TAKEN
                 self._sender.took(self.number, times)
+            self._pass(self._client.pass_message, message, self._has_passed, is_followed=more)
         else:
             self._settle()
 
