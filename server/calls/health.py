@@ -32,12 +32,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._changed = asyncio.Event()  # another one after every change
         self._num_watching = 0
 
-    def publish(self, name: str, *, serving: bool) -> None:
-        """Set the health of one name, unless everything is down for good."""
+    def publish(self, name: str, *, serving: bool) -> bool:
+        """Set the health of one name, unless everything is down for good; return if it was other."""
         status = _UP if serving else _DOWN
-        if not self._is_down and self._statuses.get(name) != status:
+        if has_changed := not self._is_down and self._statuses.get(name) != status:
             self._statuses[name] = status
             self._tell()
+        return has_changed
 
     def go_down(self) -> None:
         """Set everything to NOT_SERVING for good."""

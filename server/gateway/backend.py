@@ -81,11 +81,10 @@ class Backend:
         self.num_gateways = 1  # connected ones, as the worker says
         self.serving = False  # as the worker itself reports
         self.infos: Sequence[admin_service_pb2.ModelInfo] = ()  # models that are ready there
-        self.samples: Snapshot = []  # its engines'
         self.models: frozenset[ModelVersion] = frozenset()  # likewise
         self._silence = link.silence
         self.last_heard = -math.inf  # when it has last told its state, if it may go on
-        self._says_it_serves = True  # in its last state
+        self._state = State(serving=True)  # as it was last told
         self.is_lost = False  # its calls were ended because it does not answer
         self._is_retiring = False
         self._calls: set[WorkerCall] = set()
@@ -113,6 +112,15 @@ class Backend:
     def carrier(self) -> Carrier:
         """The wire by which calls go there now."""
         return self._connection.carrier
+
+    @property
+    def samples(self) -> Snapshot:
+        """The samples of its engines."""
+        return known_samples(
+            (one.name, tuple(one.labels), [*one.values] if len(one.values) > 1 else one.values[0])
+            for one in self._state.samples
+            if one.values
+        )
 
     async def ask(
         self,
@@ -187,7 +195,7 @@ class Backend:
 
         A state may have been on the way when it began to hang.
         """
-        if self.carrier.has_ended and not self._says_it_serves:
+        if self.carrier.has_ended and not self._state.serving:
             return True  # it has left, as it said
         check, answer = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
         try:
@@ -215,12 +223,7 @@ class Backend:
             await asyncio.sleep(max(0.0, started + pause - time.monotonic()))
 
     async def _take(self, state: State) -> None:
-        self.last_heard, self._says_it_serves = time.monotonic(), state.serving
-        self.samples = known_samples(
-            (one.name, tuple(one.labels), [*one.values] if len(one.values) > 1 else one.values[0])
-            for one in state.samples
-            if one.values
-        )
+        self.last_heard, self._state = time.monotonic(), state
         others = max(0, state.num_calls - self.outstanding) if state.num_gateways > 1 else 0
         if (others, state.num_gateways) != (self.of_others, self.num_gateways):
             self.of_others, self.num_gateways = others, state.num_gateways

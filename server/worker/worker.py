@@ -103,6 +103,7 @@ class Worker:
         self._server.start()
         await self._start_engines()
         self._publish_health()
+        self._tell_state()  # it is warm
         self._watching = in_background("watching the engines", self._watch_engines)
         return address_of(self._config.host, port)
 
@@ -216,10 +217,14 @@ class Worker:
     async def _watch_engines(self) -> None:
         while True:
             await asyncio.sleep(self._config.health_period)
-            self._publish_health()
+            if self._publish_health():
+                self._tell_state()
 
-    def _publish_health(self) -> None:
-        """Set the health of every name: of a service by the engines that answer for it."""
+    def _publish_health(self) -> bool:
+        """Set the health of every name: of a service by the engines that answer for it.
+
+        Return whether one has changed.
+        """
         engines = self._catalog.engines
         generating = self._catalog.generators.values()
         predicting = self._catalog.predictors.values()
@@ -230,9 +235,8 @@ class Worker:
             ADMIN: True,
             **{name: engine.healthy for name, engine in engines.items()},
         }
-        for name, is_healthy in healthy.items():
-            self._health.publish(name, serving=is_healthy)
-        self._tell_state()
+        changes = [self._health.publish(name, serving=one) for name, one in healthy.items()]
+        return any(changes)
 
     async def _wait_until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError):
