@@ -7,6 +7,8 @@ details, so this one is counted here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from engine.errors import QueueFull
 
@@ -21,9 +23,18 @@ class CallWall:
         self._max_calls, self._max_bytes = max_calls, max_bytes
         self._num_calls = self._num_bytes = 0
 
-    def holding(self, num_bytes: int) -> Holding:
+    @contextmanager
+    def holding(self, num_bytes: int) -> Iterator[None]:
         """Count a call and the bytes of its request in the block."""
-        return Holding(self, num_bytes)
+        self.enter()
+        try:
+            self.hold(num_bytes)
+            try:
+                yield
+            finally:
+                self.release(num_bytes)
+        finally:
+            self.leave()
 
     def enter(self) -> None:
         """Count a call as open until `leave`."""
@@ -55,24 +66,3 @@ class CallWall:
     def release(self, num_bytes: int) -> None:
         """Count the bytes of a request no more."""
         self._num_bytes -= num_bytes
-
-
-class Holding:
-    """A block in which a call is open."""
-
-    __slots__ = ("_num_bytes", "_wall")
-
-    def __init__(self, wall: CallWall, num_bytes: int) -> None:
-        self._wall, self._num_bytes = wall, num_bytes
-
-    def __enter__(self) -> None:
-        self._wall.enter()
-        try:
-            self._wall.hold(self._num_bytes)
-        except QueueFull:
-            self._wall.leave()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        self._wall.release(self._num_bytes)
-        self._wall.leave()

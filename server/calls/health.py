@@ -33,7 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._num_watching = 0
 
     def publish(self, name: str, *, serving: bool) -> bool:
-        """Set the health of one name, unless everything is down for good; return if it was other."""
+        """Set the health of a name unless all is down for good; return whether it has changed."""
         status = _UP if serving else _DOWN
         if has_changed := not self._is_down and self._statuses.get(name) != status:
             self._statuses[name] = status

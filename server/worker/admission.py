@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from engine.errors import Draining
 from server.api import GENERATION, PREDICTION
 from server.calls.call_wall import CallWall
-from server.local_services import Behavior, Context
+from server.local_services import AnswerableCall
 
 _RUNNING = tuple(f"/{service}/" for service in (GENERATION, PREDICTION))
 _DRAINING_RETRY_AFTER = 0.5  # seconds; another replica is chosen sooner than that
@@ -42,24 +43,21 @@ class WorkerAdmission:
         """Wait until no call is live."""
         await self._idle.wait()
 
-    def admit(self, method: str, inner: Behavior) -> Behavior:
-        """Let calls of a method in; an interceptor of LocalServices."""
-        if not runs_model(method):
-            return inner
+    @contextmanager
+    def admit(self, call: AnswerableCall, num_bytes: int) -> Iterator[None]:
+        """Let a call with a request of so many bytes in, for LocalServices."""
+        if not runs_model(call.method):
+            yield
+            return
+        if self.draining:
+            raise Draining("this worker is stopping; ask again", _DRAINING_RETRY_AFTER)
+        with self._wall.holding(num_bytes):
+            self.live += 1
+            self._idle.clear()
+            call.add_done_callback(self._end)  # after the status was sent, not before
+            yield
 
-        async def around(request: Any, context: Context) -> Any:
-            if self.draining:
-                raise Draining("this worker is stopping; ask again", _DRAINING_RETRY_AFTER)
-            with self._wall.holding(len(request)):
-                self.live += 1
-                self._idle.clear()
-                # After the status was sent, not before. The stubs want a class that nobody makes.
-                context.add_done_callback(cast(Any, self._end))
-                return await inner(request, context)
-
-        return around
-
-    def _end(self, ctx: Context) -> None:
+    def _end(self, call: AnswerableCall) -> None:
         self.live -= 1
         if not self.live:
             self._idle.set()
