@@ -21,7 +21,7 @@ from tokenweir.v1 import admin_service_pb2
 from engine.background import in_background
 from server.api import HEALTH
 from server.auth.internal_certificate import CHANNEL_OPTIONS, InternalCertificate
-from server.calls.status import DETAILS_KEY
+from server.calls.status import CallStatus
 from server.gateway.traffic import ModelVersion
 from server.telemetry.metrics import Snapshot, known_samples
 from server.wire.carrier import Carrier, Connection
@@ -38,7 +38,7 @@ _STATE_PERIOD = 1.0  # seconds between two that a worker tells, at most
 _SILENT = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE})
 _CHECK = f"/{HEALTH}/Check"
 # How a wire ends that a worker takes: it has gone, or this side has.
-_ENDS = frozenset({grpc.StatusCode.CANCELLED.value[0], grpc.StatusCode.UNAVAILABLE.value[0]})
+_ENDS = frozenset({grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE})
 
 CONNECTION_OPTIONS = (
     ("grpc.enable_retries", 0),  # the gateway retries, at another worker
@@ -49,10 +49,6 @@ CONNECTION_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-
-
-class WorkerLost(Exception):
-    """The worker does not answer any more; its calls were ended on this side."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,8 @@ class Backend:
                 await call.end()
         except TimeoutError:
             what = f"it did not answer within {timeout:g} s"
-            raise WorkerFailed(grpc.StatusCode.DEADLINE_EXCEEDED, what, ()) from None
+            status = CallStatus(grpc.StatusCode.DEADLINE_EXCEEDED, what, ())
+            raise WorkerFailed(status) from None
         finally:
             call.cancel()  # does nothing once the call has ended
         assert call.response is not None, "without one its status is not OK"
@@ -157,17 +154,19 @@ class Backend:
             self._idle.set()
 
     def raise_if_lost(self) -> None:
-        """Raise WorkerLost if the calls that go there were ended because it does not answer."""
+        """Raise WorkerFailed if the calls that go there were ended because it does not answer."""
         task = asyncio.current_task()
         is_cancelled_itself = task is not None and task.cancelling() > 0  # not what it waits for
         if self.is_lost and not is_cancelled_itself:
-            raise WorkerLost(f"worker {self.address} does not answer") from None
+            what = f"worker {self.address} does not answer"
+            status = CallStatus(grpc.StatusCode.UNAVAILABLE, what, ())
+            raise WorkerFailed(status, hangs=True) from None
 
     async def retire(self) -> bool:
         """Send nothing new; close the connection once the running calls have ended.
 
         A worker that stops ends its calls itself. One that does not even say that it is there has
-        lost them: they end with WorkerLost here. Return whether it was there to the end.
+        lost them: they end with WorkerFailed here. Return whether it was there to the end.
         """
         self._is_retiring = True
         try:
@@ -201,7 +200,7 @@ class Backend:
         try:
             await self.ask(_CHECK, check, answer, self._silence)
         except WorkerFailed as error:
-            return error.code not in _SILENT or is_workers_own(error)
+            return error.status.code not in _SILENT or error.is_workers_own
         return True
 
     async def _watch(self) -> None:
@@ -215,7 +214,7 @@ class Backend:
             end = carrier.end
             self.last_heard = -math.inf
             await self._set(None)
-            refusal = carrier.mismatch or ("" if end.code in _ENDS else end.details)
+            refusal = carrier.mismatch or ("" if end.code in _ENDS else end.message)
             if refusal and refusal != told:
                 logger.error("no calls go to worker %s: %s", self.address, refusal)
             told = refusal
@@ -244,8 +243,3 @@ class Backend:
             what = f"serves {names}" if self.serving else "does not serve"
             logger.info("worker %s %s", self.address, what)
             await self._changed()
-
-
-def is_workers_own(error: WorkerFailed) -> bool:
-    """Return whether a worker itself has ended a call, and not the way to it."""
-    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata)

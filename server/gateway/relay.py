@@ -21,7 +21,7 @@ from engine.errors import ReplicaLost, TokenweirError
 from server.auth.tokens import METADATA_KEY
 from server.calls.call_server import ServerCall
 from server.calls.status import CallStatus, call_status
-from server.gateway.backend import Backend, WorkerLost, is_workers_own
+from server.gateway.backend import Backend
 from server.gateway.book import Book, CallRecord
 from server.gateway.losses import HasCrashed, Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
@@ -31,7 +31,7 @@ from server.telemetry.metrics import Counts
 from server.telemetry.tracing import traceparent_in
 from server.wire.protocol import Metadata
 from server.wire.work_pb2 import Record
-from server.wire.worker_call import WorkerCall, WorkerFailed, name_of
+from server.wire.worker_call import WorkerCall, WorkerFailed
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Relay:
             backend = await self._pool.choose(attempts)
             try:
                 call, trailing = await self._answer(request, None, backend, attempts, context)
-            except (WorkerFailed, WorkerLost) as error:
+            except WorkerFailed as error:
                 _retry_or_raise(attempts, backend, error)
                 continue
             if call.initial_metadata:
@@ -116,7 +116,7 @@ class Relay:
             try:
                 await self._answer(stream.request, stream, backend, attempts, context)
                 return
-            except (WorkerFailed, WorkerLost) as error:
+            except WorkerFailed as error:
                 if stream.is_complete:
                     return
                 if not stream.has_begun:
@@ -196,7 +196,7 @@ class Relay:
             )
             code = _CANCELLED
         elif status is not None and status.record is not None:
-            told, code = status.record, name_of(status.code)
+            told, code = status.record, status.code.name
         else:
             return
         traceparent = traceparent_in(context.invocation_metadata())
@@ -208,7 +208,7 @@ class Relay:
         return Attempts(method, request, self._worker_wait, self._losses, head)
 
 
-def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | WorkerLost) -> None:
+def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed) -> None:
     """Remember the failure if another worker may do better, else raise CallFailed."""
     status = _status(error, attempts.request_id)
     if status.code not in _ELSEWHERE:
@@ -216,12 +216,12 @@ def _retry_or_raise(attempts: Attempts, backend: Backend, error: WorkerFailed | 
     logger.info("worker %s did not take a call: %s", backend.address, status.message)
     is_lost = status.reason == ReplicaLost.reason
     if is_lost:
-        attempts.lost(backend, _crashed(error))
+        attempts.lost(backend, error.crashed)
     attempts.go_on(backend, status, anew=is_lost)
 
 
 def _go_on_or_raise(
-    attempts: Attempts, stream: ResumableStream, backend: Backend, error: WorkerFailed | WorkerLost
+    attempts: Attempts, stream: ResumableStream, backend: Backend, error: WorkerFailed
 ) -> None:
     """Resume a stream that has begun at another worker, else raise how it ends.
 
@@ -230,7 +230,7 @@ def _go_on_or_raise(
     status = _status(error, attempts.request_id)
     is_lost = status.reason == ReplicaLost.reason
     if is_lost:
-        attempts.lost(backend, _crashed(error))
+        attempts.lost(backend, error.crashed)
         attempts.refuse_poison()
     if not stream.can_go_on or status.code not in _ELSEWHERE:
         raise CallFailed(status) from error
@@ -256,18 +256,10 @@ def _look_elsewhere_or_raise(attempts: Attempts, stream: ResumableStream, backen
     attempts.exclude(backend, status)
 
 
-def _status(error: WorkerFailed | WorkerLost, request_id: str) -> CallStatus:
+def _status(error: WorkerFailed, request_id: str) -> CallStatus:
     """Return the worker's own words, or ReplicaLost if it can no longer speak."""
-    if isinstance(error, WorkerLost) or (error.code in _LOST and not is_workers_own(error)):
-        return _lost(request_id)
-    return CallStatus(error.code, error.details, error.trailing_metadata)
-
-
-def _crashed(error: WorkerFailed | WorkerLost) -> bool | None:
-    """Return whether a lost worker crashed, as far as it shows here: one that hangs did not."""
-    if isinstance(error, WorkerLost):
-        return False
-    return True if is_workers_own(error) else None
+    is_lost = error.status.code in _LOST and not error.is_workers_own
+    return _lost(request_id) if is_lost else error.status
 
 
 def _lost(request_id: str) -> CallStatus:

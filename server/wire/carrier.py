@@ -29,13 +29,14 @@ from server.wire.work_pb2 import (
     State,
     ToWorker,
 )
-from server.wire.worker_call import Client, Status, WorkerCall
+from server.wire.worker_call import Client, End, WorkerCall
 
 logger = logging.getLogger(__name__)
 
 _Part = TypeVar("_Part")  # any part of an answer
 
-_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
+_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _LEAST_SECONDS = 1e-6  # 0 is no deadline
 
 
@@ -137,7 +138,7 @@ class Carrier:
         self._num_heard = 0  # messages, of which the worker was not told
         self._is_sending = False
         self._num_due = 0  # events that are to come
-        self._end: Status | None = Status(_UNAVAILABLE, "it is not connected", ())
+        self._end: End | None = End(_UNAVAILABLE, "it is not connected", ())
         self._call: Any = None
 
     def start_at(self, channel: Any, own: Hello) -> None:
@@ -166,7 +167,7 @@ class Carrier:
         return self._end is not None
 
     @property
-    def end(self) -> Status:
+    def end(self) -> End:
         """How it has ended, behind the last of its states."""
         assert self._end is not None, "it has ended"
         return self._end
@@ -363,8 +364,8 @@ class Carrier:
             if self._num_heard >= NUM_HEARD:
                 self._send()
         for ended in said.ended:
-            metadata = metadata_of(ended.metadata)
-            end = Status(ended.code, ended.details, metadata, ended.record)
+            code = _CODES.get(ended.code, grpc.StatusCode.UNKNOWN)
+            end = End(code, ended.details, metadata_of(ended.metadata), ended.record)
             self._give(ended.number, WorkerCall.finish, end)
         for number in dict.fromkeys(numbers):
             self._give(number, WorkerCall.go_on, None)
@@ -390,16 +391,16 @@ class Carrier:
         self._end_calls(end, tuple(self._calls))
         self._tell(None)
 
-    def _end_calls(self, status: Status, numbers: Iterable[int]) -> None:
+    def _end_calls(self, status: End, numbers: Iterable[int]) -> None:
         """End calls as those of a worker that is gone, or in its own words."""
-        if status.code != _UNAVAILABLE:
-            status = Status(_UNAVAILABLE, f"the wire has ended: {status.details}", ())
+        if status.code is not _UNAVAILABLE:
+            status = End(_UNAVAILABLE, f"the wire has ended: {status.message}", ())
         for number in numbers:
             self._give(number, WorkerCall.finish, status)
 
 
-def status_in(event: Event) -> Status:
+def status_in(event: Event) -> End:
     """Return how a call of gRPC has ended."""
     end = event.batch_operations[-1]
     metadata = tuple((key, value) for key, value in end.trailing_metadata() or ())
-    return Status(end.code(), end.details() or "", metadata)
+    return End(_CODES.get(end.code(), grpc.StatusCode.UNKNOWN), end.details() or "", metadata)

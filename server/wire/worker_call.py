@@ -7,19 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
 
 import grpc
 from grpc import aio
 
+from server.calls.status import DETAILS_KEY, CallStatus
 from server.wire.protocol import NUM_TAKEN, Metadata, weight
 from server.wire.work_pb2 import MORE_MESSAGES, MORE_OF_MESSAGE, MORE_UNSPECIFIED, More, Record
 
 _Result = TypeVar("_Result")
 _Given = ParamSpec("_Given")
-
-_OK = grpc.StatusCode.OK.value[0]
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_OK = grpc.StatusCode.OK
 
 
 class Client(Protocol):
@@ -43,22 +43,26 @@ class Client(Protocol):
 class WorkerFailed(Exception):
     """A call has ended at the worker, or on the way to it, with another status than OK."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, trailing_metadata: Metadata) -> None:
-        super().__init__(code, details)
-        self.code, self.details, self.trailing_metadata = code, details, trailing_metadata
+    def __init__(self, status: CallStatus, *, hangs: bool = False) -> None:
+        """A worker that hangs does not answer any more; its calls were ended on this side."""
+        super().__init__(status.message)
+        self.status, self._hangs = status, hangs
+
+    @property
+    def is_workers_own(self) -> bool:
+        """Whether the worker itself has ended the call, and not the way to it."""
+        return any(key == DETAILS_KEY for key, _ in self.status.trailing_metadata)
+
+    @property
+    def crashed(self) -> bool | None:
+        """Whether a lost worker crashed, as far as it shows here."""
+        return False if self._hangs else self.is_workers_own or None
 
 
-def name_of(code: int) -> str:
-    """Return the name of a code of gRPC."""
-    return _CODES.get(code, grpc.StatusCode.UNKNOWN).name
-
-
-class Status(NamedTuple):
+@dataclass(frozen=True)
+class End(CallStatus):
     """How a call has ended at the worker."""
 
-    code: int
-    details: str
-    trailing_metadata: Metadata
     record: Record | None = None  # None: the worker itself has not ended it
 
 
@@ -98,10 +102,10 @@ class WorkerCall:
         self._waiting: deque[bytes] = deque()  # until the one before them has gone
         self._pieces: list[bytes] = []  # a message that has not come whole
         self._num_taken = 0  # weight of messages, of which the worker was not told
-        self._status: Status | None = None
+        self._status: End | None = None
 
     @property
-    def status(self) -> Status | None:
+    def status(self) -> End | None:
         """How it has ended at the worker; None: it has not, as far as is known."""
         return self._status
 
@@ -159,7 +163,7 @@ class WorkerCall:
         with self._lock:
             self._go_on()
 
-    def finish(self, status: Status) -> None:
+    def finish(self, status: End) -> None:
         """Take the end; nothing if it has come, and only the client has not taken all."""
         with self._lock:
             if self._status is None:
@@ -184,7 +188,7 @@ class WorkerCall:
         if self._is_over:
             self._waiting.clear()
         # The last message of a good end waits for it.
-        is_last_kept = self._status is not None and self._status.code == _OK
+        is_last_kept = self._status is not None and self._status.code is _OK
         if len(self._waiting) > is_last_kept and self._client is not None:
             message = self._waiting.popleft()
             more = bool(self._waiting)
@@ -213,11 +217,9 @@ class WorkerCall:
         if self._status is None:
             return
         self._sender.leave(self.number, is_cancelled=False)
-        metadata = self._status.trailing_metadata
-        if self._status.code != _OK:
-            code = _CODES.get(self._status.code, grpc.StatusCode.UNKNOWN)
-            return self._tell(WorkerFailed(code, self._status.details, metadata))
-        is_there = True
+        if self._status.code is not _OK:
+            return self._tell(WorkerFailed(self._status))
+        metadata, is_there = self._status.trailing_metadata, True
         if self._client is not None and not self._is_over:
             message = self._waiting.popleft() if self._waiting else None
             is_there = self._pass(self._client.pass_end, message, metadata)

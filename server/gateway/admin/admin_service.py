@@ -165,7 +165,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
             try:
                 return await worker.ask(method, request, answer, timeout)
             except WorkerFailed as error:
-                logger.warning("worker %s did not answer: %s", worker.address, error.details)
+                logger.warning("worker %s did not answer: %s", worker.address, error)
                 return None
 
         answers = await asyncio.gather(*map(one, self._pool.backends))

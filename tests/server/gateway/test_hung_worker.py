@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from server.config import GatewayConfig
-from server.gateway.backend import Backend, is_workers_own
+from server.gateway.backend import Backend
 from server.gateway.gateway import Gateway
 from server.wire.worker_call import WorkerFailed
 from tests.fakes.calls import Stubs, failure_of, generate, stream, until
@@ -105,7 +105,7 @@ async def test_a_worker_that_has_left_before_this_is_heard_is_not_taken_for_one_
         with pytest.raises(WorkerFailed) as failed:
             while True:  # until it has tried to connect again
                 await _ask(backend)
-        assert not is_workers_own(failed.value)
+        assert not failed.value.is_workers_own
 
         assert await backend.retire()
 
@@ -116,7 +116,7 @@ async def _ask(backend: Backend) -> None:
         check, answer = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
         await backend.ask("/grpc.health.v1.Health/Check", check, answer, 60)
     except WorkerFailed as error:
-        if not is_workers_own(error):
+        if not error.is_workers_own:
             raise
         await asyncio.sleep(0.01)
 

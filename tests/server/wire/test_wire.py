@@ -328,9 +328,9 @@ async def test_a_failure_comes_behind_what_was_sent_before_it(
         await start(calls, client).end()
 
     assert client.passed == [b"begun"]
-    assert failed.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert failed.value.details == "full"
-    assert failed.value.trailing_metadata == (("why-bin", b"\x00"),)
+    assert failed.value.status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert failed.value.status.message == "full"
+    assert failed.value.status.trailing_metadata == (("why-bin", b"\x00"),)
 
 
 async def test_a_fault_of_one_call_ends_that_call_only(
@@ -346,7 +346,7 @@ async def test_a_fault_of_one_call_ends_that_call_only(
         await start(calls, Client(), b"wrong").end()
     await start(calls, Client(), b"right").end()
 
-    assert failed.value.code is grpc.StatusCode.UNKNOWN
+    assert failed.value.status.code is grpc.StatusCode.UNKNOWN
     assert "unforeseen" in caplog.text
 
 
@@ -405,8 +405,8 @@ async def test_a_worker_that_closes_the_wire_ends_its_calls_as_one_that_stops(
     with pytest.raises(WorkerFailed) as failed:
         await call.end()
 
-    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-    assert any(key == "grpc-status-details-bin" for key, _ in failed.value.trailing_metadata)
+    assert failed.value.status.code is grpc.StatusCode.UNAVAILABLE
+    assert any(key == "grpc-status-details-bin" for key, _ in failed.value.status.trailing_metadata)
     await asyncio.wait_for(worker.cancelled.wait(), 60)
 
 
@@ -643,7 +643,7 @@ async def test_what_is_no_message_of_a_worker_ends_the_wire(
             await asyncio.wait_for(start(connection, Client()).end(), 60)
         connection.close()
 
-    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+    assert failed.value.status.code is grpc.StatusCode.UNAVAILABLE
     assert "no message of the wire" in caplog.text
 
 
@@ -678,7 +678,7 @@ async def test_a_call_at_a_worker_that_is_not_connected_fails_as_one_that_is_gon
         await start(connection, Client()).end()
     connection.close()
 
-    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+    assert failed.value.status.code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_connection_whose_calls_end_at_once_is_closed(
