@@ -25,7 +25,7 @@ from engine.errors import (
     TokenweirError,
 )
 from server.calls.call_server import ServerCall
-from server.calls.deadlines import Deadlines, InTime, abort
+from server.calls.deadlines import abort, in_time
 from server.calls.request_ids import client_request_id, made_request_id
 from server.calls.status import call_status
 from server.telemetry.logs import with_fields
@@ -70,7 +70,6 @@ class LocalServices:
         """
         self._max_bytes, self._read_timeout = max_request_bytes, read_timeout
         self._admit, self._identify = admit, identify
-        self._deadlines = Deadlines()
         self._handlers: list[Any] = []
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
@@ -106,7 +105,7 @@ class LocalServices:
         _request_id.set(getattr(call, "request_id", ""))  # a gateway gives one
         record = current_record()
         try:
-            async with InTime(call, _DEADLINE_MARGIN, self._deadlines):
+            async with in_time(call, _DEADLINE_MARGIN):
                 if data is None:
                     return await _write_all(call, handler)
                 response = await self._response(call, handler, data)

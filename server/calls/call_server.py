@@ -300,7 +300,9 @@ class ServerCall:
         self._has_ended, self.code = True, grpc.StatusCode.OK
         self._ends()
         self._is_sending = True
-        return not (self._has_failed or self._call.start_server_batch(operations, self._has_gone))
+        if self._has_failed or self._call.start_server_batch(operations, self._has_gone):
+            self.code = None
+        return self.code is not None
 
     async def wait_until_sent(self) -> None:
         """Return when all that was written or passed on has gone."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import grpc
 
@@ -26,32 +26,6 @@ _NAMES = {method: method.rpartition("/")[2] for method in METHODS}  # others may
 logger = logging.getLogger(REQUESTS)
 
 
-class Answering:
-    """A block in which a call is answered, and counted at its end; see CallOutcomes."""
-
-    __slots__ = ("_call", "_counts", "_relaying", "_span", "_started", "code")
-
-    def __init__(self, call: ServerCall, counts: Counts, tracing: Tracing | None) -> None:
-        self.code = _CANCELLED
-        self._call, self._counts = call, counts
-        self._relaying = None if tracing is None else tracing.relaying(call, time.time())
-
-    def __enter__(self) -> Answering:
-        self._started = time.monotonic()
-        if self._relaying is not None:
-            self._span = self._relaying.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._relaying is not None:
-            set_status(self._span, self.code)
-            self._relaying.__exit__(*error)
-        name = _NAMES.get(self._call.method, "unknown")
-        seconds = time.monotonic() - self._started
-        self._counts.observe("gateway_request_seconds", (seconds,), name)
-        self._counts.count("gateway_requests", name, self.code)
-
-
 class CallOutcomes:
     """Takes them in, from any thread; of what failed here so many lines a second at most."""
 
@@ -63,9 +37,21 @@ class CallOutcomes:
         self._lock = threading.Lock()
         self._budget = LogBudget(clock)
 
-    def answering(self, call: ServerCall) -> Answering:
-        """Count a call that is answered in the block; whoever answers sets the code."""
-        return Answering(call, self.counts, self._tracing)
+    @contextmanager
+    def answering(self, call: ServerCall) -> Iterator[None]:
+        """Count a call that is answered in the block, with the code that it ends with."""
+        started = time.monotonic()
+        tracing = None if self._tracing is None else self._tracing.relaying(call, time.time())
+        with tracing or nullcontext() as span:
+            try:
+                yield
+            finally:
+                code = _CANCELLED if call.code is None else call.code.name
+                if span is not None:
+                    set_status(span, code)
+                name = _NAMES.get(call.method, "unknown")
+                self.counts.observe("gateway_request_seconds", (time.monotonic() - started,), name)
+                self.counts.count("gateway_requests", name, code)
 
     def had_its_turn(self, seconds: float) -> None:
         """Count how long a call has waited for its turn."""

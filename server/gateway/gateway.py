@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 from tokenweir.v1 import admin_service_pb2 as pb
@@ -33,7 +32,7 @@ from server.auth.tls import server_credentials
 from server.auth.tokens import Identity
 from server.calls.call_server import CallServer, ServerCall
 from server.calls.call_wall import CallWall
-from server.calls.deadlines import CLOSE_TIMEOUT, Deadlines, InTime, abort
+from server.calls.deadlines import CLOSE_TIMEOUT, abort, in_time
 from server.calls.event_thread import BackOff
 from server.calls.health import Health
 from server.calls.reflection import enable_reflection
@@ -67,7 +66,6 @@ _PACKAGE = "/tokenweir.v1."
 _ADMIN = f"{_PACKAGE}AdminService/"
 _HEALTH = f"/{HEALTH}/"
 _LIST_MODELS = f"{_ADMIN}ListModels"
-_OK = grpc.StatusCode.OK.name
 _RETRY_AFTER = 0.5  # seconds
 _NEVER = 2**31 - 1  # milliseconds, as gRPC has it
 _DEADLINE_MARGIN = 0.01  # seconds; less than a worker's, whose words say more
@@ -127,7 +125,6 @@ class Gateway:
             has_crashed,
         )
         self._calls: set[asyncio.Task[Any]] = set()
-        self._deadlines = Deadlines()
         self._requests = RunningRequests()
         self._admin: AdminPort | None = None
         self.admin_port: int | None = None  # once it is open
@@ -326,7 +323,7 @@ class Gateway:
 
     async def _answer(self, call: ServerCall, request: bytes, head: RequestHead | None) -> None:
         """Answer a call; those of administration have no head."""
-        with self._outcomes.answering(call) as answering:
+        with self._outcomes.answering(call):
             try:
                 if self._draining:
                     raise _draining()
@@ -344,9 +341,7 @@ class Gateway:
                 raise
             else:
                 await call.finish(response)
-                answering.code = _OK
                 return
-            answering.code = status.code.name
             await abort(call, status)
 
     async def _response(
@@ -355,7 +350,7 @@ class Gateway:
         """Return the one message of an answer, while the bytes of its request are counted."""
         self._wall.hold(len(request))
         try:
-            async with InTime(call, _DEADLINE_MARGIN, self._deadlines):
+            async with in_time(call, _DEADLINE_MARGIN):
                 if head is None:
                     return await self._list_models(call, request)
                 relay = self._relay.unary if call.method in _UNARY else self._relay.stream

@@ -25,10 +25,10 @@ from server.calls.call_wall import CallWall
 from server.calls.deadlines import CLOSE_TIMEOUT
 from server.calls.health import Health
 from server.calls.reflection import enable_reflection
-from server.calls.running_requests import Abortable, RunningRequests
+from server.calls.running_requests import RunningRequests
 from server.config import WorkerConfig
 from server.listening import address_of, listen, max_connections, server_options
-from server.local_services import AnswerableCall, LocalServices, current_request_id
+from server.local_services import AnswerableCall, Block, LocalServices, current_request_id
 from server.wire import protocol
 from server.wire.bearer import Bearer, BearerCall
 from server.wire.work_pb2 import Models, State
@@ -192,7 +192,7 @@ class Worker:
         enable_reflection((*SERVICES, HEALTH), services)
         return services
 
-    def _abortable(self, call: AnswerableCall) -> Abortable:
+    def _abortable(self, call: AnswerableCall) -> Block:
         """Let operators end calls that run a model, for LocalServices."""
         return self._requests.abortable(current_request_id() if runs_model(call.method) else "")
 

@@ -15,10 +15,9 @@ import pytest
 from grpc import aio
 
 from engine.errors import EngineFailure, ExpiredInDecode
-from server.calls.deadlines import Deadlines, InTime, abort
+from server.calls.deadlines import abort, in_time
 from server.calls.status import call_status
 from tests.fakes.calls import Stubs, failure, generate, stream, stubs_for
-from tests.fakes.clock import FakeClock
 from tests.fakes.engines import FakeGenerator, running_worker
 from tests.fakes.gateways import running_cell
 from tests.fakes.processes import worker_process
@@ -48,7 +47,7 @@ async def test_a_call_ends_before_its_deadline() -> None:
 
     with pytest.raises(ExpiredInDecode, match="the deadline passed"):
         async with (
-            InTime(context(remaining=1.0), margin=0.9, deadlines=Deadlines()),
+            in_time(context(remaining=1.0), margin=0.9),
             asyncio.timeout(60),
         ):
             await asyncio.Event().wait()
@@ -57,45 +56,13 @@ async def test_a_call_ends_before_its_deadline() -> None:
 
 
 async def test_a_call_without_a_deadline_is_left_alone() -> None:
-    async with InTime(context(), margin=0.9, deadlines=Deadlines()):
+    async with in_time(context(), margin=0.9):
         await asyncio.sleep(0)
-
-
-async def test_a_far_deadline_comes_near_and_one_timer_looks_for_all_of_them(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "time", clock)
-    timers: list[object] = []
-    call_at = loop.call_at
-    monkeypatch.setattr(loop, "call_at", lambda *a, **k: timers.append(a) or call_at(*a, **k))
-    deadlines, begun = Deadlines(), clock.now
-    ends: list[float] = []
-
-    async def wait(remaining: float) -> None:
-        with pytest.raises(ExpiredInDecode):
-            async with InTime(context(remaining), margin=0.0, deadlines=deadlines):
-                await asyncio.Event().wait()
-        ends.append(clock.now - begun)
-
-    async def answer() -> None:
-        async with InTime(context(remaining=600.0), margin=0.0, deadlines=deadlines):
-            pass
-
-    waiting = asyncio.gather(*(wait(9.0 + n) for n in range(3)))
-    await asyncio.gather(*(answer() for _ in range(50)))
-    assert len(timers) == 1
-
-    while not waiting.done():
-        clock.now += 0.125
-        for _ in range(4):  # timers come behind who waits
-            await asyncio.sleep(0)
-    assert ends == [9.0, 10.0, 11.0]
 
 
 async def test_who_is_cancelled_at_the_deadline_by_somebody_else_too_is_cancelled() -> None:
     async def wait() -> None:
-        async with InTime(context(remaining=0.01), margin=0.0, deadlines=Deadlines()):
+        async with in_time(context(remaining=0.01), margin=0.0):
             try:
                 await asyncio.Event().wait()
             finally:
@@ -109,13 +76,13 @@ async def test_who_is_cancelled_at_the_deadline_by_somebody_else_too_is_cancelle
 
 async def test_a_timeout_of_something_else_is_no_expired_deadline() -> None:
     with pytest.raises(TimeoutError):
-        async with InTime(context(remaining=60.0), margin=0.1, deadlines=Deadlines()):
+        async with in_time(context(remaining=60.0), margin=0.1):
             raise TimeoutError
 
 
 async def test_where_nothing_can_be_sent_any_more_a_call_ends_as_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
-        async with InTime(context(), margin=0.1, deadlines=Deadlines()):
+        async with in_time(context(), margin=0.1):
             raise GONE
     with pytest.raises(asyncio.CancelledError):
         await abort(context(), call_status(EngineFailure("too late"), "r"))
