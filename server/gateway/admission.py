@@ -7,7 +7,8 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from engine.errors import CannotMeet, ExpiredInQueue, TokenweirError
 from engine.metrics import DrainMeter
@@ -77,63 +78,59 @@ class Admission:
         self._refusal = error
         self.set_slots(None)
 
-    def slot(self, head: RequestHead, time_left: float | None) -> Slot:
+    @asynccontextmanager
+    async def slot(self, head: RequestHead, time_left: float | None) -> AsyncIterator[None]:
         """Wait for a call's turn, and keep its slot to the end of the block.
 
         Raises CannotMeet if it would end after its deadline, ExpiredInQueue if that passes here,
         and what `refuse_waiting` was given.
         """
-        return Slot(self, head, None if time_left is None else self._clock() + time_left)
-
-    async def wait(self, head: RequestHead, deadline: float | None) -> float:
-        """Wait until it is a call's turn; return when that was. See `slot`."""
+        deadline = None if time_left is None else self._clock() + time_left
         if self._refusal is not None:
             raise self._refusal
         if self._has_free_slot(head):
             self._num_under_way += 1
             self._queue.begin(head.tenant)
             self._note(head.tenant)
-            return self._clock()
-        self._judge(head, deadline)
-        waiting = Waiting(head.tenant, head.priority)
+        else:
+            self._judge(head, deadline)
+            await self._turn(Waiting(head.tenant, head.priority), deadline)
+        started = self._clock()
+        try:
+            yield
+        except BaseException:
+            if deadline is not None and self._clock() > deadline - _LATE:
+                self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
+            raise
+        else:
+            self._note_own_time(self._clock() - started)
+        finally:
+            self._leave(head.tenant)
+
+    async def _turn(self, waiting: Waiting, deadline: float | None) -> None:
         self._queue.add(waiting)
         self._note(waiting.tenant)
         self._hand_out()
         try:
-            await self._turn_of(waiting, deadline)
-        except BaseException:
+            async with asyncio.timeout(
+                None if deadline is None else max(0.0, deadline - self._clock() - _MARGIN)
+            ):
+                await waiting.turn.wait()
+            if self._refusal is not None:
+                raise self._refusal
+            if deadline is not None and self._clock() + self._own_time > deadline:
+                raise self._cannot_meet(0.0, deadline - self._clock())
+        except BaseException as error:
             if waiting.turn.is_set():
                 self._leave(waiting.tenant)
             else:
                 self._queue.remove(waiting)
                 self._note(waiting.tenant)
                 self._hand_out()
+            if isinstance(error, TimeoutError):
+                what = f"its deadline passed at the gateway, where {len(self._queue)} calls wait"
+                raise ExpiredInQueue(what) from None
             raise
-        return self._clock()
-
-    def end(
-        self, head: RequestHead, started: float, deadline: float | None, *, is_good: bool
-    ) -> None:
-        """Give the slot of a call back that has had its turn."""
-        now = self._clock()
-        if is_good:
-            self._note_own_time(now - started)
-        elif deadline is not None and now > deadline - _LATE:
-            self._caution = min(_MOST_CAUTION, self._caution + _CAUTION_IF_LATE)
-        self._leave(head.tenant)
-
-    async def _turn_of(self, waiting: Waiting, deadline: float | None) -> None:
-        seconds = None if deadline is None else max(0.0, deadline - self._clock() - _MARGIN)
-        try:
-            async with asyncio.timeout(seconds):
-                await waiting.turn.wait()
-        except TimeoutError:
-            what = f"its deadline passed at the gateway, where {len(self._queue)} calls wait"
-            raise ExpiredInQueue(what) from None
-        if self._refusal is not None:
-            raise self._refusal
-        if deadline is not None and self._clock() + self._own_time > deadline:
-            raise self._cannot_meet(0.0, deadline - self._clock())
 
     def refuse_if_too_late(self, head: RequestHead, time_left: float | None) -> None:
         """Raise CannotMeet if a call would end after its deadline: it need not ask for a turn.
@@ -239,21 +236,6 @@ class Admission:
         self._queue.done(tenant)
         self._note(tenant)
         self._hand_out()
-
-
-class Slot:
-    """A block in which a call has its turn."""
-
-    __slots__ = ("_admission", "_deadline", "_head", "_started")
-
-    def __init__(self, admission: Admission, head: RequestHead, deadline: float | None) -> None:
-        self._admission, self._head, self._deadline = admission, head, deadline
-
-    async def __aenter__(self) -> None:
-        self._started = await self._admission.wait(self._head, self._deadline)
-
-    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
-        self._admission.end(self._head, self._started, self._deadline, is_good=error is None)
 
 
 class Drain:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
@@ -24,11 +23,11 @@ class FairQueue:
     been so for longest. So tenants have equal shares of what the workers do at once,
     however many calls each of them sends and however long those take.
 
-    One thread changes it; any thread may ask where a call would stand.
+    One thread changes it. Any thread may ask where a call would stand, about: it looks at what is
+    copied at once, and is not told of one change together with the next.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # guards the priorities and tenants that wait
         self._under_way: Counter[str] = Counter()  # calls, by tenant
         self._waiting: Counter[str] = Counter()  # the same
         self._classes: dict[int, _PriorityClass] = {}  # those in which somebody waits
@@ -40,34 +39,32 @@ class FairQueue:
 
     def add(self, waiting: Waiting) -> None:
         """Enqueue a call."""
-        with self._lock:
-            one_class = self._classes.setdefault(waiting.priority, _PriorityClass())
-            if waiting.tenant not in one_class.lines:
-                one_class.lines[waiting.tenant] = OrderedDict()
-                one_class.rank(waiting.tenant, self._under_way[waiting.tenant])
-            one_class.lines[waiting.tenant][waiting] = None
-            one_class.size += 1
-            self._size += 1
-            if not self._waiting[waiting.tenant]:
-                self.num_contending += self._under_way[waiting.tenant]
-            self._waiting[waiting.tenant] += 1
+        one_class = self._classes.setdefault(waiting.priority, _PriorityClass())
+        if waiting.tenant not in one_class.lines:
+            one_class.lines[waiting.tenant] = OrderedDict()
+            one_class.rank(waiting.tenant, self._under_way[waiting.tenant])
+        one_class.lines[waiting.tenant][waiting] = None
+        one_class.size += 1
+        self._size += 1
+        if not self._waiting[waiting.tenant]:
+            self.num_contending += self._under_way[waiting.tenant]
+        self._waiting[waiting.tenant] += 1
 
     def remove(self, waiting: Waiting) -> None:
         """Remove a call that was not taken."""
-        with self._lock:
-            one_class = self._classes[waiting.priority]
-            del one_class.lines[waiting.tenant][waiting]
-            one_class.size -= 1
-            self._size -= 1
-            self._waiting[waiting.tenant] -= 1
-            if not self._waiting[waiting.tenant]:
-                del self._waiting[waiting.tenant]
-                self.num_contending -= self._under_way[waiting.tenant]
-            if not one_class.lines[waiting.tenant]:
-                one_class.unrank(waiting.tenant)
-                del one_class.lines[waiting.tenant]
-            if not one_class.lines:
-                del self._classes[waiting.priority]
+        one_class = self._classes[waiting.priority]
+        del one_class.lines[waiting.tenant][waiting]
+        one_class.size -= 1
+        self._size -= 1
+        self._waiting[waiting.tenant] -= 1
+        if not self._waiting[waiting.tenant]:
+            del self._waiting[waiting.tenant]
+            self.num_contending -= self._under_way[waiting.tenant]
+        if not one_class.lines[waiting.tenant]:
+            one_class.unrank(waiting.tenant)
+            del one_class.lines[waiting.tenant]
+        if not one_class.lines:
+            del self._classes[waiting.priority]
 
     def take(self) -> Waiting | None:
         """Take the next call, which is under way until `done`; None if none waits."""
@@ -104,27 +101,25 @@ class FairQueue:
 
         It must be as urgent as those, and its tenant below its share of the slots.
         """
-        with self._lock:
-            if not self._classes:
-                return True
-            share = max(1, num_slots // (len(self._waiting) + 1))
-            is_urgent = priority <= min(self._classes)
-            return is_urgent and tenant not in self._waiting and self._under_way[tenant] < share
+        if not self._classes:
+            return True
+        share = max(1, num_slots // (len(self._waiting) + 1))
+        is_urgent = priority <= min(self._classes, default=priority)
+        return is_urgent and tenant not in self._waiting and self._under_way[tenant] < share
 
     def num_before(self, tenant: str, priority: int) -> int:
         """Return about how many waiting calls go before one that would be added now.
 
         Those of higher priorities; of its own, its tenant's and as many of every other tenant.
         """
-        with self._lock:
-            before = 0
-            for other, one in self._classes.items():  # a generator costs more than all of it
-                if other < priority:
-                    before += one.size
-            if (own := self._classes.get(priority)) is not None:
-                num_own = len(own.lines.get(tenant, ()))
-                before += min(own.size, num_own * max(1, len(own.lines)) + len(own.lines) - 1)
-            return before
+        before = 0
+        for other, one in tuple(self._classes.items()):
+            if other < priority:
+                before += one.size
+        if (own := self._classes.get(priority)) is not None:
+            num_own = len(own.lines.get(tenant, ()))
+            before += min(own.size, num_own * max(1, len(own.lines)) + len(own.lines) - 1)
+        return before
 
     def _follow(self, tenant: str, change: int) -> None:
         if tenant not in self._waiting:
