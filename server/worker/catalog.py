@@ -38,24 +38,25 @@ class Catalog:
         self, name: str, version: str, capability: str = "generate"
     ) -> ServedModel[GeneratingEngine]:
         """Return a model that generates, or can "score"."""
-        engine = self._find(name, version)
-        generator = self.generators.get(name)
-        can = capability == "generate" or capability in engine.capabilities
-        if generator is not None and can:
-            return self.served(name, generator)
-        raise _cannot(name, engine, capability)
+        return self._able(self.generators, name, version, capability)
 
     def predicting(self, name: str, version: str, capability: str) -> ServedModel[PredictingEngine]:
         """Return a model that can "classify", "label" or "embed"."""
-        engine = self._find(name, version)
-        predictor = self.predictors.get(name)
-        if predictor is not None and capability in engine.capabilities:
-            return self.served(name, predictor)
-        raise _cannot(name, engine, capability)
+        return self._able(self.predictors, name, version, capability)
 
     def served(self, name: str, engine: T) -> ServedModel[T]:
         """Return the model of a name, with its engine."""
         return ServedModel(name, engine, engine.capabilities, self.replica_id)
+
+    def _able(
+        self, engines: Mapping[str, T], name: str, version: str, capability: str
+    ) -> ServedModel[T]:
+        engine = self._find(name, version)
+        if (able := engines.get(name)) is not None and capability in engine.capabilities:
+            return self.served(name, able)
+        can = ", ".join(engine.capabilities)
+        what = f"model {name} cannot {capability}; it can {can}"
+        raise CapabilityNotSupported(what, [capability])
 
     def _find(self, name: str, version: str) -> Engine:
         if not name:
@@ -75,9 +76,3 @@ class Catalog:
 
     def _names(self) -> str:
         return ", ".join(self.engines) or "none"
-
-
-def _cannot(name: str, engine: Engine, capability: str) -> CapabilityNotSupported:
-    return CapabilityNotSupported(
-        f"model {name} cannot {capability}; it can {', '.join(engine.capabilities)}", [capability]
-    )

@@ -6,14 +6,13 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from tokenweir.v1 import common_pb2, generation_service_pb2_grpc
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from engine.config import RequestLimits
 from engine.errors import InvalidRequest
-from engine.package.manifest import Manifest
 from engine.requests.checks import raise_if_any
 from engine.requests.events import (
     Admitted,
@@ -30,7 +29,7 @@ from server.worker import requests
 from server.worker.answers import ServedModel, answered, note
 from server.worker.catalog import Catalog
 from server.worker.checks import nested_in
-from server.worker.engines import Engine, GeneratingEngine
+from server.worker.engines import GeneratingEngine
 from server.worker.generation_answers import FinishedInput, GenerationAnswers
 from server.worker.known_options import KnownOptions
 
@@ -39,16 +38,6 @@ T = TypeVar("T")
 # Seconds between two messages of a stream, and more of them for each that runs: nobody reads
 # faster, and where there are many, their messages must not take the time of the model.
 _PAUSE, _PAUSE_EACH = 0.002, 0.00008
-
-
-class _Given(TypedDict):
-    """Arguments of a request to the engine that its client does not send."""
-
-    manifest: Manifest
-    capabilities: tuple[str, ...]
-    limits: RequestLimits
-    request_ids: Iterator[str]
-    deadline: float | None
 
 
 class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
@@ -91,7 +80,14 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         record = current_record()
         record.model = self._catalog.known(request.model)
         found = self._catalog.generating(request.model, request.model_version, "score")
-        inputs = requests.score_requests(request, **self._given(found, context))
+        inputs = requests.score_requests(
+            request,
+            manifest=found.engine.package.manifest,
+            capabilities=found.capabilities,
+            limits=self._limits,
+            request_ids=self._request_ids(),
+            deadline=engine_deadline(context),
+        )
         scores = await _all_of([found.engine.score(one) for one in inputs])
         for score in scores:
             answered(record, score.usage, score.timing)
@@ -106,23 +102,22 @@ class GenerationService(generation_service_pb2_grpc.GenerationServiceServicer):
         deltas: Deltas | None = None,
         seed: int | None = None,
     ) -> tuple[ServedModel[GeneratingEngine], list[GenerationRequest]]:
-        record = current_record()
-        record.model = self._catalog.known(request.model)
+        current_record().model = self._catalog.known(request.model)
         found = self._catalog.generating(request.model, request.model_version)
-        given = self._given(found, context)
+        manifest = found.engine.package.manifest
+        params = self._known.params(request, manifest, found.capabilities, self._limits)
         return found, requests.generation_requests(
-            request, deltas=deltas, seed=seed, known=self._known, **given
+            request,
+            params,
+            request_ids=self._request_ids(),
+            deadline=engine_deadline(context),
+            deltas=deltas,
+            seed=seed,
         )
 
-    def _given(self, model: ServedModel[Engine], context: Context) -> _Given:
-        return _Given(
-            manifest=model.engine.package.manifest,
-            capabilities=model.capabilities,
-            limits=self._limits,
-            # A client may send one id twice; the engine's names must not collide.
-            request_ids=(f"{current_request_id()}#{number}" for number in self._numbers),
-            deadline=engine_deadline(context),
-        )
+    def _request_ids(self) -> Iterator[str]:
+        """Return names for the requests of a call to the engine; a client may send one id twice."""
+        return (f"{current_request_id()}#{number}" for number in self._numbers)
 
 
 def _answering(

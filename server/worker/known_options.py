@@ -45,7 +45,11 @@ class KnownOptions:
         capabilities: tuple[str, ...],
         limits: RequestLimits,
     ) -> SamplingParams:
-        """Return how to decode; raises as `generation_requests`."""
+        """Return how to decode.
+
+        Raises CapabilityNotSupported for options that are not among the model's capabilities, and
+        InvalidRequest for everything else that is wrong with them.
+        """
         if request.ByteSize() > _MAX_BYTES:
             return _checked_params(request, manifest, capabilities, limits)
         options = pb.GenerateRequest()  # without what is the request's own

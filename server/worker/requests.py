@@ -21,6 +21,7 @@ from engine.requests.request import (
     ChatMessage,
     Deltas,
     GenerationRequest,
+    SamplingParams,
     ScoreRequest,
 )
 from engine.requests.text import Side
@@ -31,7 +32,6 @@ from server.worker.checks import (
     wrong_fields_of_score,
     wrong_request_id,
 )
-from server.worker.known_options import KnownOptions
 
 PredictionRequest = (
     prediction_service_pb2.ClassifyRequest
@@ -50,23 +50,18 @@ _ORIGIN = re.compile("([0-9a-f]{32}(-(?P<seed>[0-9a-f]{1,16}))?)?")  # see `answ
 
 def generation_requests(
     request: generation_service_pb2.GenerateRequest,
+    params: SamplingParams,
     *,
-    manifest: Manifest,
-    capabilities: tuple[str, ...],
-    limits: RequestLimits,
     request_ids: Iterator[str],
     deadline: float | None,
     deltas: Deltas | None,
-    seed: int | None = None,
-    known: KnownOptions | None = None,
+    seed: int | None,
 ) -> list[GenerationRequest]:
-    """Return one engine request per input, in order.
+    """Return one engine request per input, in order; `params` are those of KnownOptions.
 
     `request_ids` gives the engine's names of them, `seed` is that of a request which draws and
-    names none; None: any. Raises CapabilityNotSupported for options that
-    are not among the model's capabilities, and InvalidRequest for everything else that is wrong.
+    names none; None: any. Raises InvalidRequest for a conversation that cannot be read.
     """
-    params = (known or KnownOptions()).params(request, manifest, capabilities, limits)
     if params.strategy == "sampling" and params.seed is None:
         drawn = secrets.randbits(64) if seed is None else seed
         params = replace(params, seed=drawn)  # one for all inputs, see Provenance
@@ -99,7 +94,7 @@ def score_requests(
     request_ids: Iterator[str],
     deadline: float | None,
 ) -> list[ScoreRequest]:
-    """Return one engine request per input, in order; raises as `generation_requests`."""
+    """Return one engine request per input, in order; raises as `KnownOptions.params`."""
     assert manifest.generation is not None
     check_count("inputs", len(request.inputs), limits)
     check_num_ids(request.inputs, manifest.generation)

@@ -28,6 +28,7 @@ from engine.requests.request import (
     ScoreRequest,
 )
 from server.worker import requests as convert
+from server.worker.known_options import KnownOptions
 from tests.fakes.calls import generate
 from tests.fakes.engines import OPTIONS, generation_package
 
@@ -37,14 +38,11 @@ SAMPLING = pb.Decoding(sampling=pb.Sampling())
 def _convert(
     request: Any, *, capabilities: tuple[str, ...] = OPTIONS, package: Package | None = None
 ) -> list[GenerationRequest]:
+    manifest = (package or generation_package()).manifest
+    params = KnownOptions().params(request, manifest, capabilities, RequestLimits())
+    names = (f"id-{i}" for i in itertools.count())
     return convert.generation_requests(
-        request,
-        manifest=(package or generation_package()).manifest,
-        capabilities=capabilities,
-        limits=RequestLimits(),
-        request_ids=(f"id-{i}" for i in itertools.count()),
-        deadline=12.5,
-        deltas=Deltas(),
+        request, params, request_ids=names, deadline=12.5, deltas=Deltas(), seed=None
     )
 
 
