@@ -1,22 +1,31 @@
-"""The book of calls that workers have had: a line of the log, counts and spans of each."""
+"""The book of calls: a line of the log, counts and spans of each."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from engine.errors import ReplicaLost, ReplicasLost, Starting
 from server.api import METHODS
-from server.telemetry.logs import REQUESTS, Fields, with_fields
+from server.calls.call_server import ServerCall
+from server.calls.status import CallStatus
+from server.gateway.request_head import RequestHead
+from server.telemetry.logs import REQUESTS, Fields, LogBudget, with_fields
 from server.telemetry.metrics import Counts, Snapshot
-from server.telemetry.tracing import Tracing, end_span, set_status, trace_id_in
+from server.telemetry.tracing import Tracing, end_span, set_status, trace_id_in, traceparent_in
 from server.wire.work_pb2 import Part, Record
 
-_OK = "OK"
+_OK, _CANCELLED = "OK", "CANCELLED"
 _GATHERING = 0.1  # seconds in which calls that end are entered together, when clients have answers
 _MAX_CHARS = 200  # a client's names and an error's text are cut here
+_NAMES = {method: method.rpartition("/")[2] for method in METHODS}  # others may be anything
+_OF_NO_WORKER = frozenset({ReplicaLost.reason, ReplicasLost.reason, Starting.reason})
 logger = logging.getLogger(REQUESTS)
 
 
@@ -70,16 +79,85 @@ class CallRecord:
 
 
 class Book:
-    """Takes in calls at their end, on the event loop, and enters them soon after."""
+    """Calls that a worker has had, and those that have ended at the gateway.
+
+    The first are taken in on the event loop, and entered soon after. The others may come from any
+    thread, by the thousand: of them so many have a line at most.
+    """
 
     def __init__(
-        self, workers: Callable[[], Collection[str]], tracing: Tracing | None = None
+        self,
+        workers: Callable[[], Collection[str]],
+        tracing: Tracing | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`workers` are those that are known now, by address: others have no counts any more."""
+        self.counts = Counts()  # of the gateway
         self._workers = workers
         self._tracing = tracing
+        self._lock = threading.Lock()  # guards the budget
+        self._budget = LogBudget(clock)
         self._records: list[CallRecord] = []
         self._counts: dict[str, Counts] = {}  # by worker
+
+    @contextmanager
+    def answering(self, call: ServerCall) -> Iterator[None]:
+        """Count a call that is answered in the block, with the code that it ends with."""
+        started = time.monotonic()
+        tracing = None if self._tracing is None else self._tracing.relaying(call, time.time())
+        with tracing or nullcontext() as span:
+            try:
+                yield
+            finally:
+                code = _CANCELLED if call.code is None else call.code.name
+                if span is not None:
+                    set_status(span, code)
+                name = _NAMES.get(call.method, "unknown")
+                self.counts.observe("gateway_request_seconds", (time.monotonic() - started,), name)
+                self.counts.count("gateway_requests", name, code)
+
+    def had_its_turn(self, seconds: float) -> None:
+        """Count how long a call has waited for its turn."""
+        self.counts.observe("gateway_queue_seconds", (seconds,))
+
+    def failed(
+        self, call: ServerCall, request_id: str, head: RequestHead, status: CallStatus
+    ) -> None:
+        """Note a call that failed at a worker, which has entered it, or for want of one."""
+        if (reason := status.reason) in _OF_NO_WORKER:
+            self.refused(call, request_id, head, status, reason)
+
+    def refused(
+        self, call: ServerCall, request_id: str, head: RequestHead, status: CallStatus, reason: str
+    ) -> None:
+        """Note a call that the gateway has ended itself; there may be thousands a second."""
+        self.counts.count("gateway_refusals", reason)
+        failure = {"reason": reason, "error": status.message[:_MAX_CHARS]}
+        self._log(call, request_id, head, status=status.code.name, **failure)
+
+    def given_up(self, call: ServerCall, request_id: str, head: RequestHead) -> None:
+        """Note a call whose client has gone before any worker had it."""
+        self._log(call, request_id, head, status=_CANCELLED)
+
+    def _log(self, call: ServerCall, request_id: str, head: RequestHead, **end: str) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        with self._lock:
+            left_out, is_taken = self._budget.left_out, self._budget.take()
+        if not is_taken:
+            return
+        if left_out:
+            logger.info("(%s lines like the next are left out)", f"{left_out:,}")
+        if trace_id := trace_id_in(traceparent_in(call.invocation_metadata())):
+            end["trace_id"] = trace_id
+        fields = with_fields(
+            request_id=request_id,
+            method=call.method.rpartition("/")[2][:_MAX_CHARS],
+            model=head.model[:_MAX_CHARS],
+            tenant=head.tenant[:_MAX_CHARS],
+            **end,
+        )
+        logger.info("request", extra=fields)
 
     def enter(self, record: CallRecord) -> None:
         """Take in a call that has just ended; nothing for a method that no worker has."""

@@ -47,7 +47,6 @@ from server.gateway.affinity import Affinity
 from server.gateway.authenticator import Authenticator
 from server.gateway.backend import WorkerLink
 from server.gateway.book import Book
-from server.gateway.call_outcomes import CallOutcomes
 from server.gateway.losses import HasCrashed
 from server.gateway.pool import CallFailed, Lost, Pool, do_nothing
 from server.gateway.relay import Relay
@@ -111,7 +110,6 @@ class Gateway:
         )
         self._authenticator = Authenticator(config)
         self._admission = Admission()
-        self._outcomes = CallOutcomes(tracing)
         self._book = Book(self.pool.addresses, tracing)
         self._versions = (
             None if deployment is None else Versions(self.pool, self._traffic, *deployment)
@@ -120,7 +118,6 @@ class Gateway:
             self.pool,
             config.worker_wait,
             lambda: self._admission.num_waiting,
-            self._outcomes.counts,
             self._book,
             has_crashed,
         )
@@ -167,7 +164,7 @@ class Gateway:
     def snapshot(self) -> Snapshot:
         """Return what is counted here, for the metrics page; any thread may ask."""
         return [
-            *self._outcomes.counts.snapshot(),
+            *self._book.counts.snapshot(),
             ("gateway_requests_waiting", (), self._admission.num_waiting),
             ("gateway_requests_running", (), len(self._calls)),
             ("workers_serving", (), self.pool.num_serving),
@@ -302,7 +299,7 @@ class Gateway:
         call.refuse(status)
         if identity is not None:  # whatever its message says
             head = replace(head, tenant=identity.tenant)
-        self._outcomes.refused(call, request_id, head, status, error.reason)
+        self._book.refused(call, request_id, head, status, error.reason)
         if not isinstance(error, _OF_THE_CALLER):
             self._back_off.want()
 
@@ -323,21 +320,21 @@ class Gateway:
 
     async def _answer(self, call: ServerCall, request: bytes, head: RequestHead | None) -> None:
         """Answer a call; those of administration have no head."""
-        with self._outcomes.answering(call):
+        with self._book.answering(call):
             try:
                 if self._draining:
                     raise _draining()
                 response = await self._response(call, request, head)
             except CallFailed as error:
                 status, told = error.status, head or NO_HEAD
-                self._outcomes.failed(call, request_id_of(told), told, status)
+                self._book.failed(call, request_id_of(told), told, status)
             except TokenweirError as error:
                 told = head or NO_HEAD
                 status = call_status(error, request_id := request_id_of(told))
-                self._outcomes.refused(call, request_id, told, status, error.reason)
+                self._book.refused(call, request_id, told, status, error.reason)
             except asyncio.CancelledError:
                 if not call.is_relayed and head is not None:
-                    self._outcomes.given_up(call, request_id_of(head), head)
+                    self._book.given_up(call, request_id_of(head), head)
                 raise
             else:
                 await call.finish(response)
@@ -357,7 +354,7 @@ class Gateway:
                 arrived = time.monotonic()
                 with self._requests.abortable(head.request_id):
                     async with self._admission.slot(head, call.time_remaining()):
-                        self._outcomes.had_its_turn(time.monotonic() - arrived)
+                        self._book.had_its_turn(time.monotonic() - arrived)
                         return await relay(call.method, request, call, head)
         finally:
             self._wall.release(len(request))

@@ -27,7 +27,6 @@ from server.gateway.losses import HasCrashed, Losses
 from server.gateway.pool import Attempts, CallFailed, Pool
 from server.gateway.request_head import NO_HEAD, RequestHead
 from server.gateway.resume.resumable import ResumableStream
-from server.telemetry.metrics import Counts
 from server.telemetry.tracing import traceparent_in
 from server.wire.protocol import Metadata
 from server.wire.work_pb2 import Record
@@ -51,7 +50,6 @@ class Relay:
         pool: Pool,
         worker_wait: float,
         num_waiting: Callable[[], int],
-        counts: Counts,
         book: Book,
         has_crashed: HasCrashed = lambda address: None,
     ) -> None:
@@ -60,7 +58,6 @@ class Relay:
         `has_crashed` is that of Losses.
         """
         self._pool = pool
-        self._counts = counts
         self._book = book
         self._worker_wait = worker_wait
         self._num_waiting = num_waiting
@@ -123,7 +120,7 @@ class Relay:
                     _retry_or_raise(attempts, backend, error)
                     continue
                 _go_on_or_raise(attempts, stream, backend, error)
-                self._counts.count("gateway_resumed_streams")
+                self._book.counts.count("gateway_resumed_streams")
             except aio.InternalError:
                 if not stream.was_refused:
                     raise

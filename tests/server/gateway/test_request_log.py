@@ -18,8 +18,7 @@ from engine.errors import EngineFailure, QueueFull
 from server.calls.call_server import ServerCall
 from server.calls.status import call_status
 from server.config import GatewayConfig
-from server.gateway.book import CallRecord
-from server.gateway.call_outcomes import CallOutcomes
+from server.gateway.book import Book, CallRecord
 from server.gateway.gateway import Gateway
 from server.gateway.request_head import RequestHead
 from server.settings import Auth
@@ -291,19 +290,19 @@ def test_refusals_by_the_thousand_are_counted(
     caplog: pytest.LogCaptureFixture, clock: FakeClock
 ) -> None:
     caplog.set_level(logging.INFO, "server")
-    outcomes = CallOutcomes(clock=clock)
+    book = Book(list, clock=clock)
     error = QueueFull("full", 1.0)
     status = call_status(error, "r")
     call = cast(ServerCall, SimpleNamespace(method="/x/Generate", invocation_metadata=tuple))
 
     for _ in range(RECORDS_AT_ONCE + 5000):
-        outcomes.refused(call, "r", RequestHead(), status, error.reason)
+        book.refused(call, "r", RequestHead(), status, error.reason)
     clock.now += 1.01 / RECORDS_PER_SECOND
-    outcomes.refused(call, "r", RequestHead(), status, error.reason)
+    book.refused(call, "r", RequestHead(), status, error.reason)
 
     told = ["request"] * RECORDS_AT_ONCE + ["(5,000 lines like the next are left out)", "request"]
     assert caplog.messages == told
-    assert outcomes.counts.snapshot() == [("gateway_refusals", ("QUEUE_FULL",), 5101)]
+    assert book.counts.snapshot() == [("gateway_refusals", ("QUEUE_FULL",), 5101)]
 
 
 def test_a_long_pause_saves_no_more_lines_than_may_be_at_once(clock: FakeClock) -> None:
