@@ -29,7 +29,7 @@ from engine.text.tokenizer import SourceAndTarget
 
 _log = logging.getLogger(__name__)
 
-_CAPABILITIES = (  # names of server/worker/capabilities.py: what is not here is refused there
+_CAPABILITIES = (  # names of server/worker/checks.py: what is not here is refused there
     "generate",
     "stream",
     "greedy",

@@ -12,10 +12,10 @@ import asyncio
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from functools import partial
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 import grpc
 from grpc import aio
@@ -143,27 +143,77 @@ class CallServer:
         return event.tag is not _STOPPED
 
 
-class ServerCall:
-    """One call: refused, or answered by a task that takes it for an `aio.ServicerContext`."""
+class AnsweredCall(ABC):
+    """A call that is answered by a task, which takes it for an `aio.ServicerContext`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, method: str, metadata: Pairs) -> None:
+        self.method = method
+        self.response_serializer: Callable[[Any], bytes] | None = None
+        self._loop = loop
+        self._metadata = metadata
+        self._task: asyncio.Task[None] | None = None
+        self._trailing_metadata: Pairs = ()
+        self._has_ended = False
+
+    def invocation_metadata(self) -> Pairs:
+        """Return what the client sent besides its message."""
+        return self._metadata
+
+    def set_trailing_metadata(self, metadata: Pairs) -> None:
+        """Send this at the end of a call that succeeds."""
+        self._trailing_metadata = metadata
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Call this when the answer has ended, well or not."""
+        assert self._task is not None, "it is answered"
+        self._task.add_done_callback(lambda _: callback(self))
+
+    def _begin(self, answer: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._task = self._loop.create_task(self._run(answer))
+        self._task.add_done_callback(lambda _: answer.close())  # cancelled, it may not have begun
+        return self._task
+
+    async def _run(self, answer: Awaitable[None]) -> None:
+        try:
+            await answer
+        except asyncio.CancelledError:
+            logger.debug("%s was cancelled", self.method)
+        except aio.BaseError:  # it was aborted, or the client is gone
+            pass
+        except Exception:
+            logger.exception("%s failed", self.method)
+            self._end_with(CallStatus(grpc.StatusCode.UNKNOWN, _FAILED, ()))
+        finally:
+            self._give_up()
+
+    @abstractmethod
+    def _end_with(self, status: CallStatus) -> None:
+        """Send the end of the call, unless it has ended."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """End the call without a word, unless it has ended."""
+
+    def _serialized(self, message: Any) -> bytes:
+        return self.response_serializer(message) if self.response_serializer else message
+
+
+class ServerCall(AnsweredCall):
+    """One call of a server: refused, or answered."""
 
     def __init__(
         self, event: Event, loop: asyncio.AbstractEventLoop, open_calls: set[ServerCall]
     ) -> None:
         """A call is among the open ones until it has ended."""
+        super().__init__(loop, event.call_details.method.decode(), event.invocation_metadata)
         self._peer: bytes = event.call.peer()
         self.arrived = time.monotonic()
-        self.method: str = event.call_details.method.decode()
-        self.response_serializer: Callable[[Any], bytes] | None = None
         self.last_message = b""  # the last that was sent
         self.code: grpc.StatusCode | None = None  # it ended with; None: its client has gone away
         self.is_relayed = False  # to another server, which tells what becomes of it
         self._call = event.call
         self._deadline: float = event.call_details.deadline
-        self._metadata = event.invocation_metadata
-        self._loop = loop
-        self._task: asyncio.Task[None] | None = None
-        self._trailing_metadata: Pairs = ()
-        self._has_begun = self._has_ended = False  # to answer
+        self._has_begun = False  # to answer
         self._is_sending = self._has_failed = False  # the last write
         self._passed: Callable[[bool], object] | None = None  # tells that what was passed has gone
         self._sent: asyncio.Future[None] | None = None  # awaited until it is sent
@@ -189,10 +239,6 @@ class ServerCall:
         if self._deadline > _NO_DEADLINE:
             return None
         return max(0.0, self._deadline - time.time())
-
-    def invocation_metadata(self) -> Pairs:
-        """Return what the client sent besides its message."""
-        return cast(Pairs, self._metadata)
 
     def replace_metadata(self, key: str, value: str) -> None:
         """Replace a value in the metadata of the client."""
@@ -231,19 +277,18 @@ class ServerCall:
         if self._has_begun:  # a status would wait behind what is not read
             self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], _STOPPING)
         elif not self._has_ended:
-            self._has_ended, self.code = True, grpc.StatusCode.UNAVAILABLE
-            status = call_status(Draining(_STOPPING, _RETRY_AFTER), "")  # the client knows its id
-            self._call.start_server_batch(self._ending(status), _nothing_to_do)
+            self._end_with(
+                call_status(Draining(_STOPPING, _RETRY_AFTER), "")
+            )  # the client knows its id
             if self._task is not None:
                 self._task.cancel()
 
     def answer(self, answer: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Answer the call by a coroutine; it is cancelled if the client goes away."""
-        self._task = self._loop.create_task(self._run(answer))
-        self._task.add_done_callback(partial(self._has_run, answer))
-        watch = core.receive_close()
-        self._call.start_server_batch((watch,), self._closed)
-        return self._task
+        task = self._begin(answer)
+        task.add_done_callback(lambda _: self._ends())
+        self._call.start_server_batch((core.receive_close(),), self._closed)
+        return task
 
     def before_end(self, count: Callable[[], object]) -> None:
         """Call this once, before the client can know that the call has ended: it may ask again.
@@ -251,11 +296,6 @@ class ServerCall:
         That is in any thread, with `last_message` and `code` as they will be.
         """
         self._before_end.append(count)
-
-    def add_done_callback(self, callback: Callable[[ServerCall], None]) -> None:
-        """Call this when the answer has ended, well or not."""
-        assert self._task is not None, "it is answered"
-        self._task.add_done_callback(lambda _: callback(self))
 
     async def read(self) -> Any:
         """Return the next message; aio.EOF at the end of them."""
@@ -312,10 +352,6 @@ class ServerCall:
                 await self._sent
             self._sent = None
 
-    def set_trailing_metadata(self, metadata: Pairs) -> None:
-        """Send this at the end of a call that succeeds."""
-        self._trailing_metadata = metadata
-
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Pairs = ()
     ) -> NoReturn:
@@ -339,27 +375,15 @@ class ServerCall:
         self._ends()
         await self._send(*beginning, *last, _success(self._trailing_metadata))
 
-    async def _run(self, answer: Awaitable[None]) -> None:
-        try:
-            await answer
-        except asyncio.CancelledError:
-            logger.debug("%s was cancelled", self.method)
-        except aio.BaseError:  # it was aborted, or the client is gone
-            pass
-        except Exception:
-            logger.exception("%s failed", self.method)
-            if not self._has_ended:
-                self._has_ended, self.code = True, grpc.StatusCode.UNKNOWN
-                self._ends()
-                status = CallStatus(grpc.StatusCode.UNKNOWN, _FAILED, ())
-                self._call.start_server_batch(self._ending(status), _nothing_to_do)
-        finally:
-            if not self._has_ended:
-                self._call.cancel()
+    def _end_with(self, status: CallStatus) -> None:
+        if not self._has_ended:
+            self._has_ended, self.code = True, status.code
+            self._ends()
+            self._call.start_server_batch(self._ending(status), _nothing_to_do)
 
-    def _has_run(self, answer: Coroutine[Any, Any, None], task: asyncio.Task[None]) -> None:
-        answer.close()  # cancelled, it may not have begun
-        self._ends()
+    def _give_up(self) -> None:
+        if not self._has_ended:
+            self._call.cancel()
 
     def _ends(self) -> None:
         while self._before_end:
@@ -412,9 +436,8 @@ class ServerCall:
         return (core.send_metadata(None),)
 
     def _sending(self, message: Any, *, may_wait: bool = False) -> Any:
-        data = self.response_serializer(message) if self.response_serializer else message
-        self.last_message = data
-        return core.send_message(data, may_wait=may_wait)
+        self.last_message = self._serialized(message)
+        return core.send_message(self.last_message, may_wait=may_wait)
 
     def _ending(self, status: CallStatus) -> tuple[Any, ...]:
         return (*self._beginning(), _status(status))

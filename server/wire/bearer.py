@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from engine.errors import Draining
-from server.calls.call_server import ServerCall
+from server.calls.call_server import AnsweredCall, ServerCall
 from server.calls.deadlines import abort
 from server.calls.grpc_core import Pairs
 from server.calls.status import CallStatus, call_status
@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 _STATE_PERIOD = 1.0  # seconds, where a gateway says no other
 _RETRY_AFTER = 0.5  # seconds
-_FAILED = "the server failed; see its log"
 
 Answer = Callable[["BearerCall"], Coroutine[Any, Any, None]]
 _record: ContextVar[Record] = ContextVar("record")
@@ -209,17 +208,15 @@ class Bearer:
                 found.cancel()
 
 
-class BearerCall:
-    """One call of a gateway, answered by a task that takes it for an `aio.ServicerContext`."""
+class BearerCall(AnsweredCall):
+    """One call of a gateway."""
 
     def __init__(self, bearer: Bearer, asked: Call) -> None:
-        self.method: str = asked.method
+        super().__init__(asyncio.get_running_loop(), asked.method, metadata_of(asked.metadata))
         self.request_id: str = asked.request_id
         self.num_waiting = asked.num_waiting if asked.HasField("num_waiting") else None
-        self.response_serializer: Callable[[Any], bytes] | None = None
         self._bearer = bearer
         self._number: int = asked.number
-        self._metadata = metadata_of(asked.metadata)
         self._arrived = time.monotonic()
         self._deadline = self._arrived + asked.seconds if asked.seconds else None
         self._record = Record()  # until it is answered
@@ -227,9 +224,6 @@ class BearerCall:
         self._pieces: list[bytes] = []  # the next one, as far as it has come
         self._is_whole = False  # the request: nothing comes any more
         self._has_come: asyncio.Future[None] | None = None  # awaited until there is a message
-        self._trailing_metadata: Pairs = ()
-        self._task: asyncio.Task[None] | None = None
-        self._has_ended = False
         self._num_untaken = 0  # weight of what the gateway has not taken, as far as it has told
         self._room: asyncio.Future[None] | None = None  # awaited until some are taken
         self.take(asked.request, asked.more)
@@ -237,10 +231,6 @@ class BearerCall:
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline; None without one."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-
-    def invocation_metadata(self) -> Pairs:
-        """Return what the client sent besides its message."""
-        return self._metadata
 
     def take(self, data: bytes, more: More.ValueType) -> None:
         """Take a piece of the request."""
@@ -256,8 +246,7 @@ class BearerCall:
 
     def answer(self, answer: Coroutine[Any, Any, None]) -> None:
         """Answer the call by a coroutine."""
-        self._task = asyncio.get_running_loop().create_task(self._run(answer))
-        self._task.add_done_callback(lambda _: answer.close())  # cancelled, it may not have begun
+        self._begin(answer)
 
     def cancel(self) -> None:
         """Cancel what answers the call: nobody hears it any more."""
@@ -266,17 +255,12 @@ class BearerCall:
             self._bearer.leave(self._number)
             self._task.cancel()
 
-    def add_done_callback(self, callback: Callable[[BearerCall], None]) -> None:
-        """Call this when the answer has ended, well or not."""
-        assert self._task is not None, "it is answered"
-        self._task.add_done_callback(lambda _: callback(self))
-
     async def read(self) -> Any:
         """Return the next message, once there is one; aio.EOF behind the last."""
         while not self._messages:
             if self._is_whole:
                 return aio.EOF
-            self._has_come = asyncio.get_running_loop().create_future()
+            self._has_come = self._loop.create_future()
             await self._has_come
         return self._messages.popleft()
 
@@ -288,7 +272,7 @@ class BearerCall:
         """Send a message, once the gateway has taken enough of those before."""
         await self._bearer.has_room()
         while self._num_untaken >= NUM_UNTAKEN:
-            self._room = asyncio.get_running_loop().create_future()
+            self._room = self._loop.create_future()
             await self._room
         if long := self._say(message):
             await self._bearer.say_long(self._number, long)
@@ -299,48 +283,36 @@ class BearerCall:
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
-    def set_trailing_metadata(self, metadata: Pairs) -> None:
-        """Send this at the end of a call that succeeds."""
-        self._trailing_metadata = metadata
-
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Pairs = ()
     ) -> NoReturn:
         """End the call with an error; raises aio.AbortError, for then there is nothing to do."""
-        self._end(CallStatus(code, details, tuple(trailing_metadata)))
+        self._end_with(CallStatus(code, details, tuple(trailing_metadata)))
         raise aio.AbortError("the call was aborted")
 
     async def finish(self, response: Any = None) -> None:
         """End the call with success; `response` is the one message of a unary call."""
         if response is not None and (long := self._say(response)):
             await self._bearer.say_long(self._number, long)
-        self._end(CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata)))
+        self._end_with(CallStatus(grpc.StatusCode.OK, "", tuple(self._trailing_metadata)))
 
-    async def _run(self, answer: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, answer: Awaitable[None]) -> None:
         _record.set(self._record)
-        try:
-            await answer
-        except asyncio.CancelledError:
-            logger.debug("%s was cancelled", self.method)
-        except aio.BaseError:  # it was aborted
-            pass
-        except Exception:
-            logger.exception("%s failed", self.method)
-            self._end(CallStatus(grpc.StatusCode.UNKNOWN, _FAILED, ()))
-        finally:
-            self._end(CallStatus(grpc.StatusCode.CANCELLED, "", ()))
+        await super()._run(answer)
+
+    def _give_up(self) -> None:
+        self._end_with(CallStatus(grpc.StatusCode.CANCELLED, "", ()))
 
     def _say(self, message: Any) -> bytes | None:
         """Send a message; return one that is to go in pieces."""
-        data: bytes = self.response_serializer(message) if self.response_serializer else message
+        data = self._serialized(message)
         self._num_untaken += protocol.weight(data)
         if len(data) > protocol.CHUNK:
             return data
         self._bearer.say_message(self._number, data)
         return None
 
-    def _end(self, status: CallStatus) -> None:
-        """Send the end of the call, if it has not ended."""
+    def _end_with(self, status: CallStatus) -> None:
         if self._has_ended:
             return
         self._has_ended = True

@@ -346,8 +346,7 @@ class Carrier:
     def _hand_out(self, said: FromWorker) -> None:
         """Give every call what the worker says in it: beginnings, then messages, then ends.
 
-        A call goes on once it has all of it: its end goes with its last message. That wakes the
-        thread of the clients' server, which waits for this one, so it comes last.
+        A call goes on once it has all of it: its end goes with its last message.
         """
         for begun in said.begun:
             self._give(begun.number, WorkerCall.begin, metadata_of(begun.metadata))
@@ -359,16 +358,16 @@ class Carrier:
             numbers.append(chunk.number)
             if (call := self._calls.get(chunk.number)) is not None:
                 call.take_piece(chunk.data, chunk.more)
-        with self._lock:
-            self._num_heard += len(numbers)
-            if self._num_heard >= NUM_HEARD:
-                self._send()
         for ended in said.ended:
             code = _CODES.get(ended.code, grpc.StatusCode.UNKNOWN)
             end = End(code, ended.details, metadata_of(ended.metadata), ended.record)
             self._give(ended.number, WorkerCall.finish, end)
         for number in dict.fromkeys(numbers):
             self._give(number, WorkerCall.go_on, None)
+        with self._lock:
+            self._num_heard += len(numbers)
+            if self._num_heard >= NUM_HEARD:
+                self._send()
 
     def _give(self, number: int, take: Callable[[WorkerCall, _Part], None], part: _Part) -> None:
         """Hand a part of an answer to its call, if that is still there."""

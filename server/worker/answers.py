@@ -15,7 +15,7 @@ from engine.machine import processor_kind
 from engine.requests.events import GenerationEvent, RequestFinished, SequenceFinished, Timing, Usage
 from server.api import RELEASE
 from server.wire.work_pb2 import Record
-from server.worker.capabilities import BATCH_INVARIANT
+from server.worker.checks import BATCH_INVARIANT
 from server.worker.engines import Engine
 
 EngineT = TypeVar("EngineT", bound=Engine, covariant=True)

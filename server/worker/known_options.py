@@ -12,9 +12,10 @@ from engine.errors import FieldViolation
 from engine.package.manifest import Manifest
 from engine.requests.checks import raise_if_any
 from engine.requests.request import SamplingParams
-from server.worker.capabilities import check_generation, check_inputs
 from server.worker.checks import (
     check_count,
+    check_generation,
+    check_inputs,
     check_num_ids,
     check_sizes,
     wrong_fields,

@@ -25,10 +25,11 @@ from engine.requests.request import (
     ScoreRequest,
 )
 from engine.requests.text import Side
-from server.worker.capabilities import check_scoring, raise_if_unsupported
 from server.worker.checks import (
     check_count,
     check_num_ids,
+    check_scoring,
+    raise_if_unsupported,
     wrong_fields_of_score,
     wrong_request_id,
 )
