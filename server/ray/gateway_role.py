@@ -59,7 +59,7 @@ async def running_gateway_role(
     """Run a gateway before the workers of the service of a table; at the end drain it."""
     gateway_settings = gateway_config(config)
     check_access(config)
-    tracing = make_tracing(config.tracing, config.listen.name, "gateway")
+    tracing = make_tracing(config.tracing, config.listen.name)
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)

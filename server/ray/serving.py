@@ -96,7 +96,7 @@ async def serving(config: Settings) -> AsyncIterator[Service]:
     if not joins_cluster() and "cuda" in map(config.engine.device_for, targets):
         check_cuda_distribution()  # on a cluster workers run where others have installed it
     config = given.for_targets(targets)
-    tracing = make_tracing(config.tracing, config.listen.name, "gateway")
+    tracing = make_tracing(config.tracing, config.listen.name)
     async with contextlib.AsyncExitStack() as stack:
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)

@@ -105,8 +105,8 @@ def set_status(span: Span, code: str) -> None:
         span.set_status(StatusCode.ERROR)
 
 
-def make_tracing(config: TracingSettings, name: str, role: str) -> Tracing | None:
-    """Return what makes the spans of a process; None without an endpoint.
+def make_tracing(config: TracingSettings, name: str) -> Tracing | None:
+    """Return what makes the spans of a gateway of a service; None without an endpoint.
 
     Raises ModuleNotFoundError without the extra `otel`.
     """
@@ -115,7 +115,7 @@ def make_tracing(config: TracingSettings, name: str, role: str) -> Tracing | Non
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     exporter = OTLPSpanExporter(endpoint=f"{config.endpoint.rstrip('/')}/v1/traces")
-    resource = {"service.name": name, "tokenweir.role": role}
+    resource = {"service.name": name, "tokenweir.role": "gateway"}
     return Tracing(exporter, resource, config.sample_ratio)
 
 

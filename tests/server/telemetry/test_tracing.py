@@ -143,7 +143,7 @@ def test_spans_reach_a_collector(
     collector: tuple[str, list[ExportTraceServiceRequest]],
 ) -> None:
     endpoint, sent = collector
-    tracing = make_tracing(TracingSettings(endpoint=endpoint), "shop", "worker")
+    tracing = make_tracing(TracingSettings(endpoint=endpoint), "shop")
     assert tracing is not None
 
     tracing.span("Generate dates", "", 1.0).end()
@@ -151,7 +151,7 @@ def test_spans_reach_a_collector(
 
     (resource,) = sent[0].resource_spans
     told = {one.key: one.value.string_value for one in resource.resource.attributes}
-    assert (told["service.name"], told["tokenweir.role"]) == ("shop", "worker")
+    assert (told["service.name"], told["tokenweir.role"]) == ("shop", "gateway")
     assert resource.scope_spans[0].spans[0].name == "Generate dates"
 
 
@@ -160,7 +160,7 @@ def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
         "import sys; import server.gateway.gateway, server.gateway.book;"
         "import server.telemetry.tracing;"
         "from server.settings import Tracing;"
-        "assert server.telemetry.tracing.make_tracing(Tracing(), 'a', 'b') is None;"
+        "assert server.telemetry.tracing.make_tracing(Tracing(), 'a') is None;"
         "assert 'opentelemetry' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
