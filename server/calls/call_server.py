@@ -82,7 +82,7 @@ class CallServer:
         self._server.start()
         for _ in range(_ASKED_FOR):
             self._ask_for_next()
-        start_event_thread("gRPC calls", self._queue.poll, self._pass_on, self._back_off)
+        start_event_thread(self._queue.poll, self._pass_on, self._back_off)
 
     async def wait_until_quiet(self) -> None:
         """Return when no call has come for a moment; not later than after a second of calls.

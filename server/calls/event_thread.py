@@ -39,7 +39,6 @@ class BackOff:
 
 
 def start_event_thread(
-    name: str,
     poll: Callable[[float | None], Event],
     pass_on: Callable[[Event], bool],
     back_off: BackOff,
@@ -72,4 +71,4 @@ def start_event_thread(
                     is_soon, woken = came - woken < 2 * _PAUSE, came
             goes_on = pass_on(event)
 
-    threading.Thread(target=follow, name=name, daemon=True).start()
+    threading.Thread(target=follow, name="gRPC calls", daemon=True).start()

@@ -7,6 +7,7 @@ version without one of these names fails when this file is imported.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -23,6 +24,12 @@ auth_context = cygrpc.auth_context
 
 CANCELLED: int = grpc.StatusCode.CANCELLED.value[0]
 NO_FLAGS = 0
+
+send_close = partial(cygrpc.SendCloseFromClientOperation, NO_FLAGS)  # no more messages
+receive_message = partial(cygrpc.ReceiveMessageOperation, NO_FLAGS)
+receive_metadata = partial(cygrpc.ReceiveInitialMetadataOperation, NO_FLAGS)  # at a client
+receive_status = partial(cygrpc.ReceiveStatusOnClientOperation, NO_FLAGS)  # the end, at a client
+receive_close = partial(cygrpc.ReceiveCloseOnServerOperation, NO_FLAGS)  # the end, at a server
 
 _MAY_WAIT = cygrpc.WriteFlag.buffer_hint
 _send_metadata = cygrpc.SendInitialMetadataOperation
@@ -48,28 +55,3 @@ def send_message(data: bytes, *, may_wait: bool = False) -> Operation:
 def send_status(metadata: Pairs, code: grpc.StatusCode, details: str) -> Operation:
     """End a call, at its server."""
     return _send_status(metadata, code.value[0], details.encode(), NO_FLAGS)
-
-
-def send_close() -> Operation:
-    """Send no more messages, at a client."""
-    return cygrpc.SendCloseFromClientOperation(NO_FLAGS)
-
-
-def receive_message() -> Operation:
-    """Receive the next message."""
-    return cygrpc.ReceiveMessageOperation(NO_FLAGS)
-
-
-def receive_metadata() -> Operation:
-    """Receive what comes before the first message, at a client."""
-    return cygrpc.ReceiveInitialMetadataOperation(NO_FLAGS)
-
-
-def receive_status() -> Operation:
-    """Receive the end of a call, at its client."""
-    return cygrpc.ReceiveStatusOnClientOperation(NO_FLAGS)
-
-
-def receive_close() -> Operation:
-    """Receive the end of a call, at its server."""
-    return cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS)

@@ -31,7 +31,7 @@ class Events:
         monkeypatch.setattr(event_thread, "sleep", self._sleep)
 
     def follow(self) -> list[str]:
-        start_event_thread("events", self._poll, self._pass_on, self.back_off)
+        start_event_thread(self._poll, self._pass_on, self.back_off)
         assert self._ended.wait(60)
         return self.log
 
