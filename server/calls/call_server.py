@@ -277,9 +277,8 @@ class ServerCall(AnsweredCall):
         if self._has_begun:  # a status would wait behind what is not read
             self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], _STOPPING)
         elif not self._has_ended:
-            self._end_with(
-                call_status(Draining(_STOPPING, _RETRY_AFTER), "")
-            )  # the client knows its id
+            stopping = Draining(_STOPPING, _RETRY_AFTER)
+            self._end_with(call_status(stopping, ""))  # the client knows its id
             if self._task is not None:
                 self._task.cancel()
 

@@ -121,6 +121,7 @@ class Admission:
             if deadline is not None and self._clock() + self._own_time > deadline:
                 raise self._cannot_meet(0.0, deadline - self._clock())
         except BaseException as error:
+            what = f"its deadline passed at the gateway, where {len(self._queue)} calls wait"
             if waiting.turn.is_set():
                 self._leave(waiting.tenant)
             else:
@@ -128,7 +129,6 @@ class Admission:
                 self._note(waiting.tenant)
                 self._hand_out()
             if isinstance(error, TimeoutError):
-                what = f"its deadline passed at the gateway, where {len(self._queue)} calls wait"
                 raise ExpiredInQueue(what) from None
             raise
 
