@@ -91,7 +91,7 @@ class Book:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`workers` are those that are known now, by address: others have no counts any more."""
-        self.counts = Counts()  # of the gateway
+        self.counts = Counts()  # the gateway's
         self._workers = workers
         self._tracing = tracing
         self._budget = LogBudget(clock)
