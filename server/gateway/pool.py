@@ -48,6 +48,7 @@ class Attempts:
     last: CallStatus | None = None
 
     def __post_init__(self) -> None:
+        self.request_id = request_id_of(self.head)  # in errors of gateway and worker
         self.give_up = time.monotonic() + self.wait
         self.losses = self.memory.of(self._asked) if self.memory.has_any else set()
         self.ahead = Loss()  # met if the worker that has the call is lost
@@ -56,11 +57,6 @@ class Attempts:
     def prefix(self) -> bytes | None:
         """How its prompt begins; looked for only where a worker is chosen by it."""
         return prefix_of(self.method, self.request)
-
-    @cached_property
-    def request_id(self) -> str:
-        """The call's id in errors of gateway and worker."""
-        return request_id_of(self.head)
 
     @cached_property
     def key(self) -> bytes:
