@@ -89,6 +89,8 @@ class _Bounded(asyncio.Protocol):
     _num_bytes = 0  # received of a head, or behind one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # asyncio does so for sockets alone that name their protocol, which those here do not.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if certificate := transport.get_extra_info("peercert"):
             self.app_state = {**self.app_state, CERTIFIED: certified_name(certificate)}
         super().connection_made(transport)

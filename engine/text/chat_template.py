@@ -201,6 +201,7 @@ class ChatTemplate:
             optimized=False,  # or constants are worked out here, without bounds
         )
         environment.filters |= {"tojson": _to_json, "turns": self._counted, "bounded": _bounded}
+        environment.filters |= {"times": _times, "argument": _argument}
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         tree = environment.parse(source)
         self._named = frozenset(find_undeclared_variables(tree))
@@ -230,7 +231,22 @@ class _Bounds(NodeTransformer):
         self.generic_visit(node)
         return _filtered(node, "bounded")
 
-    visit_Add = visit_Mul = visit_Concat
+    visit_Add = visit_Concat
+
+    def visit_Mul(self, node: nodes.Mul) -> nodes.Node:
+        """Measure a result before it is there."""
+        self.generic_visit(node)
+        return nodes.Filter(node.left, "times", [node.right], [], None, None, lineno=node.lineno)
+
+    def visit_Call(self, node: nodes.Call | nodes.Filter) -> nodes.Node:
+        """Look at arguments, such as the width of `text.center(width)`."""
+        self.generic_visit(node)
+        node.args = [_filtered(one, "argument") for one in node.args]
+        for one in node.kwargs:
+            one.value = _filtered(one.value, "argument")
+        return node
+
+    visit_Filter = visit_Call
 
     def visit_Pow(self, node: nodes.Pow) -> nodes.Node:
         """Refuse powers, which may take hours."""
@@ -263,6 +279,21 @@ def _parts(texts: Iterable[str]) -> list[dict[str, str]]:
 def _bounded(value: object) -> object:
     if isinstance(value, str | list | tuple):
         _check_chars(len(value))
+    return value
+
+
+def _times(one: Any, other: Any) -> object:
+    for repeated, times in ((one, other), (other, one)):
+        if isinstance(repeated, str | list | tuple) and isinstance(times, int):
+            _check_chars(len(repeated) * times)
+    if isinstance(one, int) and isinstance(other, int):
+        _check_chars(one.bit_length() + other.bit_length())
+    return one * other
+
+
+def _argument(value: object) -> object:
+    if isinstance(value, int):
+        _check_chars(value)
     return value
 
 

@@ -72,6 +72,7 @@ class InfinityEndpoints:
         return [
             Route("/classify", classes, methods=["POST"]),
             Route("/rerank", ranks, methods=["POST"]),
+            Route("/v1/rerank", ranks, methods=["POST"]),  # as Jina and other servers call it
             Route("/models", self.models, methods=["GET"]),
         ]
 

@@ -61,6 +61,7 @@ class OpenAiEndpoints:
         return [
             Route("/health", self.health, methods=get),
             Route("/v1/models", self.models, methods=get),
+            Route("/v1/models/", self.models, methods=get),
             Route("/v1/models/{model:path}", self.model, methods=get),
             Route("/v1/completions", self.completions, methods=post),
             Route("/v1/chat/completions", self.chat, methods=post),

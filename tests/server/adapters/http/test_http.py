@@ -236,7 +236,7 @@ async def test_pages_of_other_origins_ask_where_they_may(
         async with caller.session.options(url, headers=asked) as found:
             assert found.status == (200 if allowed else 400 if origins else 405)
             assert found.headers.get("Access-Control-Allow-Origin") == allowed
-        for path, status in (("/v1/models", 200), ("/v1/models/x", 404)):
+        for path, status in (("/v1/models", 200), ("/v1/models/", 200), ("/v1/models/x", 404)):
             async with caller.session.get(caller.url + path, headers=asked) as found:
                 assert found.status == status
                 assert found.headers.get("Access-Control-Allow-Origin") == allowed

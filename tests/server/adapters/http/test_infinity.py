@@ -42,7 +42,7 @@ async def test_documents_are_ranked_by_the_class_of_each_behind_the_query():
     ranker = Ranker()
     async with serving(ranker) as caller:
         status, found = await posted(caller, "/rerank", **QUERY, model="default/not-specified")
-        _, best = await posted(caller, "/rerank", **QUERY, top_n=1, return_documents=True)
+        _, best = await posted(caller, "/v1/rerank", **QUERY, top_n=1, return_documents=True)
 
     assert (status, found["object"], found["model"]) == (200, "rerank", "ranker")
     assert [one["index"] for one in found["results"]] == [1, 0, 2]
