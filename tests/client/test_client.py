@@ -146,7 +146,7 @@ def test_answers_that_do_not_add_up_are_broken(server, client):
 
     with pytest.raises(BrokenStream, match="3 values of alignment are no rows of 2"):
         client.generate("m", "p", alignment=True)
-    with pytest.raises(BrokenStream, match="0 scores came back for one target"):
+    with pytest.raises(BrokenStream, match="0 results came back for one item"):
         client.score("m", "p", "t")
 
 

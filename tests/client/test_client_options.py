@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from tokenweir import AsyncClient, Client
-from tokenweir._requests import classify_request, generate_request, label_request, score_request
+from tokenweir._requests import generate_request, prediction_request, score_request
 from tokenweir.v1 import common_pb2, prediction_service_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
+from tokenweir.v1.prediction_service_pb2 import ClassifyRequest as Classify
 
 
 def _request(**options: Any) -> pb.GenerateRequest:
@@ -70,18 +71,19 @@ def test_what_is_no_message_is_named_by_its_place(message: Any, problem: str) ->
 def test_texts_that_are_too_long_may_be_cut() -> None:
     right = prediction_service_pb2.TRUNCATION_RIGHT
 
-    assert classify_request("m", ["a"], 1, {"truncate": "right"}).truncation == right
+    assert prediction_request(Classify, "m", ["a"], {"truncate": "right"}).truncation == right
     with pytest.raises(ValueError, match="truncate=True must be one of right, left"):
-        classify_request("m", ["a"], 1, {"truncate": True})  # type: ignore[typeddict-item]
+        prediction_request(Classify, "m", ["a"], {"truncate": True})  # type: ignore[typeddict-item]
 
 
 def test_texts_that_are_too_long_may_be_labelled_in_windows() -> None:
-    assert label_request("m", ["a"], None, 0, {}).HasField("stride")
-    assert not label_request("m", ["a"], None, None, {}).HasField("stride")
+    label = prediction_service_pb2.LabelRequest
+    assert prediction_request(label, "m", ["a"], {}, stride=0).HasField("stride")
+    assert not prediction_request(label, "m", ["a"], {}, stride=None).HasField("stride")
     with pytest.raises(TypeError, match="stride='2': give a whole number"):
-        label_request("m", ["a"], None, "2", {})  # type: ignore[arg-type]
+        prediction_request(label, "m", ["a"], {}, stride="2")
     with pytest.raises(TypeError, match="unknown option stride; known are"):
-        classify_request("m", ["a"], 1, {"stride": 2})  # type: ignore[typeddict-unknown-key]
+        prediction_request(Classify, "m", ["a"], {"stride": 2})  # type: ignore[typeddict-unknown-key]
 
 
 def test_variables_of_a_template_are_a_mapping_and_of_a_conversation() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from tokenweir._errors import BrokenStream
@@ -27,15 +28,9 @@ from tokenweir._types import (
     ScoredLabel,
     ServerInfo,
     TargetScore,
-    TokenLogprob,
 )
 from tokenweir.received import SeenMessages
-from tokenweir.v1 import (
-    admin_service_pb2,
-    common_pb2,
-    generation_service_pb2,
-    prediction_service_pb2,
-)
+from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 
 T = TypeVar("T")
 
@@ -53,14 +48,12 @@ def generations(response: generation_service_pb2.GenerateResponse) -> Generation
 
 def score(response: generation_service_pb2.ScoreResponse) -> Score:
     """Return the score of the one target of a request."""
-    if len(response.scores) != 1:
-        raise BrokenStream(f"{len(response.scores)} scores came back for one target")
-    return read(Score, response, **vars(_target_score(response.scores[0])))
+    return read(Score, response, **vars(read(TargetScore, _only(response.scores))))
 
 
 def classification(response: prediction_service_pb2.ClassifyResponse) -> Classification:
     """Return the classes of the one item of a request."""
-    return read(Classification, response, labels=_classes(_only(response.results)))
+    return read(Classification, response, labels=_all(ScoredLabel, _only(response.results).labels))
 
 
 def labelling(response: prediction_service_pb2.LabelResponse, text: str) -> Labelling:
@@ -75,14 +68,15 @@ def embedding(response: prediction_service_pb2.EmbedResponse) -> Embedding:
 
 def scores(response: generation_service_pb2.ScoreResponse) -> Answers[TargetScore]:
     """Return the scores of the targets of a request, in their order."""
-    return read(Answers, response, results=tuple(map(_target_score, response.scores)))
+    return read(Answers, response, results=_all(TargetScore, response.scores))
 
 
 def classifications(
     response: prediction_service_pb2.ClassifyResponse,
 ) -> Answers[tuple[ScoredLabel, ...]]:
     """Return the classes of the items of a request, in their order."""
-    return read(Answers, response, results=tuple(map(_classes, response.results)))
+    results = tuple(_all(ScoredLabel, one.labels) for one in response.results)
+    return read(Answers, response, results=results)
 
 
 def labellings(
@@ -117,7 +111,7 @@ def server_info(response: admin_service_pb2.GetServerInfoResponse) -> ServerInfo
 
 def replica_loads(response: admin_service_pb2.GetLoadResponse) -> tuple[ReplicaLoad, ...]:
     """Return the load of every replica."""
-    return tuple(read(ReplicaLoad, replica) for replica in response.replicas)
+    return _all(ReplicaLoad, response.replicas)
 
 
 def health_status(response: health_pb2.HealthCheckResponse) -> str:
@@ -154,7 +148,7 @@ class StreamAssembler:
             case "delta":
                 self._pieces.append(message.delta.text)
                 self._token_ids.extend(message.delta.tokens.ids)
-                self._logprobs.extend(_positions(message.delta.logprobs))
+                self._logprobs.extend(_all(PositionLogprobs, message.delta.logprobs))
                 return message.delta.text
             case "finished":
                 self._finished = message.finished
@@ -174,8 +168,6 @@ class StreamAssembler:
             Generation,
             self._summary,
             sequences=(self._sequence(self._finished),),
-            prompt_logprobs=_positions(self._summary.prompt_logprobs),
-            prompt_token_ids=tuple(self._summary.prompt_tokens.ids),
             reasoning=enum_name(generation_service_pb2.Reasoning.DESCRIPTOR, self._reasoning),
         )
 
@@ -184,20 +176,14 @@ class StreamAssembler:
     ) -> GeneratedSequence:
         if finished.sequence.finish_reason:  # all of it is there: nothing was streamed
             return _sequence(finished.sequence)
-        return GeneratedSequence(
+        return read(
+            GeneratedSequence,
+            finished,
             text="".join(self._pieces),
             token_ids=tuple(self._token_ids),
-            finish_reason=finish_reason(finished.finish_reason),
-            matched_stop=_matched_stop(finished),
-            sum_logprob=finished.sum_logprob,
             logprobs=tuple(self._logprobs),
             alignment=_alignment(finished.sequence),
         )
-
-
-def finish_reason(value: int) -> str:
-    """Return the protocol's reason in small letters, as "eos"."""
-    return enum_name(common_pb2.FinishReason.DESCRIPTOR, value)
 
 
 def _results(response: generation_service_pb2.GenerateResponse, count: int) -> tuple[Result, ...]:
@@ -207,13 +193,7 @@ def _results(response: generation_service_pb2.GenerateResponse, count: int) -> t
             f"{len(results)} results came back for {count} prompts, or one without a sequence"
         )
     return tuple(
-        read(
-            Result,
-            result,
-            sequences=tuple(map(_sequence, result.sequences)),
-            prompt_logprobs=_positions(result.prompt_logprobs),
-            prompt_token_ids=tuple(result.prompt_tokens.ids),
-        )
+        read(Result, result, sequences=tuple(map(_sequence, result.sequences)))
         for result in results
     )
 
@@ -224,12 +204,8 @@ def _only(results: Sequence[T]) -> T:
     return results[0]
 
 
-def _target_score(score: generation_service_pb2.ScoreResponse.Score) -> TargetScore:
-    return TargetScore(score.sum_logprob, _positions(score.positions))
-
-
-def _classes(result: prediction_service_pb2.ClassifyResponse.Classes) -> tuple[ScoredLabel, ...]:
-    return tuple(read(ScoredLabel, label) for label in result.labels)
+def _all(kind: Callable[..., T], messages: Iterable[Message]) -> tuple[T, ...]:
+    return tuple(read(kind, one) for one in messages)
 
 
 def _spans(
@@ -247,14 +223,7 @@ def _spans(
 
 
 def _sequence(sequence: generation_service_pb2.Sequence) -> GeneratedSequence:
-    return read(
-        GeneratedSequence,
-        sequence,
-        token_ids=tuple(sequence.tokens.ids),
-        matched_stop=_matched_stop(sequence),
-        logprobs=_positions(sequence.logprobs),
-        alignment=_alignment(sequence),
-    )
+    return read(GeneratedSequence, sequence, alignment=_alignment(sequence))
 
 
 def _alignment(sequence: generation_service_pb2.Sequence) -> tuple[tuple[float, ...], ...]:
@@ -266,27 +235,3 @@ def _alignment(sequence: generation_service_pb2.Sequence) -> tuple[tuple[float, 
         raise BrokenStream(f"{len(values)} values of alignment are no rows of {columns}")
     starts = range(0, len(values), columns)
     return tuple(tuple(values[start : start + columns]) for start in starts)
-
-
-def _positions(
-    positions: Sequence[common_pb2.PositionLogprobs],
-) -> tuple[PositionLogprobs, ...]:
-    return tuple(
-        PositionLogprobs(_token(one.chosen), tuple(map(_token, one.top))) for one in positions
-    )
-
-
-def _token(token: common_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(token.id, token.piece, token.logprob, token.rank)
-
-
-def _matched_stop(
-    end: generation_service_pb2.Sequence | generation_service_pb2.GenerateStreamResponse.Finished,
-) -> str | int | None:
-    match end.WhichOneof("matched_stop"):
-        case "stop_string":
-            return end.stop_string
-        case "stop_token":
-            return end.stop_token
-        case _:
-            return None

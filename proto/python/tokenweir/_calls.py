@@ -56,6 +56,7 @@ from tokenweir.v1 import (
     generation_service_pb2_grpc,
     prediction_service_pb2_grpc,
 )
+from tokenweir.v1.prediction_service_pb2 import ClassifyRequest, EmbedRequest, LabelRequest
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -145,7 +146,7 @@ class AsyncCalls(ABC):
         **options: Unpack[PredictOptions],
     ) -> Classification:
         """Classify a text, token ids or an image (bytes or Path): the `top` best labels, 0: all."""
-        request = requests.classify_request(model, [item], top, options)
+        request = requests.prediction_request(ClassifyRequest, model, [item], options, top=top)
         method = self._open().prediction.Classify
         return answers.classification(await self._call(method, request, options))
 
@@ -159,7 +160,7 @@ class AsyncCalls(ABC):
     ) -> Answers[tuple[ScoredLabel, ...]]:
         """Classify several items as `generate_many`; `text_pair` is of all of them."""
         requests.check_list(items, "items")
-        request = requests.classify_request(model, items, top, options)
+        request = requests.prediction_request(ClassifyRequest, model, items, options, top=top)
         calls = await self._call_many(self._open().prediction.Classify, request, options)
         return calls.told(answers.classifications(calls.response))
 
@@ -173,7 +174,9 @@ class AsyncCalls(ABC):
         **options: Unpack[PredictOptions],
     ) -> Labelling:
         """Label the tokens of a text, or its entities; in windows that share `stride` tokens."""
-        request = requests.label_request(model, [text], aggregation, stride, options)
+        request = requests.prediction_request(
+            LabelRequest, model, [text], options, aggregation=aggregation, stride=stride
+        )
         response = await self._call(self._open().prediction.Label, request, options)
         return answers.labelling(response, text if isinstance(text, str) else "")
 
@@ -188,7 +191,9 @@ class AsyncCalls(ABC):
     ) -> Answers[tuple[LabelledSpan, ...]]:
         """Label the tokens of several texts as `generate_many`."""
         requests.check_list(texts, "texts")
-        request = requests.label_request(model, texts, aggregation, stride, options)
+        request = requests.prediction_request(
+            LabelRequest, model, texts, options, aggregation=aggregation, stride=stride
+        )
         calls = await self._call_many(self._open().prediction.Label, request, options)
         said = [request.items[place].text for place in calls.places]
         return calls.told(answers.labellings(calls.response, said))
@@ -206,7 +211,9 @@ class AsyncCalls(ABC):
 
         `prompt_name`: the model's prompt in front of a text; None: its default one, "": none.
         """
-        request = requests.embed_request(model, [item], normalize, prompt_name, options)
+        request = requests.prediction_request(
+            EmbedRequest, model, [item], options, normalize=normalize, prompt_name=prompt_name
+        )
         method = self._open().prediction.Embed
         return answers.embedding(await self._call(method, request, options))
 
@@ -221,7 +228,9 @@ class AsyncCalls(ABC):
     ) -> Answers[tuple[float, ...]]:
         """Return the vectors of several items as `generate_many`."""
         requests.check_list(items, "items")
-        request = requests.embed_request(model, items, normalize, prompt_name, options)
+        request = requests.prediction_request(
+            EmbedRequest, model, items, options, normalize=normalize, prompt_name=prompt_name
+        )
         calls = await self._call_many(self._open().prediction.Embed, request, options)
         return calls.told(answers.embeddings(calls.response))
 

@@ -15,6 +15,7 @@ from collections.abc import (
 )
 from datetime import UTC
 from functools import cache, partial
+from operator import attrgetter
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,12 @@ T = TypeVar("T")
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "google.protobuf.Duration": lambda message: message.ToTimedelta().total_seconds(),
     "google.protobuf.Timestamp": lambda message: message.ToDatetime(tzinfo=UTC),
+    "tokenweir.v1.TokenIds": lambda message: tuple(message.ids),
+}
+_FIELDS = {  # where the dataclasses have another name
+    "token_id": "id",
+    "token_ids": "tokens",
+    "prompt_token_ids": "prompt_tokens",
 }
 _WANTED = {
     FieldDescriptor.CPPTYPE_STRING: "a text",
@@ -47,16 +54,10 @@ def read(kind: Callable[..., T], message: Message, **given: Any) -> T:
 
     Repeated fields are tuples, durations seconds, enums their names in small letters, and bytes
     are hexadecimal where the dataclass has a text. An absent field is None where the dataclass
-    says that it may be, else its default in the protocol.
+    says that it may be, else its default in the protocol. A oneof has the value that is set.
     """
-    values = {
-        name: None
-        if may_be_none and not message.HasField(name)
-        else convert(getattr(message, name))
-        for name, convert, may_be_none in _plan(kind, message.DESCRIPTOR)
-        if name not in given
-    }
-    return kind(**values, **given)
+    plan = _plan(kind, message.DESCRIPTOR)
+    return kind(**{name: get(message) for name, get in plan if name not in given}, **given)
 
 
 def enum_name(enum: EnumDescriptor, value: int) -> str:
@@ -113,6 +114,15 @@ def set_fields(message: Message, options: Mapping[str, object], *names: str) -> 
         set_field(message, name, options.get(name))
 
 
+def set_all(
+    message: Message, options: Mapping[str, object], renamed: Mapping[str, str] | None = None
+) -> None:
+    """Set every field whose name, or whose other one in `renamed`, is among the options."""
+    for name in message.DESCRIPTOR.fields_by_name:
+        option = (renamed or {}).get(name, name)
+        set_field(message, name, options.get(option), option)
+
+
 def token_ids(ids: Sequence[int], name: str) -> common_pb2.TokenIds:
     """Return token ids as a message."""
     try:
@@ -128,23 +138,43 @@ def token_ids(ids: Sequence[int], name: str) -> common_pb2.TokenIds:
 @cache
 def _plan(
     kind: Hashable, descriptor: Descriptor
-) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
-    """Return for each field that both have its name, its conversion, and whether it may be None."""
+) -> tuple[tuple[str, Callable[[Message], Any]], ...]:
+    """Return for each field that both have its name, and what reads it of a message."""
     hints: dict[str, Any] = get_type_hints(kind)
-    return tuple(
-        (name, _conversion(field, hints[name]), NoneType in get_args(hints[name]))
-        for name, field in descriptor.fields_by_name.items()
-        if name in hints
-    )
+    found: list[tuple[str, Callable[[Message], Any]]] = []
+    for name, hint in hints.items():
+        field = descriptor.fields_by_name.get(_FIELDS.get(name, name))
+        if field is not None:
+            convert, may_be_none = _conversion(field, hint), NoneType in get_args(hint)
+            if convert is _as_it_is and not may_be_none:  # of these there are many
+                found.append((name, attrgetter(field.name)))
+            else:
+                found.append((name, partial(_value, field.name, convert, may_be_none)))
+        elif name in descriptor.oneofs_by_name:
+            found.append((name, partial(_value_of_oneof, name)))
+    return tuple(found)
+
+
+def _value(name: str, convert: Callable[[Any], Any], may_be_none: bool, message: Message) -> Any:
+    if may_be_none and not message.HasField(name):
+        return None
+    return convert(getattr(message, name))
+
+
+def _value_of_oneof(name: str, message: Message) -> Any:
+    chosen = message.WhichOneof(name)
+    return None if chosen is None else getattr(message, chosen)
 
 
 def _conversion(field: FieldDescriptor, hint: Any) -> Callable[[Any], Any]:
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
         return dict
+    if inner is not None and inner.full_name in _CONVERSIONS:
+        return _CONVERSIONS[inner.full_name]
     kinds = [one for one in get_args(hint) if one not in (NoneType, Ellipsis)] or [hint]
     if inner is not None:
-        convert = _CONVERSIONS.get(inner.full_name) or partial(read, kinds[0])
+        convert = cast(Callable[[Any], Any], partial(read, kinds[0]))
     elif field.enum_type is not None:
         convert = partial(enum_name, field.enum_type)
     elif field.type == FieldDescriptor.TYPE_BYTES and kinds[0] is str:

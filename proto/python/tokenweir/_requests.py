@@ -6,12 +6,13 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
+
+from google.protobuf.message import Message
 
 from tokenweir._chat import chat_message
-from tokenweir._mapping import set_field, set_fields, token_ids
+from tokenweir._mapping import set_all, set_field, set_fields, token_ids
 from tokenweir._options import (
-    Aggregation,
     CallOptions,
     Chat,
     GenerateOptions,
@@ -25,35 +26,27 @@ from tokenweir._options import (
 )
 from tokenweir.v1 import (
     admin_service_pb2,
-    common_pb2,
     generation_service_pb2,
     prediction_service_pb2,
 )
 
 _OPERATION_TIMEOUT = 600.0  # seconds
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "best_of")
-_BEAM = ("beam", "length_penalty", "length_penalty_form", "beam_end", "renormalize")
+_SAMPLING = tuple(generation_service_pb2.Sampling.DESCRIPTOR.fields_by_name)
+_OF_BEAM = {"width": "beam", "end": "beam_end"}  # fields whose options have other names
+_BEAM = [
+    _OF_BEAM.get(one, one) for one in generation_service_pb2.BeamSearch.DESCRIPTOR.fields_by_name
+]
 _BELONG_TO = {name: "sampling" for name in _SAMPLING} | {name: "beam" for name in _BEAM}
 _STRATEGIES = ("greedy", "sampling", "beam")
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
 _LISTS = ("banned_tokens", "banned_sequences", "begin_banned_tokens", "forced_begin")
-_CONTROLS = (
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "no_repeat_ngram",
-    "encoder_no_repeat_ngram",
-    "logit_bias",
-    "banned_tokens",
-    "begin_banned_tokens",
-    "allowed_token_ids",
-)
 _OF_CHATS = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
 
-PredictionRequest = (
-    prediction_service_pb2.ClassifyRequest
-    | prediction_service_pb2.LabelRequest
-    | prediction_service_pb2.EmbedRequest
+PredictionT = TypeVar(
+    "PredictionT",
+    prediction_service_pb2.ClassifyRequest,
+    prediction_service_pb2.LabelRequest,
+    prediction_service_pb2.EmbedRequest,
 )
 
 
@@ -108,8 +101,7 @@ def load_model_request(package: str, options: LoadOptions) -> admin_service_pb2.
     """Return the request to load a package."""
     check_names(options, LoadOptions)
     request = admin_service_pb2.LoadModelRequest(package=package)
-    set_fields(request, options, "model", "model_version", "replicas", "share", "validate_only")
-    request.request_id = options.get("request_id") or str(uuid.uuid4())
+    set_all(request, {**options, "request_id": options.get("request_id") or str(uuid.uuid4())})
     return request
 
 
@@ -177,46 +169,27 @@ def _score_request(
     return request
 
 
-def classify_request(
-    model: str, items: Sequence[Item], top: int | None, options: PredictOptions
-) -> prediction_service_pb2.ClassifyRequest:
-    """Return the request to classify items."""
-    check_names(options, PredictOptions, "top")
-    request = prediction_service_pb2.ClassifyRequest()
-    _fill_prediction(request, model, items, options)
-    set_field(request, "top", top)
-    return request
-
-
-def label_request(
+def prediction_request(
+    kind: type[PredictionT],
     model: str,
     items: Sequence[Item],
-    aggregation: Aggregation | None,
-    stride: int | None,
     options: PredictOptions,
-) -> prediction_service_pb2.LabelRequest:
-    """Return the request to label texts; ValueError for an aggregation that is not known."""
-    check_names(options, PredictOptions, "aggregation", "stride")
-    request = prediction_service_pb2.LabelRequest()
-    set_field(request, "aggregation", aggregation)
-    set_field(request, "stride", stride)
-    _fill_prediction(request, model, items, options)
-    return request
+    **own: object,
+) -> PredictionT:
+    """Return the request to classify, label or embed items; `own` are options of that call alone.
 
-
-def embed_request(
-    model: str,
-    items: Sequence[Item],
-    normalize: bool,
-    prompt_name: str | None,
-    options: PredictOptions,
-) -> prediction_service_pb2.EmbedRequest:
-    """Return the request for the vectors of items."""
-    check_names(options, PredictOptions, "normalize", "prompt_name")
-    request = prediction_service_pb2.EmbedRequest()
-    set_field(request, "normalize", normalize)
-    set_field(request, "prompt_name", prompt_name)
-    _fill_prediction(request, model, items, options)
+    Raises ValueError for a pair beside `text_pair`.
+    """
+    check_names(options, PredictOptions, *own)
+    request = kind()
+    _fill_identity(request, model, options)
+    request.items.extend(_item(item, f"items[{place}]") for place, item in enumerate(items))
+    if (second := options.get("text_pair")) is not None:
+        for place, message in enumerate(request.items):
+            if message.HasField("text_pair"):
+                raise ValueError(f"items[{place}] is a pair already; leave text_pair out")
+            set_field(message, "text_pair", second)
+    set_all(request, own | {"truncate": options.get("truncate")}, {"truncation": "truncate"})
     return request
 
 
@@ -238,13 +211,7 @@ def _generate_request(
     return request
 
 
-def _fill_identity(
-    request: generation_service_pb2.GenerateRequest
-    | generation_service_pb2.ScoreRequest
-    | PredictionRequest,
-    model: str,
-    options: Mapping[str, object],
-) -> None:
+def _fill_identity(request: Message, model: str, options: Mapping[str, object]) -> None:
     set_field(request, "model", model)
     set_field(request, "model_version", options.get("model_version"))
     # Names the call in logs, and makes a retry of a unary call harmless.
@@ -276,19 +243,6 @@ def _set_prefix(message: generation_service_pb2.Input, prefix: object, argument:
         message.prefix_tokens.CopyFrom(token_ids(prefix, argument))  # type: ignore[arg-type]  # checked there
 
 
-def _fill_prediction(
-    request: PredictionRequest, model: str, items: Sequence[Item], options: PredictOptions
-) -> None:
-    _fill_identity(request, model, options)
-    request.items.extend(_item(item, f"items[{place}]") for place, item in enumerate(items))
-    if (second := options.get("text_pair")) is not None:
-        for place, message in enumerate(request.items):
-            if message.HasField("text_pair"):
-                raise ValueError(f"items[{place}] is a pair already; leave text_pair out")
-            set_field(message, "text_pair", second)
-    set_field(request, "truncation", options.get("truncate"), "truncate")
-
-
 def _item(item: Item, argument: str) -> prediction_service_pb2.Item:
     match item:
         case str():
@@ -314,18 +268,16 @@ def _decoding(options: Mapping[str, object]) -> generation_service_pb2.Decoding:
     match _strategy(options):
         case "sampling":
             message.sampling.SetInParent()
-            set_fields(message.sampling, options, *_SAMPLING)
+            set_all(message.sampling, options)
         case "beam":
             message.beam.SetInParent()
-            set_fields(
-                message.beam, options, "length_penalty", "length_penalty_form", "renormalize"
-            )
-            set_field(message.beam, "width", options.get("beam"), "beam")
-            set_field(message.beam, "end", options.get("beam_end"), "beam_end")
+            set_all(message.beam, options, _OF_BEAM)
         case "greedy":
             message.greedy.SetInParent()
     set_fields(message, options, "num_outputs", "forced_begin", "forced_end")
-    _fill_controls(message, options)
+    runs = cast("Sequence[Sequence[int]]", options.get("banned_sequences") or ())
+    banned = [token_ids(run, "banned_sequences") for run in runs]
+    set_all(message.controls, {**options, "banned_sequences": banned or None})
     _fill_constraint(message, options)
     return message
 
@@ -333,32 +285,27 @@ def _decoding(options: Mapping[str, object]) -> generation_service_pb2.Decoding:
 def _stopping(options: Mapping[str, object]) -> generation_service_pb2.Stopping:
     """Return when to stop."""
     message = generation_service_pb2.Stopping()
-    set_fields(message, options, "max_new_tokens", "min_new_tokens", "include_stop", "ignore_eos")
     stop = options.get("stop")
-    set_field(message, "strings", [stop] if isinstance(stop, str) else stop, "stop")
-    set_field(message, "token_ids", options.get("stop_token_ids"), "stop_token_ids")
+    strings = [stop] if isinstance(stop, str) else stop
+    set_all(
+        message, {**options, "stop": strings}, {"strings": "stop", "token_ids": "stop_token_ids"}
+    )
     return message
 
 
 def _output(options: Mapping[str, object]) -> generation_service_pb2.Output:
     """Return what to return; token ids always."""
-    message = generation_service_pb2.Output(token_ids=True)
-    names = "logprobs", "prompt_logprobs", "alignment", "allow_partial", "skip_special_tokens"
-    set_fields(message, options, *names)
-    set_field(message, "prompt_tokens", options.get("prompt_token_ids"), "prompt_token_ids")
+    message = generation_service_pb2.Output()
+    set_all(message, {**options, "token_ids": True}, {"prompt_tokens": "prompt_token_ids"})
     return message
 
 
 def _scheduling(options: Mapping[str, object]) -> generation_service_pb2.Scheduling:
     """Return when and how exactly to run."""
     message = generation_service_pb2.Scheduling()
-    set_fields(message, options, "priority", "tenant")
-    if options.get("batch_invariant") is not None:
-        message.determinism = (
-            common_pb2.DETERMINISM_BATCH_INVARIANT
-            if options["batch_invariant"]
-            else common_pb2.DETERMINISM_BEST_EFFORT
-        )
+    if (is_exact := options.get("batch_invariant")) is not None:
+        options = {**options, "determinism": "batch_invariant" if is_exact else "best_effort"}
+    set_all(message, options)
     return message
 
 
@@ -370,11 +317,10 @@ def _set_without_defaults(
     if isinstance(given, str):
         raise ValueError(f"without_defaults={given!r:.300} is one name; give a list of them")
     set_field(request, "without_defaults", given)
-    request.without_defaults.extend(name for name in _LISTS if _is_empty(options.get(name)))
-
-
-def _is_empty(value: object) -> bool:
-    return isinstance(value, Sequence) and not value
+    lists = ((name, options.get(name)) for name in _LISTS)
+    request.without_defaults.extend(
+        name for name, value in lists if isinstance(value, Sequence) and not value
+    )
 
 
 def _strategy(options: Mapping[str, object]) -> str | None:
@@ -392,16 +338,6 @@ def _strategy(options: Mapping[str, object]) -> str | None:
     if wrong:
         raise ValueError(f"{', '.join(wrong)} mean nothing with strategy={strategy!r:.300}")
     return str(strategy)
-
-
-def _fill_controls(message: generation_service_pb2.Decoding, options: Mapping[str, object]) -> None:
-    runs = options.get("banned_sequences")
-    if runs is None and all(options.get(name) is None for name in _CONTROLS):
-        return
-    set_fields(message.controls, options, *_CONTROLS)
-    if runs is not None:
-        ids = [token_ids(run, "banned_sequences") for run in runs]  # type: ignore[attr-defined]
-        message.controls.banned_sequences.extend(ids)
 
 
 def _fill_constraint(
