@@ -9,10 +9,13 @@ from typing import cast
 
 from google.protobuf.message import Message
 from pydantic import JsonValue
+from tokenweir.names import enum_name
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from loadtest.work.ask import Answer
+
+FINISH_REASON = common_pb2.FinishReason.DESCRIPTOR
 
 
 class StreamAnswer:
@@ -46,7 +49,7 @@ class StreamAnswer:
         found: dict[str, JsonValue] = {
             "text": self._text[index] + whole.text,
             "token_ids": [*self._ids[index], *whole.tokens.ids],
-            "finish_reason": finish_reason(end.finish_reason or whole.finish_reason),
+            "finish_reason": enum_name(FINISH_REASON, end.finish_reason or whole.finish_reason),
             "sum_logprob": end.sum_logprob or whole.sum_logprob,
             "score": whole.score,
         }
@@ -61,9 +64,3 @@ def digest(messages: Iterable[Message]) -> str:
     for message in messages:
         sha.update(message.SerializeToString(deterministic=True))
     return sha.hexdigest()
-
-
-def finish_reason(value: int) -> str:
-    """Return the protocol's reason in small letters, as "eos"."""
-    known = common_pb2.FinishReason.DESCRIPTOR.values_by_number.get(value)
-    return known.name.removeprefix("FINISH_REASON_").lower() if known else str(value)

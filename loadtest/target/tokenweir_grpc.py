@@ -20,10 +20,11 @@ from tokenweir import (
     Unavailable,
 )
 from tokenweir import Prompt as ClientPrompt
+from tokenweir.names import enum_name
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from loadtest.errors import LoadTestError, NoServerError
-from loadtest.target.stream_answer import StreamAnswer, finish_reason
+from loadtest.target.stream_answer import FINISH_REASON, StreamAnswer
 from loadtest.target.target import CallFailed, Found, Reply, ServerSample, image_of
 from loadtest.work.ask import Answer, Ask, Method
 
@@ -106,7 +107,7 @@ class TokenweirGrpc:
                     first_tokens = max(1, len(message.delta.tokens.ids))
                 times.append(clock())
             elif message.HasField("finished"):
-                reason = reason or finish_reason(message.finished.finish_reason)
+                reason = reason or enum_name(FINISH_REASON, message.finished.finish_reason)
             else:
                 summary = message.summary
             if answer is not None:

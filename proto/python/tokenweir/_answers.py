@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from tokenweir._errors import BrokenStream
-from tokenweir._mapping import enum_name, read
+from tokenweir._mapping import read
 from tokenweir._types import (
     Answers,
     Classification,
@@ -29,6 +29,7 @@ from tokenweir._types import (
     ServerInfo,
     TargetScore,
 )
+from tokenweir.names import enum_name
 from tokenweir.received import SeenMessages
 from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from tokenweir.names import enum_name
 from tokenweir.v1 import common_pb2
 
 T = TypeVar("T")
@@ -58,13 +59,6 @@ def read(kind: Callable[..., T], message: Message, **given: Any) -> T:
     """
     plan = _plan(kind, message.DESCRIPTOR)
     return kind(**{name: get(message) for name, get in plan if name not in given}, **given)
-
-
-def enum_name(enum: EnumDescriptor, value: int) -> str:
-    """Return the name of a value in small letters; the number of one newer than this client."""
-    known = enum.values_by_number.get(value)
-    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return known.name.removeprefix(prefix).lower() if known else str(value)
 
 
 def set_field(message: Message, name: str, value: Any, argument: str | None = None) -> None:

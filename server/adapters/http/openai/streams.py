@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 
-from google.protobuf.descriptor import EnumDescriptor
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message as AsgiMessage
 from starlette.types import Send
 from tokenweir import BrokenStream, TokenweirClientError, Usage
+from tokenweir.names import enum_name
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from server.adapters.http.calls import REQUEST_ID
@@ -28,6 +28,7 @@ from server.adapters.http.openai.generation import GenerationRequest
 from server.adapters.http.requests import Json
 
 _MOST_READ_AHEAD = 16  # messages
+_REASONING = generation_service_pb2.Reasoning.DESCRIPTOR
 Message = generation_service_pb2.GenerateStreamResponse
 Output = generation_service_pb2.Sequence
 Start = Callable[[int, asyncio.Event], AsyncGenerator[Message]]  # prompt's index; set once admitted
@@ -219,7 +220,9 @@ class Chunks:
         place = self._first_index + index
         if index not in self._begun:
             self._begun.add(index)
-            reasoning = _name(generation_service_pb2.Reasoning.DESCRIPTOR, self._prompt.reasoning)
+            reasoning = enum_name(
+                generation_service_pb2.Reasoning.DESCRIPTOR, self._prompt.reasoning
+            )
             if (first := self._form.first(place, reasoning)) is not None:
                 yield self._chunk(first)
         if self._has_more:
@@ -237,7 +240,7 @@ class Chunks:
         yield from self._more(finished.index, sequence)
         value = sequence.finish_reason or finished.finish_reason
         place = self._first_index + finished.index
-        name = _name(common_pb2.FinishReason.DESCRIPTOR, value)
+        name = enum_name(common_pb2.FinishReason.DESCRIPTOR, value)
         yield from map(self._chunk, self._form.last(place, finish_reason(name)))
 
     def _chunk(self, choice: Json) -> Json:
@@ -305,13 +308,6 @@ async def events(
     except TokenweirClientError as error:
         place = streams.failure[0] if streams.failure is not None else 0
         yield writer.failed(http_error(error, as_sent(place)))
-
-
-def _name(enum: EnumDescriptor, value: int) -> str:
-    """Return what our client calls a value; a newer one has its number."""
-    known = enum.values_by_number.get(value)
-    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return known.name.removeprefix(prefix).lower() if known else str(value)
 
 
 def _headers(request_id: str) -> dict[str, str]:
