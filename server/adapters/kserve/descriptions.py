@@ -70,7 +70,7 @@ def index_of(models: Sequence[ModelInfo], *, ready: bool) -> list[dict[str, Any]
 
 
 def _outputs_of(model: ModelInfo) -> list[Named]:
-    by_name = {one[0]: one for task in tasks_of(model) for one in task.outputs}
+    by_name = {one.name: one[:3] for task in tasks_of(model) for one in task.outputs}
     return list(by_name.values())
 
 

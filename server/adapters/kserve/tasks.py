@@ -7,10 +7,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from tokenweir import Answers, AsyncClient, GeneratedSequence, ModelInfo, Usage
-from tokenweir import Generation as WholeGeneration
+from tokenweir import Answers, AsyncClient, Generation, ModelInfo, Usage
 
 from server.adapters.kserve.errors import Refused, short
 from server.adapters.kserve.images import encoded_images
@@ -35,6 +34,7 @@ _SECOND: tuple[Named, ...] = (
     (MAX_TOKENS, "INT32", (1,)),
     (STREAM, "BOOL", (1,)),
 )
+TEXTS = ("text", TEXT_OUTPUT)  # names of the output that has the texts
 _OF_ITEMS = ("text", "input_ids", "image")
 _INTEGERS = ("INT32", "INT64")
 _MAX_ITEMS = 2048  # per request; our client divides them
@@ -64,12 +64,24 @@ class Answered:
     compute: float = 0.0
 
 
+class Output(NamedTuple):
+    """An output of a task: of shape (items, the most that one has), or of one row for all."""
+
+    name: str
+    datatype: str
+    shape: Shape
+    value: Callable[
+        [Any], Any
+    ]  # of what our client has found for an item; of a pair with its place
+
+
 @dataclass(frozen=True)
 class Task:
     """One capability of a model in this protocol."""
 
-    outputs: tuple[Named, ...]
-    run: Callable[[AsyncClient, Asked], Awaitable[Answered]]
+    call: Callable[[AsyncClient], Callable[..., Awaitable[Answers[Any]]]]
+    checked: Callable[[Asked], Asked]  # returns the request with what the call takes, or Refused
+    outputs: tuple[Output, ...]
 
 
 def inputs_of(model: ModelInfo) -> tuple[Named, ...]:
@@ -106,7 +118,7 @@ def tasks_for(model: ModelInfo, outputs: Sequence[str]) -> list[Task]:
 
 async def run(tasks: Sequence[Task], client: AsyncClient, asked: Asked) -> Answered:
     """Run tasks one after the other; the answer has the first output of a name."""
-    found = [await task.run(client, asked) for task in tasks]
+    found = [await run_task(task, client, task.checked(asked)) for task in tasks]
     outputs: dict[str, Tensor] = {}
     for one in itertools.chain.from_iterable(answer.outputs for answer in found):
         outputs.setdefault(one.name, one)
@@ -120,7 +132,16 @@ async def run(tasks: Sequence[Task], client: AsyncClient, asked: Asked) -> Answe
     )
 
 
-def answered(outputs: tuple[Tensor, ...], found: Answers[Any] | WholeGeneration) -> Answered:
+async def run_task(task: Task, client: AsyncClient, asked: Asked) -> Answered:
+    """Run one task; what is asked is checked."""
+    items, given = await items_of(asked), {**asked.parameters, **asked.options}
+    if (pair := _pair(asked)) is not None:
+        given["text_pair"] = pair
+    found = await task.call(client)(asked.model.model, items, **given)
+    return answered(tensors(task, found.results, asked.outputs), found)
+
+
+def answered(outputs: tuple[Tensor, ...], found: Answers[Any] | Generation) -> Answered:
     """Return the answer of a call of our client, whole or the last piece of it."""
     timing = found.timing
     return Answered(
@@ -138,156 +159,102 @@ def tasks_of(model: ModelInfo) -> list[Task]:
     return [task for name, task in TASKS.items() if name in model.capabilities]
 
 
-@dataclass(frozen=True)
-class Generation:
-    """A request for a generation, in our names."""
+def generation_of(asked: Asked) -> tuple[Asked, bool | None]:
+    """Return a generation in our client's names, and whether it is to be streamed, if that is said.
 
-    asked: Asked
-    options: dict[str, Any]  # in our client's call
-    texts: tuple[str, ...]  # names of the output that has the texts
-    stream: bool | None  # None: nothing is said of it
-
-
-def generation_of(asked: Asked) -> Generation:
-    """Return the generation that is asked for; Refused for options that are none."""
+    Raises Refused for options that are none.
+    """
     names = asked.outputs or (TEXT_OUTPUT if TEXT_INPUT in asked.inputs else "text",)
     inputs, parameters = in_own_names(asked.inputs, asked.parameters)
     stream = parameters.pop(STREAM, None)
     if stream is not None and not isinstance(stream, bool):
         raise Refused(f"{STREAM} is {short(repr(stream))}; give true or false")
-    return Generation(
-        replace(asked, inputs=inputs),
-        generation_options(parameters) | asked.options,
-        tuple(name for name in ("text", TEXT_OUTPUT) if name in names),
-        stream,
-    )
+    options = generation_options(parameters)
+    return replace(asked, inputs=inputs, parameters=options, outputs=names), stream
 
 
-def generated(
-    names: Sequence[str], rows: Sequence[Sequence[GeneratedSequence]]
-) -> tuple[Tensor, ...]:
-    """Return the outputs of a generation; `names` are those of the texts."""
-    return (
-        *(_table(name, rows, lambda one: one.text) for name in names),
-        _table("finish_reason", rows, lambda one: one.finish_reason),
-        _table("num_tokens", rows, lambda one: len(one.token_ids), "INT32"),
-        _table("sum_logprob", rows, lambda one: one.sum_logprob, "FP32"),
-    )
-
-
-async def _generate(client: AsyncClient, asked: Asked) -> Answered:
-    generation = generation_of(asked)
-    if generation.stream:
+def _whole_generation(asked: Asked) -> Asked:
+    found, stream = generation_of(asked)
+    if stream:
         raise Refused(f"{STREAM} is true; streams are ModelStreamInfer's, over gRPC")
-    return await whole_generation(client, generation)
+    return found
 
 
-async def whole_generation(client: AsyncClient, generation: Generation) -> Answered:
-    """Return all that is generated, once it is there."""
-    asked = generation.asked
-    items = await items_of(asked)
-    found = await client.generate_many(asked.model.model, items, **generation.options)
-    return answered(
-        generated(generation.texts, [result.sequences for result in found.results]),
-        found,
-    )
+def _with(what: str, *known: str) -> Callable[[Asked], Asked]:
+    """Return the check of a prediction that has these parameters."""
 
+    def checked(asked: Asked) -> Asked:
+        check_names(asked.parameters, frozenset(known), what)
+        return asked
 
-async def _classify(client: AsyncClient, asked: Asked) -> Answered:
-    check_names(asked.parameters, frozenset(("top", "truncate")), "a classification")
-    items, pair = await items_of(asked), _pair(asked)
-    found = await client.classify_many(
-        asked.model.model, items, top=asked.parameters.get("top"), text_pair=pair, **_options(asked)
-    )
-    rows = found.results
-    return answered(
-        (
-            _table("label", rows, lambda one: one.label),
-            _table("probability", rows, lambda one: one.probability, "FP32"),
-            _table("index", rows, lambda one: one.index, "INT32"),
-        ),
-        found,
-    )
-
-
-async def _label(client: AsyncClient, asked: Asked) -> Answered:
-    check_names(asked.parameters, frozenset(("aggregation", "stride", "truncate")), "a labelling")
-    items, pair = await items_of(asked), _pair(asked)
-    aggregation = asked.parameters.get("aggregation")
-    found = await client.label_many(
-        asked.model.model,
-        items,
-        aggregation=aggregation,
-        stride=asked.parameters.get("stride"),
-        text_pair=pair,
-        **_options(asked),
-    )
-    spans = [span for spans in found.results for span in spans]
-    places = [place for place, spans in enumerate(found.results) for _ in spans]
-    return answered(
-        (
-            _column("item", "INT32", places),
-            _column("start_byte", "INT32", [span.start_byte for span in spans]),
-            _column("end_byte", "INT32", [span.end_byte for span in spans]),
-            _column("label", "BYTES", [span.label.label.encode() for span in spans]),
-            _column("probability", "FP32", [span.label.probability for span in spans]),
-        ),
-        found,
-    )
-
-
-async def _embed(client: AsyncClient, asked: Asked) -> Answered:
-    known = frozenset(("normalize", "prompt_name", "truncate"))
-    check_names(asked.parameters, known, "an embedding")
-    items, pair = await items_of(asked), _pair(asked)
-    normalize = asked.parameters.get("normalize", False)
-    found = await client.embed_many(
-        asked.model.model,
-        items,
-        normalize=normalize,
-        prompt_name=asked.parameters.get("prompt_name"),
-        text_pair=pair,
-        **_options(asked),
-    )
-    return answered(
-        (_table("embedding", found.results, lambda value: value, "FP32"),),
-        found,
-    )
+    return checked
 
 
 TASKS: Mapping[str, Task] = MappingProxyType(
     {
         "generate": Task(
+            lambda client: client.generate_many,
+            _whole_generation,
             (
-                ("text", "BYTES", (-1, -1)),
-                ("finish_reason", "BYTES", (-1, -1)),
-                ("num_tokens", "INT32", (-1, -1)),
-                ("sum_logprob", "FP32", (-1, -1)),
-                (TEXT_OUTPUT, "BYTES", (-1, -1)),
+                Output("text", "BYTES", (-1, -1), lambda one: one.text),
+                Output("finish_reason", "BYTES", (-1, -1), lambda one: one.finish_reason),
+                Output("num_tokens", "INT32", (-1, -1), lambda one: len(one.token_ids)),
+                Output("sum_logprob", "FP32", (-1, -1), lambda one: one.sum_logprob),
+                Output(TEXT_OUTPUT, "BYTES", (-1, -1), lambda one: one.text),
             ),
-            _generate,
         ),
         "classify": Task(
+            lambda client: client.classify_many,
+            _with("a classification", "top", "truncate"),
             (
-                ("label", "BYTES", (-1, -1)),
-                ("probability", "FP32", (-1, -1)),
-                ("index", "INT32", (-1, -1)),
+                Output("label", "BYTES", (-1, -1), lambda one: one.label),
+                Output("probability", "FP32", (-1, -1), lambda one: one.probability),
+                Output("index", "INT32", (-1, -1), lambda one: one.index),
             ),
-            _classify,
         ),
         "label": Task(
+            lambda client: client.label_many,
+            _with("a labelling", "aggregation", "stride", "truncate"),
             (
-                ("item", "INT32", (-1,)),
-                ("start_byte", "INT32", (-1,)),
-                ("end_byte", "INT32", (-1,)),
-                ("label", "BYTES", (-1,)),
-                ("probability", "FP32", (-1,)),
+                Output("item", "INT32", (-1,), lambda one: one[0]),
+                Output("start_byte", "INT32", (-1,), lambda one: one[1].start_byte),
+                Output("end_byte", "INT32", (-1,), lambda one: one[1].end_byte),
+                Output("label", "BYTES", (-1,), lambda one: one[1].label.label),
+                Output("probability", "FP32", (-1,), lambda one: one[1].label.probability),
             ),
-            _label,
         ),
-        "embed": Task((("embedding", "FP32", (-1, -1)),), _embed),
+        "embed": Task(
+            lambda client: client.embed_many,
+            _with("an embedding", "normalize", "prompt_name", "truncate"),
+            (Output("embedding", "FP32", (-1, -1), lambda value: value),),
+        ),
     }
 )
+
+
+def tensors(task: Task, results: Sequence[Any], names: Sequence[str]) -> tuple[Tensor, ...]:
+    """Return the outputs of a task, first the texts; of these those that have one of the names."""
+    return tuple(
+        _tensor(output, results)
+        for output in sorted(task.outputs, key=lambda one: one.name not in TEXTS)
+        if output.name not in TEXTS or output.name in names
+    )
+
+
+def _tensor(output: Output, results: Sequence[Any]) -> Tensor:
+    """Return the values of all items; of rows, shorter ones end in "" or 0."""
+    if len(output.shape) == 1:
+        rows = [[(place, one) for place, found in enumerate(results) for one in found]]
+    else:
+        rows = [getattr(found, "sequences", found) for found in results]
+    width, is_text = max(map(len, rows)), output.datatype == "BYTES"
+    values: list[Any] = []
+    for row in rows:
+        found = [output.value(one) for one in row]
+        values += [text.encode() for text in found] if is_text else found
+        values += [b"" if is_text else 0] * (width - len(row))
+    shape = (width,) if len(output.shape) == 1 else (len(rows), width)
+    return Tensor(output.name, output.datatype, shape, values)
 
 
 async def items_of(asked: Asked) -> list[Any]:
@@ -323,11 +290,6 @@ async def items_of(asked: Asked) -> list[Any]:
     return await asyncio.to_thread(encoded_images, tensor)
 
 
-def _options(asked: Asked) -> dict[str, Any]:
-    """Return what all predictions have in common."""
-    return {"truncate": asked.parameters.get("truncate"), **asked.options}
-
-
 def _pair(asked: Asked) -> str | None:
     tensor = asked.inputs.get("text_pair")
     if tensor is None:
@@ -358,24 +320,3 @@ def _rows(tensor: Tensor) -> list[list[int]]:
         )
     size = max(1, tensor.shape[-1])
     return [list(tensor.values[at : at + size]) for at in range(0, len(tensor.values), size)]
-
-
-def _table(
-    name: str,
-    rows: Sequence[Sequence[Any]],
-    value: Callable[[Any], Any],
-    datatype: str = "BYTES",
-) -> Tensor:
-    """Return a tensor of shape (items, the most that one has); shorter rows end in "" or 0."""
-    width = max(map(len, rows))
-    values: list[Any] = []
-    for row in rows:
-        found = [value(one) for one in row]
-        is_text = datatype == "BYTES"
-        values += [text.encode() for text in found] if is_text else found
-        values += [b"" if is_text else 0] * (width - len(row))
-    return Tensor(name, datatype, (len(rows), width), values)
-
-
-def _column(name: str, datatype: str, values: Sequence[Any]) -> Tensor:
-    return Tensor(name, datatype, (len(values),), values)

@@ -27,7 +27,7 @@ from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from server.adapters.config import KserveConfig
 from server.adapters.kserve import reading
-from server.adapters.kserve.tasks import TASKS, Asked
+from server.adapters.kserve.tasks import TASKS, Asked, run_task
 from server.adapters.kserve.tensors import Tensor
 from tests.fakes.engines import (
     FakeGenerator,
@@ -98,7 +98,7 @@ async def test_where_an_item_has_fewer_outputs_its_row_is_filled():
     sent = Tensor("text", "BYTES", (3,), [b"x", b"y", b"z"])
     client = mock.Mock(generate_many=generate_many)
 
-    found = await TASKS["generate"].run(client, Asked(model, {"text": sent}, {}))
+    found = await run_task(TASKS["generate"], client, Asked(model, {"text": sent}, {}, ["text"]))
 
     assert {output.shape for output in found.outputs} == {(3, 2)}
     assert [output.values for output in found.outputs] == [
