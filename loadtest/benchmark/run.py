@@ -7,15 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.machine import num_cores
 from engine.package.manifest import GenerationContract
-from engine.package.package import Package, load_package
+from engine.package.package import load_package
 from engine.slots.generation_sessions import decoder_threads
 from loadtest.benchmark.engine_bench import EngineBench
-from loadtest.benchmark.memory import Memory, read_memory
+from loadtest.benchmark.memory import read_memory
 from loadtest.benchmark.report import BenchmarkReport, ConcurrencyResult, Round, summarize
 from loadtest.benchmark.work import BenchmarkWork, check_fits, generation_contract, random_prompts
 from loadtest.origin import versions_of
@@ -29,10 +29,10 @@ def run_benchmark(
     work: BenchmarkWork,
     concurrencies: Sequence[int],
     *,
-    num_rounds: int = 3,
-    settings: EngineConfig | None = None,
-    progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    num_rounds: int,
+    settings: EngineConfig,
+    progress: Progress,
+    tell: Callable[[str], None],
 ) -> BenchmarkReport:
     """Load a package and run the work at every concurrency; a round before the first warms up.
 
@@ -42,62 +42,28 @@ def run_benchmark(
     Raises PackageError if the package does not generate, and ConfigError for work that does not
     fit into the model.
     """
-    return asyncio.run(
-        _run(
-            path,
-            work,
-            concurrencies,
-            num_rounds,
-            settings or EngineConfig(),
-            progress or _no_progress,
-            tell,
-        )
-    )
-
-
-async def _run(
-    path: str | os.PathLike[str],
-    work: BenchmarkWork,
-    concurrencies: Sequence[int],
-    num_rounds: int,
-    settings: EngineConfig,
-    progress: Progress,
-    tell: Callable[[str], None] | None,
-) -> BenchmarkReport:
-    memory_before = read_memory()
-    started = time.perf_counter()
+    memory_before, started = read_memory(), time.perf_counter()
     package = load_package(path)
-    contract = generation_contract(package)
+    contract, manifest = generation_contract(package), package.manifest
     check_fits(work, contract)
     work = replace(work, top_k=min(work.top_k, contract.vocab_size))
     max_num_seqs = max(max(concurrencies) * work.beam_width, *settings.decode_buckets, 1)
     bench = EngineBench.load(package, max_num_seqs=max_num_seqs, settings=settings, tell=tell)
-    await bench.start()
-    try:
-        loading = _Loading(time.perf_counter() - started, memory_before, read_memory())
-        results = await _measure_all(bench, work, concurrencies, contract, num_rounds, progress)
-    finally:  # a thread that still computes while the interpreter ends aborts the process
-        await bench.stop()
-    return _report(package, work, settings, loading, results)
+    results: list[ConcurrencyResult] = []
+    with asyncio.Runner() as runner:
+        runner.run(bench.start())
+        try:
+            load_seconds, memory_loaded = time.perf_counter() - started, read_memory()
+            for concurrency in concurrencies:
+                done = len(results) * num_rounds
 
+                def moved(rounds: int, done: int = done) -> None:
+                    progress(done + rounds, len(concurrencies) * num_rounds)
 
-@dataclass(frozen=True)
-class _Loading:
-    """The time and the memory until the engine had started."""
-
-    seconds: float
-    memory_before: Memory
-    memory_loaded: Memory
-
-
-def _report(
-    package: Package,
-    work: BenchmarkWork,
-    settings: EngineConfig,
-    loading: _Loading,
-    results: tuple[ConcurrencyResult, ...],
-) -> BenchmarkReport:
-    manifest = package.manifest
+                measuring = _measure(bench, work, concurrency, contract, num_rounds, moved)
+                results.append(summarize(work, concurrency, runner.run(measuring), contract))
+        finally:  # a thread that still computes while the interpreter ends aborts the process
+            runner.run(bench.stop())
     return BenchmarkReport(
         package=manifest.name,
         manifest_sha256=package.manifest_sha256.hex(),
@@ -105,34 +71,14 @@ def _report(
         work=work,
         package_defaults=dict(manifest.defaults.given),
         num_threads=settings.num_threads or num_cores(),
-        num_decoder_threads=decoder_threads(generation_contract(package), settings.num_threads),
-        load_seconds=loading.seconds,
+        num_decoder_threads=decoder_threads(contract, settings.num_threads),
+        load_seconds=load_seconds,
         weight_bytes=sum(file.size for file in manifest.files.values()),
-        memory_before=loading.memory_before,
-        memory_loaded=loading.memory_loaded,
-        results=results,
+        memory_before=memory_before,
+        memory_loaded=memory_loaded,
+        results=tuple(results),
         versions={"python": sys.version.partition(" ")[0], **versions_of(*_DISTRIBUTIONS)},
     )
-
-
-async def _measure_all(
-    bench: EngineBench,
-    work: BenchmarkWork,
-    concurrencies: Sequence[int],
-    contract: GenerationContract,
-    num_rounds: int,
-    progress: Progress,
-) -> tuple[ConcurrencyResult, ...]:
-    results: list[ConcurrencyResult] = []
-    for concurrency in concurrencies:
-        done = len(results) * num_rounds
-
-        def moved(rounds: int, done: int = done) -> None:
-            progress(done + rounds, len(concurrencies) * num_rounds)
-
-        rounds = await _measure(bench, work, concurrency, contract, num_rounds, moved)
-        results.append(summarize(work, concurrency, rounds, contract))
-    return tuple(results)
 
 
 async def _measure(
@@ -156,7 +102,3 @@ async def _measure(
             rounds.append(Round(whole.seconds, whole.times, alone.seconds, alone.times))
         moved(number)
     return tuple(rounds)
-
-
-def _no_progress(done: int, total: int) -> None:
-    pass
