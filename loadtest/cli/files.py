@@ -12,6 +12,7 @@ from loadtest.answers import KeptAnswer
 from loadtest.load_report import LoadReport
 from loadtest.reports.csv_file import write_requests, write_trials
 from loadtest.reports.html_file import write_html, write_series_html
+from loadtest.reports.plots import write_png
 from loadtest.reports.report import check_place, write_json, write_series_json
 from loadtest.result_file import write_atomically
 from loadtest.series import SeriesReport
@@ -33,18 +34,16 @@ class ReportFiles:
         return tuple(filter(None, (self.json, self.csv, self.html, self.png, self.answers)))
 
     def check(self) -> None:
-        """Make their directories, and miss what they need before the test and not behind it."""
+        """Make their directories before the test and not behind it."""
         for path in self.paths:
             check_place(path)
-        if self.png is not None:
-            import loadtest.reports.plots  # noqa: F401  # raises where matplotlib is not installed
 
     def write(self, report: LoadReport, kept: Sequence[KeptAnswer]) -> None:
         """Write all of them."""
         _write(self.json, lambda path: write_json(report, path))
         _write(self.csv, lambda path: write_requests(report, path))
         _write(self.html, lambda path: write_html(report, path))
-        _write(self.png, lambda path: _write_png(report, path))
+        _write(self.png, lambda path: write_png(report, path))
         lines = to_lines((one.ask, one.answer) for one in kept)
         _write(self.answers, lambda path: write_atomically(path, lines.encode()))
 
@@ -59,9 +58,3 @@ def _write(path: Path | None, write: Callable[[Path], None]) -> None:
     if path is not None:
         write(path)
         click.echo(f"written: {path}")
-
-
-def _write_png(report: LoadReport, path: Path) -> None:
-    from loadtest.reports.plots import write_png
-
-    write_png(report, path)

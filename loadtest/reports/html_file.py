@@ -7,23 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader
+
 from loadtest.arrival.arrival import OpenLoop
-from loadtest.errors import LoadTestError
 from loadtest.goals import Slo
 from loadtest.load_report import LoadReport, Origin
+from loadtest.reports.charts import charts_of, series_chart
 from loadtest.reports.report import notes, series_notes
 from loadtest.reports.tables import Table, errors, kinds, latencies, totals, trials
 from loadtest.result_file import write_atomically
 from loadtest.series import SeriesReport
-
-try:
-    from jinja2 import Environment, PackageLoader
-
-    from loadtest.reports.charts import charts_of, series_chart
-except ImportError as error:
-    raise LoadTestError(
-        "pages need jinja2 and matplotlib; install them with: pip install 'tokenweir[loadtest]'"
-    ) from error
 
 
 @dataclass(frozen=True)

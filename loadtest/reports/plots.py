@@ -6,19 +6,13 @@ import io
 import math
 from pathlib import Path
 
-from loadtest.errors import LoadTestError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
 from loadtest.load_report import LoadReport
 from loadtest.metrics import Distribution, due_in
 from loadtest.result_file import write_atomically
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-except ImportError as error:
-    raise LoadTestError(
-        "plots need matplotlib; install it with: pip install 'tokenweir[loadtest]'"
-    ) from error
 
 FIRST_TOKEN = "#0072b2"
 INTER_TOKEN = "#e69f00"

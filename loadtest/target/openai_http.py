@@ -13,19 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+import aiohttp
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from loadtest.errors import LoadTestError, NoServerError
 from loadtest.target.target import CallFailed, Found, Reply, ServerSample
 from loadtest.work.ask import Answer, Ask
-
-try:
-    import aiohttp
-except ImportError as error:
-    raise LoadTestError(
-        "a server of OpenAI's protocol needs aiohttp; install it with: "
-        "pip install 'tokenweir[loadtest]'"
-    ) from error
 
 _Form = TypeVar("_Form", bound=BaseModel)
 _ASK_TIMEOUT = 10.0  # seconds for the server to say what it has; requests have their own
