@@ -15,16 +15,15 @@ from starlette.responses import Response
 from tokenweir import AsyncClient, TokenweirClientError
 
 from server.adapters.config import HttpConfig
+from server.adapters.http import infinity, tei
 from server.adapters.http.bound import Bound
 from server.adapters.http.calls import REQUEST_ID, Calls
 from server.adapters.http.counts import Counting, Counts
 from server.adapters.http.errors import HttpError, http_error
-from server.adapters.http.infinity import InfinityEndpoints
 from server.adapters.http.kserve.endpoints import InferenceEndpoints
 from server.adapters.http.openai.endpoints import OpenAiEndpoints
 from server.adapters.http.page.load_history import LoadHistory
 from server.adapters.http.page.page import Page
-from server.adapters.http.tei import TeiEndpoints
 from server.adapters.kserve.errors import Refused
 
 logger = logging.getLogger(__name__)
@@ -40,8 +39,8 @@ def application(
     calls, counts = Calls(client, config), Counts()
     routes = [
         *OpenAiEndpoints(client, calls, config).routes,
-        *TeiEndpoints(calls, config).routes,
-        *InfinityEndpoints(calls).routes,
+        *tei.routes(calls, config),
+        *infinity.routes(calls),
         *InferenceEndpoints(client, calls, config).routes,
         *Page(client, calls, history, counts, config.admin_token).routes,
     ]

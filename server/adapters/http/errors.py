@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import tokenweir
@@ -90,6 +90,18 @@ def http_error(error: tokenweir.TokenweirClientError, as_sent: AsSent = str) -> 
         code=_CODES.get(error.reason, error.reason.lower()) or None,
         retry_after=error.retry_after,
     )
+
+
+def unknown_model(
+    name: str, capability: str = "do that", models: Iterable[tokenweir.ModelInfo] = ()
+) -> HttpError:
+    """Return the answer where no model has a name, "" for any, or can do what is asked."""
+    if any(one.model == name for one in models):
+        message = f"model {name} cannot {capability}; take another, /v1/models lists them"
+        return HttpError(400, message, param="model", code="capability_not_supported")
+    which = f"no model {name!r:.300} is served here" if name else f"no model here can {capability}"
+    message = f"{which}; /v1/models lists them"
+    return HttpError(404, message, kind="not_found_error", code="model_not_found")
 
 
 @contextlib.contextmanager

@@ -58,45 +58,35 @@ class RerankRequest(_Request):
     top_n: Annotated[int, Field(gt=0)] | None = None
 
 
-class InfinityEndpoints:
-    """Answers Infinity's requests by calls of the server behind; vectors are OpenAI's."""
+def routes(calls: Calls) -> list[Route]:
+    """Return the routes of the protocol; vectors are OpenAI's."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    @property
-    def routes(self) -> list[Route]:
-        """The routes of the protocol."""
-        classes = self._calls.endpoint_of_model(ClassifyRequest, classify)
-        ranks = self._calls.endpoint_of_model(RerankRequest, rerank)
-        return [
-            Route("/classify", classes, methods=["POST"]),
-            Route("/rerank", ranks, methods=["POST"]),
-            Route("/v1/rerank", ranks, methods=["POST"]),  # as Jina and other servers call it
-            Route("/models", self.models, methods=["GET"]),
-        ]
-
-    async def models(self, request: Request) -> Response:
-        """List the models."""
-        found = await self._calls.caller(request).models()
+    async def models(request: Request) -> Response:
+        found = await calls.caller(request).models()
         data = [{"id": one.model, "capabilities": one.capabilities, "stats": {}} for one in found]
         return JSONResponse({"object": "list", "data": data})
 
+    ranks = calls.endpoint(RerankRequest, rerank)
+    return [
+        Route("/classify", calls.endpoint(ClassifyRequest, classify), methods=["POST"]),
+        Route("/rerank", ranks, methods=["POST"]),
+        Route("/v1/rerank", ranks, methods=["POST"]),  # as Jina and other servers call it
+        Route("/models", models, methods=["GET"]),
+    ]
 
-async def classify(
-    client: AsyncClient, model: ModelInfo, asked: ClassifyRequest, request_id: str
-) -> Json:
+
+async def classify(client: AsyncClient, asked: ClassifyRequest, request_id: str) -> Json:
     """Return the classes of texts, best first."""
+    model = await asked.found(client)
     options = asked.options(request_id)
     found = await client.classify_many(model.model, asked.input, top=0, **options)
     data = [[{"score": one.probability, "label": one.label} for one in each] for each in found]
     return _envelope("classify", model, request_id, found.usage) | {"data": data}
 
 
-async def rerank(
-    client: AsyncClient, model: ModelInfo, asked: RerankRequest, request_id: str
-) -> Json:
+async def rerank(client: AsyncClient, asked: RerankRequest, request_id: str) -> Json:
     """Return the documents that answer a query best; HttpError for a model of other classes."""
+    model = await asked.found(client)
     if len(model.labels) != 1:
         message = f"{model.model} has {len(model.labels)} classes; to rank takes a model of one"
         raise HttpError(400, message, param="model")

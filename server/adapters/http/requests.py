@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, PlainValidator
-from tokenweir import ModelInfo
+from tokenweir import AsyncClient, ModelInfo
 
 from engine.requests.options import OPTIONS
 from engine.wording import shortened
+from server.adapters.http.errors import unknown_model
 
 # Nothing of an answer depends on these.
 _HARMLESS = frozenset(
@@ -224,8 +225,13 @@ class RequestOfOneModel(ModelRequest):
 
     model: str = ""
 
-    def found_in(self, models: Iterable[ModelInfo]) -> ModelInfo | None:
-        """Return the model that is asked; of several, one that does nothing else comes first."""
-        name = self.capability
+    async def found(self, client: AsyncClient) -> ModelInfo:
+        """Return the model that is asked; of several, one that does nothing else comes first.
+
+        Raises HttpError for none.
+        """
+        name, models = self.capability, await client.models()
         able = [one for one in models if name in one.capabilities and self.model in ("", one.model)]
-        return min(able, key=lambda one: one.capabilities.index(name), default=None)
+        if not able:
+            raise unknown_model(self.model, name, models)
+        return min(able, key=lambda one: one.capabilities.index(name))

@@ -12,7 +12,8 @@ from starlette.routing import Route
 from tokenweir import AsyncClient, Item, ModelInfo, PredictOptions, Truncate
 
 from server.adapters.config import HttpConfig
-from server.adapters.http.calls import Calls, unknown_model
+from server.adapters.http.calls import Calls
+from server.adapters.http.errors import unknown_model
 from server.adapters.http.requests import MAX_INPUTS, Json, Prompts, RequestOfOneModel
 
 
@@ -77,38 +78,31 @@ class PredictRequest(TeiRequest):
     inputs: Annotated[dict[str, Any], PlainValidator(_texts_or_pairs)]
 
 
-class TeiEndpoints:
-    """Answers TEI's requests by calls of the server behind."""
+def routes(calls: Calls, config: HttpConfig) -> list[Route]:
+    """Return the routes of the protocol."""
 
-    def __init__(self, calls: Calls, config: HttpConfig) -> None:
-        self._calls, self._config = calls, config
-
-    @property
-    def routes(self) -> list[Route]:
-        """The routes of the protocol."""
-        vectors = self._calls.endpoint_of_model(EmbedRequest, embed)
-        classes = self._calls.endpoint_of_model(PredictRequest, predict)
-        return [
-            Route("/embed", vectors, methods=["POST"]),
-            Route("/", vectors, methods=["POST"]),  # as Hugging Face's clients call it
-            Route("/predict", classes, methods=["POST"]),
-            Route("/info", self.info, methods=["GET"]),
-        ]
-
-    async def info(self, request: Request) -> Response:
-        """Describe the model that requests are for."""
-        models = await self._calls.caller(request).models()
+    async def info(request: Request) -> Response:
+        models = await calls.caller(request).models()
         for capability in ("embed", "classify"):
             for model in models:
                 if model.capabilities[0] == capability:
-                    return JSONResponse(_info(model, self._config.max_requests))
+                    return JSONResponse(_info(model, config.max_requests))
         raise unknown_model("", "embed or classify")
+
+    vectors = calls.endpoint(EmbedRequest, embed)
+    return [
+        Route("/embed", vectors, methods=["POST"]),
+        Route("/", vectors, methods=["POST"]),  # as Hugging Face's clients call it
+        Route("/predict", calls.endpoint(PredictRequest, predict), methods=["POST"]),
+        Route("/info", info, methods=["GET"]),
+    ]
 
 
 async def embed(
-    client: AsyncClient, model: ModelInfo, asked: EmbedRequest, request_id: str
+    client: AsyncClient, asked: EmbedRequest, request_id: str
 ) -> list[tuple[float, ...]]:
     """Return the vectors of texts."""
+    model = await asked.found(client)
     found = await client.embed_many(
         model.model,
         asked.inputs,
@@ -119,11 +113,9 @@ async def embed(
     return list(found.results)
 
 
-async def predict(
-    client: AsyncClient, model: ModelInfo, asked: PredictRequest, request_id: str
-) -> list[Any]:
+async def predict(client: AsyncClient, asked: PredictRequest, request_id: str) -> list[Any]:
     """Return the classes of a text or a pair, best first, or those of each in a list."""
-    options = asked.options(request_id)
+    model, options = await asked.found(client), asked.options(request_id)
     answers = await client.classify_many(model.model, asked.inputs["items"], top=0, **options)
     found = [
         [{"score": one.probability, "label": one.label} for one in labels]

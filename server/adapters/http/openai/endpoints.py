@@ -14,8 +14,8 @@ from tokenweir import AsyncClient, GenerateOptions, ModelInfo, StreamOptions
 
 from server.adapters.caller import STREAM_ATTEMPTS, is_serving
 from server.adapters.config import HttpConfig
-from server.adapters.http.calls import REQUEST_ID, Calls, unknown_model
-from server.adapters.http.errors import AsSent, HttpError, refused_arguments
+from server.adapters.http.calls import REQUEST_ID, Calls
+from server.adapters.http.errors import AsSent, HttpError, refused_arguments, unknown_model
 from server.adapters.http.gone import unless_gone
 from server.adapters.http.openai.answers import Form, envelope, usage_json
 from server.adapters.http.openai.chat import ChatForm, ChatRequest, ConversationRequest
@@ -56,8 +56,8 @@ class OpenAiEndpoints:
         """The routes of the protocol."""
         get, post, calls = ["GET"], ["POST"], self._calls
         embeddings = calls.endpoint(EmbeddingRequest, embed)
-        tokens = calls.endpoint_of_model(TokenizeRequest, tokenize)
-        text = calls.endpoint_of_model(DetokenizeRequest, detokenize)
+        tokens = calls.endpoint(TokenizeRequest, tokenize)
+        text = calls.endpoint(DetokenizeRequest, detokenize)
         return [
             Route("/health", self.health, methods=get),
             Route("/v1/models", self.models, methods=get),

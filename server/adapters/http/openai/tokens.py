@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
-from tokenweir import AsyncClient, ModelInfo
+from tokenweir import AsyncClient
 
 from server.adapters.http.openai.answers import token_text
 from server.adapters.http.openai.tools import Tool
@@ -56,10 +56,9 @@ class DetokenizeRequest(RequestOfOneModel):
         return super().as_sent(message).replace("target_prefix", "tokens")
 
 
-async def tokenize(
-    client: AsyncClient, model: ModelInfo, asked: TokenizeRequest, request_id: str
-) -> Json:
+async def tokenize(client: AsyncClient, asked: TokenizeRequest, request_id: str) -> Json:
     """Return the tokens that a model reads."""
+    model = await asked.found(client)
     names = _OF_PROMPTS if asked.messages is None else _OF_CHATS
     options: Any = {name: getattr(asked, name) for name in names}
     prompt = asked.messages if asked.prompt is None else asked.prompt
@@ -81,10 +80,9 @@ async def tokenize(
     }
 
 
-async def detokenize(
-    client: AsyncClient, model: ModelInfo, asked: DetokenizeRequest, request_id: str
-) -> Json:
+async def detokenize(client: AsyncClient, asked: DetokenizeRequest, request_id: str) -> Json:
     """Return the text of tokens, special ones by their names."""
+    model = await asked.found(client)
     found = await client.generate(
         model.model,
         [0],  # any: what is decoded is the given beginning of an output
