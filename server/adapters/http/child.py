@@ -6,7 +6,6 @@ and its log to the standard error, a JSON object a line.
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import socket
 import sys
@@ -35,25 +34,21 @@ def main() -> None:
 
 async def _serve(server: str, admin: str | None, config: HttpConfig, listener: int) -> None:
     """Serve at an inherited socket, in front of a server; `admin` is asked for its load."""
-    with cancelled_by_signals() as seen:
-        try:
-            async with (
-                # One attempt: clients are told when to come back.
-                AsyncClient(server, timeout=config.timeout, max_attempts=1) as client,
-                AsyncClient(
-                    admin or server,
-                    token=config.admin_token,
-                    timeout=_ADMIN_SECONDS,
-                    max_attempts=1,
-                ) as operated,
-            ):
-                await serve(
-                    client,
-                    config,
-                    lambda url: print(url, flush=True),
-                    operated if admin else None,
-                    socket.socket(fileno=listener),
-                )
-        except asyncio.CancelledError:
-            if not seen:
-                raise
+    with cancelled_by_signals():
+        async with (
+            # One attempt: clients are told when to come back.
+            AsyncClient(server, timeout=config.timeout, max_attempts=1) as client,
+            AsyncClient(
+                admin or server,
+                token=config.admin_token,
+                timeout=_ADMIN_SECONDS,
+                max_attempts=1,
+            ) as operated,
+        ):
+            await serve(
+                client,
+                config,
+                lambda url: print(url, flush=True),
+                operated if admin else None,
+                socket.socket(fileno=listener),
+            )
