@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtest.trial import Trial
+from loadtest.load_report import Trial
 
 Measure = Callable[[float, int], Trial | None]  # at a rate, with a seed; None: interrupted
 

@@ -12,9 +12,8 @@ from loadtest.arrival.arrival import OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
-from loadtest.load_report import LoadReport, Origin
+from loadtest.load_report import LoadReport, Origin, Trial, trial_of
 from loadtest.search import RateSearch, Search, SearchRule
-from loadtest.trial import Trial, trial_of
 
 Run = Callable[[LoadConfig], LoadReport]
 

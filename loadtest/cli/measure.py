@@ -31,9 +31,8 @@ from loadtest.work.ask import Work, texts
 from loadtest.work.common import Common
 from loadtest.work.expecting import expecting
 from loadtest.work.mix import Mix
-from loadtest.work.requests_file import read_requests
+from loadtest.work.requests_file import read_lines, read_requests
 from loadtest.work.synthetic import Synthetic
-from loadtest.work.texts_file import read_lines
 from server.cli.calls.generation_options import client_options
 
 _DEFAULT_REQUESTS, _DEFAULT_CONCURRENCY, _DEFAULT_TRIAL = 200, 8, 10.0

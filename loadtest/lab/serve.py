@@ -94,3 +94,21 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> str:
             raise LoadTestError(f"the server does not start: {said}")
         time.sleep(0.2)
     return said
+
+
+def tokenweir(*arguments: object) -> tuple[int, str]:
+    """Run a command, print what it prints as it comes; return its exit code and last line."""
+    process = subprocess.Popen(
+        [*TOKENWEIR, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    last = f"tokenweir {arguments[0]} said nothing"
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        last = line.strip() or last
+    return process.wait(), last

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from loadtest.load_report import LoadReport
+from loadtest.load_report import LoadReport, Trial
 from loadtest.metrics import Distribution
 from loadtest.reports.plots import (
     END_TO_END,
@@ -24,7 +24,6 @@ from loadtest.reports.plots import (
     plain,
     style,
 )
-from loadtest.trial import Trial
 
 _SIZE, _WIDE = (5.2, 3.3), (10.8, 3.3)  # inches
 _MAX_POINTS = 2000  # per distribution

@@ -14,12 +14,11 @@ from rich.text import Text
 
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
-from loadtest.load_report import LoadReport
+from loadtest.load_report import LoadReport, Trial
 from loadtest.metrics import LoadSummary
 from loadtest.reports.tables import Table, errors, kinds, latencies, totals, trials, verdict
 from loadtest.result_file import write_atomically
 from loadtest.series import SeriesReport
-from loadtest.trial import Trial
 
 _LABEL_WIDTH, _VALUE_WIDTH = 22, 8  # borders included; five digits
 _MAX_WRONG = 10  # wrong answers that are shown

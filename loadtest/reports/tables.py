@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loadtest.load_report import LoadReport
+from loadtest.load_report import LoadReport, Trial
 from loadtest.metrics import Distribution, LoadSummary
 from loadtest.series import SeriesReport
-from loadtest.trial import Trial
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max", "count")
 _LATENCIES = {

@@ -9,7 +9,7 @@ from typing import cast
 
 from google.protobuf.message import Message
 from pydantic import JsonValue
-from tokenweir.names import enum_name
+from tokenweir.received import enum_name
 from tokenweir.v1 import common_pb2
 from tokenweir.v1 import generation_service_pb2 as pb
 

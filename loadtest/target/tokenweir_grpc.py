@@ -20,7 +20,7 @@ from tokenweir import (
     Unavailable,
 )
 from tokenweir import Prompt as ClientPrompt
-from tokenweir.names import enum_name
+from tokenweir.received import enum_name
 from tokenweir.v1 import generation_service_pb2 as pb
 
 from loadtest.errors import LoadTestError, NoServerError

@@ -108,6 +108,29 @@ class InTurn:
         return ask.next_turn(answer)
 
 
+@dataclass(frozen=True)
+class Derived:
+    """A work that follows another one, but for an `ask` of its own."""
+
+    work: Work
+
+    @property
+    def title(self) -> str:
+        return self.work.title
+
+    @property
+    def num_different(self) -> int | None:
+        return self.work.num_different
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        return self.work.times
+
+    def next_turn(self, ask: Ask, answer: str) -> Ask | None:
+        """Return what the other work asks behind an answer."""
+        return self.work.next_turn(ask, answer)
+
+
 def texts(prompts: tuple[str, ...], **options: JsonValue) -> InTurn:
     """Return texts that are asked in turn, all with the same options."""
     title = f"{len(prompts)} prompts in turn"

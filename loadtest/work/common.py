@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pydantic import JsonValue
 
-from loadtest.work.ask import Ask, Method
-from loadtest.work.derived import Derived
+from loadtest.work.ask import Ask, Derived, Method
 from loadtest.work.lengths import Lengths
 
 

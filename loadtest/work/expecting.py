@@ -11,8 +11,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from loadtest.errors import LoadTestError
-from loadtest.work.ask import Answer, Ask, Work
-from loadtest.work.derived import Derived
+from loadtest.work.ask import Answer, Ask, Derived, Work
 
 
 @dataclass(frozen=True)

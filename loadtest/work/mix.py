@@ -13,8 +13,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from loadtest.errors import LoadTestError
-from loadtest.work.ask import Ask, Method
-from loadtest.work.derived import Derived
+from loadtest.work.ask import Ask, Derived, Method
 
 _FORM = "give SHARE NAME OPTION=VALUE ..., such as '20 beam beam=4'"
 

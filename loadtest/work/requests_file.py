@@ -1,4 +1,4 @@
-"""Requests from a JSONL file: prompts, options, times, sessions, answers that are expected."""
+"""Requests from a file: of texts, one a line, or of JSON with options, times, sessions, answers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from engine.errors import ConfigError
+from engine.lines import read_lines as lines_of
 from loadtest.errors import LoadTestError
 from loadtest.work.ask import Ask, InTurn, Method, Prompt
 from loadtest.work.common import exactly
-from loadtest.work.texts_file import read_lines
+
+_MAX_BYTES = 2**28
 
 
 class Line(BaseModel):
@@ -89,3 +92,14 @@ def read_requests(path: Path, token_ids: tuple[int, int] = (100, 999)) -> InTurn
     if all(ask.at is not None for ask in asks):
         asks.sort(key=lambda ask: ask.at or 0.0)
     return InTurn(f"{path.name}: {len(asks)} requests in turn", tuple(asks))
+
+
+def read_lines(path: Path) -> tuple[str, ...]:
+    """Return the lines of a UTF-8 file that are not blank; LoadTestError if there are none."""
+    try:
+        prompts = tuple(line for line in lines_of(path, _MAX_BYTES) if line.strip())
+    except ConfigError as error:
+        raise LoadTestError(str(error)) from error
+    if not prompts:
+        raise LoadTestError(f"{path} has no prompt; write one a line")
+    return prompts

@@ -14,11 +14,10 @@ from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.goals import goodput, outcomes, parse_slo
-from loadtest.load_report import LoadReport
+from loadtest.load_report import LoadReport, Trial
 from loadtest.metrics import RequestRecord, summarize, window_of
 from loadtest.search import SearchRule
 from loadtest.series import Series, SeriesReport
-from loadtest.trial import Trial
 
 SERVICE, NUM_SERVERS = 0.05, 4  # seconds a request, at once: 80 requests a second are the most
 CONFIG = LoadConfig(

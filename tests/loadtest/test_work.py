@@ -16,9 +16,8 @@ from loadtest.work.common import Common
 from loadtest.work.expecting import expecting, to_lines
 from loadtest.work.lengths import parse_lengths
 from loadtest.work.mix import Mix, parse_kind, parse_option
-from loadtest.work.requests_file import read_requests
+from loadtest.work.requests_file import read_lines, read_requests
 from loadtest.work.synthetic import Synthetic
-from loadtest.work.texts_file import read_lines
 
 
 def draws(text: str, count: int = 5000) -> list[int]:

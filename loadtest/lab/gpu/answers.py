@@ -16,7 +16,7 @@ from exporter.prover.execution import Execution, OnCpu, OnDevice
 from exporter.prover.generation_cases import Case, random_case
 from loadtest.lab.gpu.models import form_of, make_checkpoint, make_package
 from loadtest.lab.gpu.part import Found, Outcome, Settings
-from loadtest.lab.gpu.product import tokenweir
+from loadtest.lab.serve import tokenweir
 
 _NUM_ROWS, _NUM_STEPS, _CHUNK = 8, 8, 16
 _LENGTHS = (5, 50, 31, 16, 7, 17, 12, 45)  # tokens of prompts

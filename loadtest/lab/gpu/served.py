@@ -11,9 +11,9 @@ import sys
 
 from loadtest.lab.gpu.models import make_package, serve_unproven, shape_of
 from loadtest.lab.gpu.part import Found, Outcome, Settings
-from loadtest.lab.gpu.product import tokenweir
 from loadtest.lab.gpu.speed import work_of
 from loadtest.lab.line_process import LineProcess
+from loadtest.lab.serve import tokenweir
 from loadtest.lab.stand_in.model import NAME
 
 _SECONDS, _WARM_UP = 10, 3  # a load test's length

@@ -9,11 +9,11 @@ from pathlib import Path
 from engine.machine import num_cores
 from loadtest.lab.gpu.models import make_package, serve_unproven, shape_of
 from loadtest.lab.gpu.part import Found, Outcome, Settings, is_emulated
-from loadtest.lab.gpu.product import tokenweir
 from loadtest.lab.peers.command import starter
 from loadtest.lab.peers.comparison import Plan, compare
 from loadtest.lab.peers.results import Line, summarize, told
 from loadtest.lab.peers.works import OURS, Engine, Setting, Work
+from loadtest.lab.serve import tokenweir
 
 _THEIRS = "loadtest.lab.gpu.hugging_face"
 _BUCKETS = (1, 32, 256)  # rows of decode calls

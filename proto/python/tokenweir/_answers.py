@@ -29,8 +29,7 @@ from tokenweir._types import (
     ServerInfo,
     TargetScore,
 )
-from tokenweir.names import enum_name
-from tokenweir.received import SeenMessages
+from tokenweir.received import SeenMessages, enum_name
 from tokenweir.v1 import admin_service_pb2, generation_service_pb2, prediction_service_pb2
 
 T = TypeVar("T")

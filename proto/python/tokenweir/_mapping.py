@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from tokenweir.names import enum_name
+from tokenweir.received import enum_name
 from tokenweir.v1 import common_pb2
 
 T = TypeVar("T")

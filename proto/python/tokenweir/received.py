@@ -1,4 +1,4 @@
-"""The received part of a stream: sizes and hashes of its sequences, however they were cut."""
+"""The received part of a stream: sizes and hashes of its sequences, and the names of its values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
+
+from google.protobuf.descriptor import EnumDescriptor
 
 from tokenweir.v1 import generation_service_pb2 as pb
 
@@ -92,3 +94,10 @@ class SeenMessages:
     def received(self) -> list[pb.Received]:
         """Return how much has come of each sequence, for a server to go on behind it."""
         return [one.message(index) for index, one in self._sequences.items()]
+
+
+def enum_name(enum: EnumDescriptor, value: int) -> str:
+    """Return the name of a value in small letters; the number of one newer than this client."""
+    known = enum.values_by_number.get(value)
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return known.name.removeprefix(prefix).lower() if known else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -13,14 +14,15 @@ from tokenweir import AsyncClient
 from server.adapters.caller import client_as
 from server.adapters.config import HttpConfig
 from server.adapters.http.body import parsed
-from server.adapters.http.errors import refused_arguments
-from server.adapters.http.gone import unless_gone
+from server.adapters.http.errors import HttpError, refused_arguments
 from server.adapters.http.requests import ModelRequest
 from server.http_server import CERTIFIED
 
+T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=ModelRequest)
 REQUEST_ID = "x-request-id"
 _MAX_ID = 128  # characters
+_CLIENT_GONE = 499  # nobody reads it
 
 
 class Calls:
@@ -66,3 +68,22 @@ class Calls:
 
 def _is_id(given: str) -> bool:
     return 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable()
+
+
+async def unless_gone(request: Request, call: Coroutine[Any, Any, T]) -> T:
+    """Return what a call of the server returns; end it as soon as the caller is gone."""
+    work, gone = asyncio.create_task(call), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise HttpError(_CLIENT_GONE, "the client has gone")
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -14,10 +14,23 @@ from tokenweir import AsyncClient, ModelInfo, NotFound
 
 from server.adapters.caller import is_serving
 from server.adapters.kserve.errors import Refused, refused_arguments
-from server.adapters.kserve.pieces import generate_in_pieces
 from server.adapters.kserve.requests import InferRequest
 from server.adapters.kserve.statistics import Statistics
-from server.adapters.kserve.tasks import TASKS, Answered, Asked, Task, run, tasks_for
+from server.adapters.kserve.tasks import (
+    TASKS,
+    TEXTS,
+    Answered,
+    Asked,
+    Task,
+    answered,
+    generation_of,
+    items_of,
+    run,
+    run_task,
+    tasks_for,
+    tensors,
+)
+from server.adapters.kserve.tensors import Tensor
 
 Versions = list[ModelInfo]  # one model's, at least one
 _KNOWN_SECONDS = 5.0  # validity of a model's description
@@ -96,7 +109,7 @@ class Inference:
                 answers.append(found)
                 yield _chosen(found, request)
                 return
-            async with aclosing(generate_in_pieces(caller, asked)) as pieces:
+            async with aclosing(_in_pieces(caller, asked)) as pieces:
                 async for piece in pieces:
                     if piece.usage is not None:  # the last one
                         answers.append(piece)
@@ -148,3 +161,34 @@ def _chosen(found: Answered, request: InferRequest) -> Answered:
     """Return an answer with the outputs alone that were asked for."""
     outputs = tuple(one for one in found.outputs if one.name in (request.outputs or (one.name,)))
     return replace(found, outputs=outputs)
+
+
+async def _in_pieces(client: AsyncClient, asked: Asked) -> AsyncGenerator[Answered]:
+    """Yield the pieces of one text; all at once where it is not to be streamed.
+
+    The last has an empty text. Raises Refused for several texts or outputs: pieces do not say which
+    one they are of.
+    """
+    asked, is_streamed = generation_of(asked)
+    task = TASKS["generate"]
+    if is_streamed is False:
+        yield await run_task(task, client, asked)
+        return
+    items = await items_of(asked)
+    num_outputs = asked.parameters.get("num_outputs") or 1
+    if len(items) != 1 or num_outputs != 1:
+        raise Refused(
+            f"{len(items)} texts with {num_outputs} outputs each are to be streamed; give one text "
+            "with one output in a request, or the parameter stream as false"
+        )
+    options = {**asked.parameters, **asked.options, "num_outputs": 1}
+    del options["answer_others"]  # there are none
+    names = [name for name in TEXTS if name in asked.outputs]
+    async with client.stream(asked.model.model, items[0], **options) as stream:
+        async for text in stream:
+            if names:
+                values = [text.encode()]
+                yield Answered(tuple(Tensor(name, "BYTES", (1, 1), values) for name in names))
+    found = stream.result
+    last = replace(found.sequences[0], text="")
+    yield answered(tensors(task, [[last]], asked.outputs), found)

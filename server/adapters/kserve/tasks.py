@@ -13,12 +13,13 @@ from tokenweir import Answers, AsyncClient, Generation, ModelInfo, Usage
 
 from server.adapters.kserve.errors import Refused, short
 from server.adapters.kserve.images import encoded_images
-from server.adapters.kserve.parameters import check_names, generation_options
-from server.adapters.kserve.second_names import (
+from server.adapters.kserve.parameters import (
     MAX_TOKENS,
     STREAM,
     TEXT_INPUT,
     TEXT_OUTPUT,
+    check_names,
+    generation_options,
     in_own_names,
 )
 from server.adapters.kserve.tensors import Tensor

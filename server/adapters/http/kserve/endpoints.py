@@ -12,9 +12,8 @@ from tokenweir import AsyncClient
 
 from server.adapters.config import HttpConfig
 from server.adapters.http.body import read_body, validated
-from server.adapters.http.calls import REQUEST_ID, Calls
+from server.adapters.http.calls import REQUEST_ID, Calls, unless_gone
 from server.adapters.http.errors import HttpError
-from server.adapters.http.gone import unless_gone
 from server.adapters.http.kserve.tensors import InferBody, infer_answer, infer_request
 from server.adapters.kserve.descriptions import (
     config_of,

@@ -14,9 +14,8 @@ from tokenweir import AsyncClient, GenerateOptions, ModelInfo, StreamOptions
 
 from server.adapters.caller import STREAM_ATTEMPTS, is_serving
 from server.adapters.config import HttpConfig
-from server.adapters.http.calls import REQUEST_ID, Calls
+from server.adapters.http.calls import REQUEST_ID, Calls, unless_gone
 from server.adapters.http.errors import AsSent, HttpError, refused_arguments, unknown_model
-from server.adapters.http.gone import unless_gone
 from server.adapters.http.openai.answers import Form, envelope, usage_json
 from server.adapters.http.openai.chat import ChatForm, ChatRequest, ConversationRequest
 from server.adapters.http.openai.completions import CompletionRequest, TextForm

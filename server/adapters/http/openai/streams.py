@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message as AsgiMessage
 from starlette.types import Send
 from tokenweir import BrokenStream, TokenweirClientError, Usage
-from tokenweir.names import enum_name
+from tokenweir.received import enum_name
 from tokenweir.v1 import common_pb2, generation_service_pb2
 
 from server.adapters.http.calls import REQUEST_ID
