@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from types import MappingProxyType
 
 import grpc
@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from tokenweir import TokenweirClientError
 
+from engine.errors import QueueFull
 from engine.requests.options import OPTIONS
 
 _DOMAIN = "tokenweir"
@@ -55,7 +56,20 @@ def refused_arguments() -> Iterator[None]:
         raise Refused(str(error)) from error
 
 
-async def abort(context: grpc.aio.ServicerContext, error: TokenweirClientError) -> None:  # type: ignore[type-arg]
+@contextlib.asynccontextmanager
+async def statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:  # type: ignore[type-arg]
+    """End a call with the status of what the block raises."""
+    try:
+        yield
+    except Refused as error:
+        await context.abort(error.code, str(error))
+    except QueueFull as error:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+    except TokenweirClientError as error:
+        await _abort(context, error)
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: TokenweirClientError) -> None:  # type: ignore[type-arg]
     """End a call as that of the server behind has ended."""
     info = error_details_pb2.ErrorInfo(
         reason=error.reason or error.code.name, domain=_DOMAIN, metadata=error.metadata

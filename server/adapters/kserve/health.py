@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
-from tokenweir import NotFound
 from tokenweir.open_inference import open_inference_pb2 as protocol
 
 from server.adapters.kserve.inference import Inference
@@ -25,10 +24,7 @@ def health_handler(inference: Inference) -> grpc.GenericRpcHandler:
         request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
         name = "" if request.service == SERVICE else request.service
-        try:
-            serves = await inference.is_serving(name)
-        except NotFound as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, error.message)
+        serves = await inference.is_serving(name)
         return health_pb2.HealthCheckResponse(status="SERVING" if serves else "NOT_SERVING")
 
     handler = grpc.unary_unary_rpc_method_handler(

@@ -1,4 +1,7 @@
-"""Reads requests only so many at once: gRPC would read all of them before anybody could count."""
+"""Reads requests only so many at once, and ends calls with the status of what their handler raises.
+
+gRPC would read all requests before anybody could count.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from engine.errors import QueueFull
+from server.adapters.kserve.errors import statuses
 from server.calls.call_wall import CallWall
 
 _SECONDS = 10.0  # for the message of a call to come
@@ -37,10 +40,12 @@ class Reading(aio.ServerInterceptor):
             return None
 
         async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
-            return await handler.unary_unary(await self._read(requests, context), context)
+            request = await self._read(requests, context)
+            async with statuses(context):
+                return await handler.unary_unary(request, context)
 
         async def stream(requests: AsyncIterator[Any], context: Any) -> None:
-            try:
+            async with statuses(context):
                 with self._streams.holding(0):
                     found = handler.stream_stream(requests, context)
                     if isinstance(found, AsyncIterator):
@@ -48,8 +53,6 @@ class Reading(aio.ServerInterceptor):
                             await context.write(response)
                     else:
                         await found  # it writes by itself
-            except QueueFull as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
         serialization = handler.request_deserializer, handler.response_serializer
         if handler.request_streaming:

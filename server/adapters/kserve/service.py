@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from tokenweir import AsyncClient, TokenweirClientError
@@ -21,14 +21,13 @@ from server.adapters.kserve.descriptions import (
     metadata_of,
     server_metadata,
 )
-from server.adapters.kserve.errors import Refused, abort, as_sent
+from server.adapters.kserve.errors import Refused, as_sent
 from server.adapters.kserve.inference import Inference
 from server.adapters.kserve.requests import parameters_of, read_message
 from server.adapters.kserve.tasks import Answered
 from server.adapters.kserve.tensors import write_outputs
 from server.calls.call_wall import CallWall
 
-T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 Write = Callable[[protocol.ModelStreamInferResponse], Awaitable[None]]
 _MOST_OF_STREAM = 64  # requests of one stream that run at once; the next one waits
@@ -58,8 +57,8 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: protocol.ModelReadyRequest, context: Context
     ) -> protocol.ModelReadyResponse:
         """Return whether a model serves, or one version of it."""
-        asked = self._inference.is_ready(self._caller(context), request.name, request.version)
-        return protocol.ModelReadyResponse(ready=await _answered(context, asked))
+        asked = self._caller(context), request.name, request.version
+        return protocol.ModelReadyResponse(ready=await self._inference.is_ready(*asked))
 
     async def ServerMetadata(
         self, request: protocol.ServerMetadataRequest, context: Context
@@ -71,23 +70,22 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: protocol.ModelMetadataRequest, context: Context
     ) -> protocol.ModelMetadataResponse:
         """Describe the inputs and outputs of a model, over all of its tasks."""
-        asked = self._inference.model(self._caller(context), request.name, request.version)
-        return protocol.ModelMetadataResponse(**metadata_of(*await _answered(context, asked)))
+        asked = self._caller(context), request.name, request.version
+        return protocol.ModelMetadataResponse(**metadata_of(*await self._inference.model(*asked)))
 
     async def ModelConfig(
         self, request: protocol.ModelConfigRequest, context: Context
     ) -> protocol.ModelConfigResponse:
         """Describe how a model is called."""
-        asked = self._inference.model(self._caller(context), request.name, request.version)
-        model, _ = await _answered(context, asked)
+        asked = self._caller(context), request.name, request.version
+        model, _ = await self._inference.model(*asked)
         return protocol.ModelConfigResponse(config=protocol.ModelConfig(**config_of(model)))
 
     async def RepositoryIndex(
         self, request: protocol.RepositoryIndexRequest, context: Context
     ) -> protocol.RepositoryIndexResponse:
         """List the models."""
-        models = await _answered(context, self._caller(context).models())
-        found = index_of(models, ready=request.ready)
+        found = index_of(await self._caller(context).models(), ready=request.ready)
         return protocol.RepositoryIndexResponse(
             models=[protocol.RepositoryIndexResponse.ModelIndex(**one) for one in found]
         )
@@ -96,14 +94,17 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: protocol.ModelStatisticsRequest, context: Context
     ) -> protocol.ModelStatisticsResponse:
         """Tell what models have done."""
-        asked = self._inference.statistics(self._caller(context), request.name, request.version)
-        return protocol.ModelStatisticsResponse(**await _answered(context, asked))
+        asked = self._caller(context), request.name, request.version
+        return protocol.ModelStatisticsResponse(**await self._inference.statistics(*asked))
 
     async def ModelInfer(
         self, request: protocol.ModelInferRequest, context: Context
     ) -> protocol.ModelInferResponse:
         """Run a model."""
-        return await _answered(context, self._infer(request, context))
+        with self._wall.holding(request.ByteSize()):
+            asked, caller = read_message(request), self._caller(context)
+            found = await self._inference.infer(caller, asked, context.time_remaining())
+        return _response(request, found)
 
     async def ModelStreamInfer(  # type: ignore[override]  # it writes, instead of yielding
         self, requests: AsyncIterator[protocol.ModelInferRequest], context: Context
@@ -140,15 +141,6 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         for task in self._reading:
             task.cancel()
 
-    async def _infer(
-        self, request: protocol.ModelInferRequest, context: Context
-    ) -> protocol.ModelInferResponse:
-        with self._wall.holding(request.ByteSize()):
-            asked = read_message(request)
-            caller = self._caller(context)
-            found = await self._inference.infer(caller, asked, context.time_remaining())
-        return _response(request, found)
-
     async def _stream(
         self, request: protocol.ModelInferRequest, context: Context, write: Write
     ) -> None:
@@ -173,19 +165,6 @@ class KserveService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         headers = dict(context.invocation_metadata() or ())
         texts = {name: value for name, value in headers.items() if isinstance(value, str)}
         return client_as(self._client, texts)
-
-
-async def _answered(context: Context, answer: Awaitable[T]) -> T:
-    """Return an answer; what it raises ends the call with its status."""
-    try:
-        return await answer
-    except Refused as error:
-        await context.abort(error.code, str(error))
-    except QueueFull as error:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-    except TokenweirClientError as error:
-        await abort(context, error)
-    raise AssertionError("abort raises")
 
 
 def _response(request: protocol.ModelInferRequest, found: Answered) -> protocol.ModelInferResponse:
