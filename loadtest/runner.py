@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from loadtest.answers import Checks, KeptAnswer, WrongAnswer, checks_of, difference
@@ -28,7 +29,7 @@ from loadtest.metrics import (
     window_of,
 )
 from loadtest.sender import Sender, arrival_times
-from loadtest.target.open_target import ClientArguments, connect_to, nothing_more
+from loadtest.target.open_target import ClientArguments, open_target
 from loadtest.target.target import CallFailed, Found, ServerSample, Target
 from loadtest.work.ask import Ask, Work
 
@@ -54,39 +55,19 @@ Watch = Callable[[Course], None]  # called twice a second and at the end
 RunLoop = Callable[[Coroutine[Any, Any, bool]], bool]  # as asyncio.run, or that of a Runner
 
 
-def run(
-    config: LoadConfig,
-    work: Work,
-    watch: Watch | None = None,
-    client_arguments: ClientArguments = nothing_more,
-    run_loop: RunLoop = asyncio.run,
-    early: Sequence[int] = (),
-) -> LoadReport:
-    """Run a load test to its end, or until Ctrl-C: then the report has what was answered so far.
-
-    Raise LoadTestError if no server answers, or if it does not serve the model; a request that
-    fails is a record like any other. Tests that may be ended with calls under way, and others
-    behind them, are to share an event loop: gRPC tells of such calls later. The first of the
-    signals in `early`, which came before, ends the test at its beginning.
-    """
-    watch = watch or (lambda course: None)
-    return LoadTest(config, work, watch, client_arguments).run(run_loop, early)
-
-
 class LoadTest:
-    """A load test under way."""
+    """A load test: it is run to its end, or until Ctrl-C."""
 
     def __init__(
         self,
         config: LoadConfig,
         work: Work,
-        watch: Watch,
-        client_arguments: ClientArguments = nothing_more,
+        watch: Watch = lambda course: None,
+        client_arguments: ClientArguments = dict,
     ) -> None:
         self._config = config
-        self._connect = connect_to(
-            config.address, config.model, config.timeout, client_arguments, config.admin_address
-        )
+        asked = config.address, config.model, config.timeout, client_arguments
+        self._connect = partial(open_target, *asked, config.admin_address)
         self._work = work
         self._watch = watch
         self._started_at = datetime.now(UTC)
@@ -100,7 +81,13 @@ class LoadTest:
         self._is_stopped = False  # since the bounds could not be kept any more
 
     def run(self, run_loop: RunLoop = asyncio.run, early: Sequence[int] = ()) -> LoadReport:
-        """Run the test; what is interrupted, at whatever moment, gives a report too."""
+        """Run the test; what is interrupted, at whatever moment, gives a report too.
+
+        Raise LoadTestError if no server answers, or if it does not serve the model; a request that
+        fails is a record like any other. Tests that may be ended with calls under way, and others
+        behind them, are to share an event loop: gRPC tells of such calls later. The first of the
+        signals in `early`, which came before, ends the test at its beginning.
+        """
         is_interrupted = True
         with suppress(KeyboardInterrupt):
             for number in early[:1]:

@@ -24,7 +24,7 @@ from loadtest.load_report import LoadReport
 from loadtest.origin import code_commit, typed_command
 from loadtest.reports.live import shown
 from loadtest.reports.report import print_series, print_table, trial_line
-from loadtest.runner import LoadTest, run
+from loadtest.runner import LoadTest
 from loadtest.search import SearchRule
 from loadtest.series import Series, SeriesReport
 from loadtest.work.ask import Work, texts
@@ -75,8 +75,8 @@ class Measurement:
 
             def run_shown(one: LoadConfig) -> LoadReport:
                 with shown(one) as watch:
-                    arguments = self._client_arguments
-                    return run(one, self._work, watch, arguments, runner.run, self._early)
+                    test = LoadTest(one, self._work, watch, self._client_arguments)
+                    return test.run(runner.run, self._early)
 
             def tell(trial: Any) -> None:
                 click.echo(trial_line(trial), err=True)

@@ -15,7 +15,7 @@ from loadtest.lab.overhead_stages import start_parts
 from loadtest.lab.overload import prompts
 from loadtest.lab.stand_in.model import NAME
 from loadtest.metrics import RequestRecord
-from loadtest.runner import run
+from loadtest.runner import LoadTest
 from loadtest.work.ask import texts
 
 _STAND_IN = "0.0005"  # seconds of a row, of a model that computes nothing
@@ -83,4 +83,4 @@ def _closed_loop(
     address: str, num_streams: int, num_requests: int, seed: int
 ) -> Sequence[RequestRecord]:
     config = LoadConfig(address, NAME, ClosedLoop(num_streams), num_requests=num_requests)
-    return run(config, texts(prompts(seed), max_new_tokens=_NUM_TOKENS)).records
+    return LoadTest(config, texts(prompts(seed), max_new_tokens=_NUM_TOKENS)).run().records

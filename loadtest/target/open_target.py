@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from loadtest.target.kserve_grpc import SCHEME, KserveGrpc
@@ -16,29 +15,14 @@ ClientArguments = Callable[[], Mapping[str, Any]]
 Connect = Callable[[], Target]
 
 
-def nothing_more() -> Mapping[str, Any]:
-    """Return no argument: anybody may call."""
-    return {}
-
-
-def connect_to(
+def open_target(
     address: str,
     model: str,
     timeout: float,
     client_arguments: ClientArguments,
     admin_address: str | None = None,
-) -> Connect:
-    """Return what opens a model at an address; nothing is sent before the first call."""
-    return partial(_open, address, model, timeout, client_arguments, admin_address)
-
-
-def _open(
-    address: str,
-    model: str,
-    timeout: float,
-    client_arguments: ClientArguments,
-    admin_address: str | None,
 ) -> Target:
+    """Return a model at an address; nothing is sent before the first call."""
     arguments = client_arguments()
     if address.startswith(("http://", "https://")):
         from loadtest.target.openai_http import OpenAiHttp  # other targets do not need its packages

@@ -16,7 +16,7 @@ from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError, NoServerError
 from loadtest.load_report import LoadReport
 from loadtest.reports.report import notes, print_table
-from loadtest.runner import run
+from loadtest.runner import LoadTest
 from loadtest.target.kserve_grpc import KserveGrpc
 from loadtest.work.ask import Ask, InTurn, Method, Work, texts
 from tests.fakes.engines import FakeGenerator, FakePredictor, prediction_package, running_worker
@@ -65,7 +65,7 @@ def server() -> Iterator[ScriptedServer]:
 def load(server: ScriptedServer, work: Work, model: str = "m", **more: Any) -> LoadReport:
     address = f"kserve://{server.address}"
     config = LoadConfig(address, model, ClosedLoop(2), 3, timeout=60, **more)
-    return run(config, work, client_arguments=lambda: {"token": "secret"})
+    return LoadTest(config, work, client_arguments=lambda: {"token": "secret"}).run()
 
 
 def test_texts_go_to_the_input_that_the_server_names(server: ScriptedServer):

@@ -14,7 +14,7 @@ from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError, NoServerError
 from loadtest.load_report import LoadReport
-from loadtest.runner import run
+from loadtest.runner import LoadTest
 from loadtest.work.ask import Ask, InTurn, Work, texts
 
 Body = dict[str, Any]
@@ -85,7 +85,7 @@ def server() -> Iterator[HttpServer]:
 
 def load(server: HttpServer, work: Work, num_requests: int = 4, **more: Any) -> LoadReport:
     config = LoadConfig(server.url, "m", ClosedLoop(2), num_requests, timeout=60, **more)
-    return run(config, work, client_arguments=lambda: {"token": "secret"})
+    return LoadTest(config, work, client_arguments=lambda: {"token": "secret"}).run()
 
 
 def test_texts_are_completed_and_streams_are_measured(server: HttpServer):
@@ -218,7 +218,7 @@ def test_what_is_not_there_is_said(server: HttpServer):
     with pytest.raises(LoadTestError, match="has no model 'm'; it has: other"):
         load(server, texts(("p",)))
     with pytest.raises(NoServerError, match="no server answers at http://127.0.0.1:1"):
-        run(LoadConfig("http://127.0.0.1:1/v1", "m", ClosedLoop(1), 1), texts(("p",)))
+        LoadTest(LoadConfig("http://127.0.0.1:1/v1", "m", ClosedLoop(1), 1), texts(("p",))).run()
 
 
 @pytest.mark.parametrize("models", [[], "x", {"data": [1]}])

@@ -32,8 +32,7 @@ from loadtest.interruption import signals_held
 from loadtest.load_report import LoadReport
 from loadtest.metrics import summarize
 from loadtest.reports.report import notes
-from loadtest.runner import Course, Watch
-from loadtest.runner import run as run_work
+from loadtest.runner import Course, LoadTest, Watch
 from loadtest.sender import arrival_times
 from loadtest.work.ask import Ask, InTurn, Work, texts
 from loadtest.work.common import Common
@@ -51,8 +50,8 @@ from tests.fakes.scripted_server import (
 WORK = texts(("p", "q"))
 
 
-def run(config: LoadConfig, work: Work = WORK, watch: Watch | None = None) -> LoadReport:
-    return run_work(config, work, watch)
+def run(config: LoadConfig, work: Work = WORK, watch: Watch = lambda course: None) -> LoadReport:
+    return LoadTest(config, work, watch).run()
 
 
 def streams(server: ScriptedServer) -> list[generation_service_pb2.GenerateStreamRequest]:
@@ -543,7 +542,7 @@ def test_the_load_may_be_told_at_another_address_to_an_operator(server):
         config = replace(open_loop(server, 6, rate=10), admin_address=admin.address)
         secrets = {"metadata": [("said", "caller")], "admin_token": None}
 
-        report = run_work(config, WORK, client_arguments=lambda: secrets)
+        report = LoadTest(config, WORK, client_arguments=lambda: secrets).run()
 
         assert {sample.running for sample in report.server} == {5}
         assert all(data["said"] == "caller" for data in admin.metadata)

@@ -21,7 +21,7 @@ from loadtest.lab.peers.worker import LoadOptions
 from loadtest.lab.serve import free_port
 from loadtest.load_report import LoadReport
 from loadtest.runner import LoadTest
-from loadtest.target.open_target import connect_to, nothing_more
+from loadtest.target.open_target import open_target
 from loadtest.target.target import CallFailed
 from loadtest.work.common import Common
 from loadtest.work.lengths import parse_lengths
@@ -111,7 +111,7 @@ class ServerProcess:
             options=self._launch.options,
             output_tokens=parse_lengths(str(loop.num_new_tokens)),
         )
-        test = LoadTest(config, work, watch=lambda course: None)
+        test = LoadTest(config, work)
         try:
             return test.run(), list(test.kept)
         except LoadTestError as error:
@@ -120,10 +120,9 @@ class ServerProcess:
     async def _wait_until_there(self) -> None:
         """Return when the server knows its model and computes with it."""
         deadline = time.monotonic() + _START_TIMEOUT
-        connect = connect_to(self._launch.address, MODEL, _REQUEST_TIMEOUT, nothing_more)
         ask = Common(Synthetic(parse_lengths("1"), (0, 1)), output_tokens=parse_lengths("1")).ask(0)
         while True:
-            target = connect()
+            target = open_target(self._launch.address, MODEL, _REQUEST_TIMEOUT, dict)
             try:
                 await target.find()
                 await target.send(ask, keep=False)
