@@ -176,7 +176,7 @@ def server_of(tree: Tree, limits: Limits, vocab_size: int) -> Iterator[ServerSid
     """Run a tree's server, until the end of the block."""
     options = ["--max-num-seqs", f"{limits.num_seqs}"]
     package, threads = tree.package.resolve(), limits.num_threads
-    with served(package, "", threads=threads, options=options, tree=tree.path) as server:
+    with served(package, threads=threads, options=options, tree=tree.path) as server:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             client = runner.run(open_client(server.address))
             yield ServerSide(client, runner, server.pid, vocab_size)

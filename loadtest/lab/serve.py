@@ -42,32 +42,16 @@ def environment(tree: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def served(
     package: Path,
-    settings: str,
     replicas: int = 1,
     threads: int = 1,
-    cores: str | None = None,
     options: Sequence[str] = (),
     tree: Path = ROOT,
 ) -> Iterator[Served]:
-    """Serve a package with settings in TOML until the end of the block; `cores` as of taskset."""
-    command = [] if cores is None else ["taskset", "-c", cores]
-    command += [
-        *SERVE,
-        str(package),
-        "--port",
-        "0",
-        "--threads",
-        f"{threads}",
-        "--replicas",
-        f"{replicas}",
-    ]
-    with (
-        tempfile.NamedTemporaryFile("w", suffix=".toml") as file,
-        tempfile.NamedTemporaryFile() as log,
-    ):
-        file.write(settings)
-        file.flush()
-        command += ["--config", file.name, *options]
+    """Serve a package until the end of the block."""
+    counts = {"--port": 0, "--threads": threads, "--replicas": replicas}
+    words = (str(word) for option in counts.items() for word in option)
+    command = [*SERVE, str(package), *words, *options]
+    with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(tree), cwd=tree)
         try:
             said = _wait(process, Path(log.name))

@@ -31,7 +31,8 @@ def test_versions_are_swapped_under_load_and_one_that_fails_harms_nothing(tmp_pa
     save_random(tmp_path / "checkpoint", CONFIGS[TRANSLATE], noise=0.3)
     export_package(tmp_path / "checkpoint", package)
 
-    with served(package, SETTINGS) as server:
+    (settings := tmp_path / "serve.toml").write_text(SETTINGS)
+    with served(package, options=("--config", str(settings))) as server:
         failure = asyncio.run(_load_broken(server, package, tmp_path / "broken"))
         versions = asyncio.run(_swap(server, package))
 

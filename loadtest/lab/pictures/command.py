@@ -59,7 +59,7 @@ def main(package: Path, checkpoint: Path, out: Path) -> None:
         _keep(heads.read_bytes(), out / ATTENTION)
         port, page = free_port(), scratch / "load-test.html"
         options = ("--http-port", str(port), "--admin-port", "0")
-        with served(package.absolute(), "", replicas=2, options=options) as server:
+        with served(package.absolute(), replicas=2, options=options) as server:
             reach = ("--server", server.address, "--admin", str(server.admin))
             _run(*_LOAD, *reach, "--html", str(page))
             _keep(_look_at(f"http://127.0.0.1:{port}/", _ask, scratch), out / WEB_PAGE)
