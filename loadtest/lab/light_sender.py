@@ -75,7 +75,10 @@ class LightLoop:
 
 
 class LightSender:
-    """Sends streams of one method over one connection: a request each, read to the end."""
+    """Sends streams of one method over one connection: a request each, read to the end.
+
+    One thread sends, and another one takes what comes back.
+    """
 
     def __init__(self, address: str, method: str, timeout: float) -> None:
         """Ask `method`, as "/package.Service/Method"; every call has `timeout` seconds."""
@@ -84,67 +87,57 @@ class LightSender:
 
     def closed_loop(self, requests: Sequence[bytes], concurrency: int) -> LightLoop:
         """Send all requests, so many at once: the next one when one has ended."""
-        loop = _Loop(self._channel, self._method, self._timeout, len(requests))
         rest = iter(requests)
 
         def send_next() -> None:
             if (request := next(rest, None)) is not None:
-                loop.send(request, loop.now())
+                self._send(request, self._now())
 
-        loop.take_events(send_next)
+        self._begin(len(requests), send_next)
         for _ in range(concurrency):
             send_next()
-        return loop.end()
+        return self._end()
 
     def open_loop(self, requests: Sequence[bytes], times: Sequence[float]) -> LightLoop:
         """Send every request when it is due, seconds from now."""
-        loop = _Loop(self._channel, self._method, self._timeout, len(requests))
-        loop.take_events(lambda: None)
+        self._begin(len(requests), lambda: None)
         for request, due in zip(requests, times, strict=True):
-            if (wait := due - loop.now()) > 0:
+            if (wait := due - self._now()) > 0:
                 time.sleep(wait)
-            loop.send(request, due)
-        return loop.end()
+            self._send(request, due)
+        return self._end()
 
     def close(self) -> None:
         """Close the connection."""
         self._channel.close(core.CANCELLED, "the load test has ended")
 
-
-class _Loop:
-    """A loop under way: whoever sends has one thread, another one takes what comes back."""
-
-    def __init__(self, channel: Any, method: bytes, timeout: float, num_calls: int) -> None:
-        self._channel, self._method, self._timeout = channel, method, timeout
+    def _begin(self, num_calls: int, ended: Callable[[], None]) -> None:
+        """Take events in a thread until all calls have ended; call `ended` behind each of them."""
         self._num_calls = num_calls
         self._ended: list[LightCall] = []
         self._start, self._processor_start = time.monotonic(), time.process_time()
-
-    def now(self) -> float:
-        return time.monotonic() - self._start
-
-    def take_events(self, ended: Callable[[], None]) -> None:
-        """Take them in a thread until all calls have ended; call `ended` behind each of them."""
-        self._thread = threading.Thread(target=self._follow, args=(ended,), daemon=True)
+        self._thread = threading.Thread(target=self._take_events, args=(ended,), daemon=True)
         self._thread.start()
 
-    def send(self, request: bytes, due: float) -> None:
-        _Exchange(self._ended, self.now).begin(
-            self._channel, self._method, request, time.time() + self._timeout, due
-        )
+    def _now(self) -> float:
+        return time.monotonic() - self._start
 
-    def end(self) -> LightLoop:
+    def _send(self, request: bytes, due: float) -> None:
+        exchange = _Exchange(LightCall(due, self._now()), self._ended, self._now)
+        exchange.begin(self._channel, self._method, request, time.time() + self._timeout)
+
+    def _end(self) -> LightLoop:
         """Wait for the end of all; LoadTestError if that does not come."""
         self._thread.join(self._timeout + _PATIENCE)
         if self._thread.is_alive():
             missing = self._num_calls - len(self._ended)
             what = f"{missing} of {self._num_calls} calls have not ended"
             raise LoadTestError(f"{what}, although their deadline is over")
-        share = (time.process_time() - self._processor_start) / self.now()
+        share = (time.process_time() - self._processor_start) / self._now()
         delays = distribution(call.sent - call.due for call in self._ended)
         return LightLoop(tuple(self._ended), OwnLoad(share, delays))
 
-    def _follow(self, ended: Callable[[], None]) -> None:
+    def _take_events(self, ended: Callable[[], None]) -> None:
         while len(self._ended) < self._num_calls:
             before, asked = len(self._ended), time.monotonic()
             event = self._channel.next_call_event()
@@ -159,12 +152,11 @@ class _Loop:
 class _Exchange:
     """Messages of one call, sent and received."""
 
-    def __init__(self, ended: list[LightCall], now: Callable[[], float]) -> None:
-        self._ended, self._now = ended, now
+    def __init__(self, record: LightCall, ended: list[LightCall], now: Callable[[], float]) -> None:
+        self._record, self._ended, self._now = record, ended, now
+        self._num_due = 2
 
-    def begin(
-        self, channel: Any, method: bytes, request: bytes, deadline: float, due: float
-    ) -> None:
+    def begin(self, channel: Any, method: bytes, request: bytes, deadline: float) -> None:
         sending = (
             core.send_metadata(()),
             core.send_message(request),
@@ -172,8 +164,6 @@ class _Exchange:
             core.receive_status(),
         )
         first = (core.receive_metadata(), core.receive_message())
-        self._record = LightCall(due, self._now())
-        self._num_due = 2
         batches = ((sending, self._has_ended), (first, self._has_come))
         self._call = channel.integrated_call(
             core.NO_FLAGS, method, None, deadline, (), None, batches
