@@ -16,7 +16,7 @@ from loadtest.arrival.arrival import ClosedLoop
 from loadtest.config import LoadConfig
 from loadtest.errors import LoadTestError
 from loadtest.lab.peers.comparison import Answered, Loop
-from loadtest.lab.peers.servers.launch import MODEL, load_server
+from loadtest.lab.peers.servers.launch import MODEL, launch
 from loadtest.lab.peers.worker import LoadOptions
 from loadtest.lab.serve import free_port
 from loadtest.load_report import LoadReport
@@ -38,7 +38,7 @@ class ServerProcess:
 
     def __init__(self, name: str, options: LoadOptions, log: Path) -> None:
         try:
-            self._launch = load_server(name).launch(options, free_port())
+            self._launch = launch(name, options, free_port())
         except (ImportError, OSError, subprocess.CalledProcessError) as error:
             raise LoadTestError(f"{type(error).__name__}: {error}") from error
         self.versions: Mapping[str, str] = self._launch.versions

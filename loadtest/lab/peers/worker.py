@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Protocol, cast
+from typing import IO, Protocol
 
 Prompts = Sequence[Sequence[int]]
 
@@ -48,16 +48,11 @@ class Adapter(Protocol):
         """Return exactly `num_new_tokens` tokens for every prompt, all prompts at once."""
 
 
-class AdapterModule(Protocol):
-    """A module of loadtest.lab.peers.adapters."""
-
-    def load(self, options: LoadOptions) -> Adapter: ...
-
-
 def load_adapter(name: str, options: LoadOptions) -> Adapter:
     """Import the adapter's module, and with it its engine, and load the model."""
     module = importlib.import_module(name if "." in name else f"loadtest.lab.peers.adapters.{name}")
-    return cast(AdapterModule, module).load(options)
+    adapter: Adapter = module.load(options)
+    return adapter
 
 
 def serve(adapter: Adapter, requests: IO[str], answers: IO[str]) -> None:

@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast
 
 from pydantic import JsonValue
 
@@ -26,17 +25,11 @@ class Launch:
     options: Mapping[str, JsonValue] = field(default_factory=dict)  # for every request
 
 
-class ServerModule(Protocol):
-    """A module of loadtest.lab.peers.servers."""
-
-    def launch(self, options: LoadOptions, port: int) -> Launch:
-        """Return how the server is started; raises what its engine raises where it is missing."""
-        ...
-
-
-def load_server(name: str) -> ServerModule:
-    """Import the module of a server."""
-    return cast(ServerModule, importlib.import_module(name if "." in name else f"{_FOLDER}.{name}"))
+def launch(name: str, options: LoadOptions, port: int) -> Launch:
+    """Return how a server is started, as its module says; raises what it raises without it."""
+    module = importlib.import_module(name if "." in name else f"{_FOLDER}.{name}")
+    found: Launch = module.launch(options, port)
+    return found
 
 
 def python_server(module: str, options: LoadOptions, port: int) -> tuple[str, ...]:
