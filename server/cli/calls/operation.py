@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 from tokenweir import ModelInfo, NotFound
@@ -88,19 +89,10 @@ def health(service: str, as_json: bool, server: Server) -> int:
     metavar="PERCENT",
     help="Share of the calls that name no version.  [default: 0; 100 if no other version serves]",
 )
-@click.option("--check", is_flag=True, help="Check the package only.")
+@click.option("--check", "validate_only", is_flag=True, help="Check the package only.")
 @json_option
 @server_option
-def load_model(
-    package: str,
-    model: str | None,
-    model_version: str | None,
-    replicas: int | None,
-    share: float | None,
-    check: bool,
-    as_json: bool,
-    server: Server,
-) -> None:
+def load_model(package: str, as_json: bool, server: Server, **options: Any) -> None:
     """Load a PACKAGE, a directory or URL as the server sees it; return when it takes calls.
 
     It gets worker processes of its own. If that fails, the models that serve are not affected.
@@ -109,15 +101,8 @@ def load_model(
     if Path(package).is_dir():
         package = str(Path(package).resolve())  # the server has another working directory
     with open_client(server) as client:
-        info = client.load_model(
-            package,
-            model=model,
-            model_version=model_version,
-            replicas=replicas,
-            share=share,
-            validate_only=check,
-        )
-    if check and not as_json:
+        info = client.load_model(package, **options)
+    if options["validate_only"] and not as_json:
         click.echo(f"{info.model} {info.model_version} can be loaded")
     else:
         _print([info], as_json)

@@ -52,6 +52,7 @@ class Server:
         return {"credentials": credentials, "token": self.token}
 
 
+_NAMES = ("tls_ca", "tls_cert", "tls_key", "token")
 _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--server",
@@ -86,20 +87,12 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a server to call, as one argument `server`."""
 
     @functools.wraps(command)
-    def with_server(
-        *args: Any,
-        server: str,
-        token: str | None,
-        tls_ca: Path | None,
-        tls_cert: Path | None,
-        tls_key: Path | None,
-        **typed: Any,
-    ) -> Any:
-        if (tls_cert is None) != (tls_key is None):
+    def with_server(*args: Any, server: str, **typed: Any) -> Any:
+        far_end = Server(server, **{name: typed.pop(name) for name in _NAMES})
+        if (far_end.tls_cert is None) != (far_end.tls_key is None):
             raise click.UsageError("give --tls-cert and --tls-key, or none of them")
-        if tls_cert is not None and tls_ca is None:
+        if far_end.tls_cert is not None and far_end.tls_ca is None:
             raise click.UsageError("--tls-cert is for a call by TLS; give --tls-ca too")
-        far_end = Server(server, tls_ca, tls_cert, tls_key, token)
         return command(*args, server=far_end, **typed)
 
     wrapped: Callable[..., Any] = with_server
