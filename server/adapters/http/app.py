@@ -12,11 +12,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenweir import AsyncClient, TokenweirClientError
 
 from server.adapters.config import HttpConfig
 from server.adapters.http import infinity, tei
-from server.adapters.http.bound import Bound
 from server.adapters.http.calls import REQUEST_ID, Calls
 from server.adapters.http.counts import Counting, Counts
 from server.adapters.http.errors import HttpError, http_error
@@ -26,6 +26,7 @@ from server.adapters.http.page.load_history import LoadHistory
 from server.adapters.http.page.page import Page
 from server.adapters.kserve.errors import Refused
 
+_HEALTH = ("/health", "/v2/health/live", "/v2/health/ready")
 logger = logging.getLogger(__name__)
 
 
@@ -97,3 +98,35 @@ def _http_error(request: Request, error: Exception) -> HttpError:
     name = getattr(request.state, "request_id", "")
     logger.error("%s fails, request_id=%s; its traceback follows", request.url.path, name)
     return HttpError(500, "the server failed; its log says how", kind="server_error")
+
+
+class Bound:
+    """ASGI middleware that refuses requests beyond as many as may be open; health never."""
+
+    def __init__(self, app: ASGIApp, max_requests: int) -> None:
+        self._app, self._max = app, max_requests
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _HEALTH:
+            await self._app(scope, receive, send)
+            return
+        if self._open >= self._max:
+            message = f"{self._open} requests are open, as many as are taken at once"
+            refusal = HttpError(503, message, kind="server_error", retry_after=1)
+            await refusal.response(scope["path"])(scope, receive, send)
+            return
+        self._open += 1
+        is_open = True
+
+        async def send_on(message: Message) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self._open -= is_open  # before the client, which has all then, can ask again
+                is_open = False
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        finally:
+            self._open -= is_open
