@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import click
-import grpc
+import grpc.aio
 from tokenweir import StreamOptions
 from tokenweir._errors import error_from_call
 
@@ -138,26 +138,11 @@ def _errors() -> Iterator[str]:
 
 def _error(kind: type[errors.TokenweirError]) -> tuple[str, ...]:
     code = status_code(kind)
-    http = http_error(error_from_call(_FailedCall(code))).status
+    failed = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+    http = http_error(error_from_call(failed)).status
     retry = "yes" if issubclass(kind, _WITH_RETRY) else ""
     meaning = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
     return f"`{kind.reason}`", f"`{code.name}`", str(http), retry, meaning
-
-
-class _FailedCall(grpc.RpcError):
-    """A failed call, as a client sees it."""
-
-    def __init__(self, code: grpc.StatusCode) -> None:
-        self._code = code
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return ""
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
 
 
 def _options() -> Iterator[str]:
