@@ -71,9 +71,7 @@ class Output(NamedTuple):
     name: str
     datatype: str
     shape: Shape
-    value: Callable[
-        [Any], Any
-    ]  # of what our client has found for an item; of a pair with its place
+    value: Callable[[Any], Any]  # of what is found of an item; in one row of its place and that
 
 
 @dataclass(frozen=True)
