@@ -268,7 +268,7 @@ class _Generation(Extension):
         return caller()
 
 
-def _filtered(node: nodes.Node, name: str) -> nodes.Node:
+def _filtered(node: nodes.Node, name: str) -> nodes.Expr:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
