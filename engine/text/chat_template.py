@@ -203,9 +203,10 @@ class ChatTemplate:
         environment.filters |= {"tojson": _to_json, "turns": self._counted, "bounded": _bounded}
         environment.filters |= {"times": _times, "argument": _argument}
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
-        tree = environment.parse(source)
+        # Bounds first: what looks for variables works constants out.
+        tree = _Bounds().visit(environment.parse(source))
         self._named = frozenset(find_undeclared_variables(tree))
-        code = environment.compile(_Bounds().visit(tree))
+        code = environment.compile(tree)
         return Template.from_code(environment, code, environment.globals)
 
     def _counted(self, items: Iterable[object]) -> Iterable[object]:
