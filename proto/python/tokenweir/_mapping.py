@@ -140,7 +140,7 @@ def _plan(
         field = descriptor.fields_by_name.get(_FIELDS.get(name, name))
         if field is not None:
             convert, may_be_none = _conversion(field, hint), NoneType in get_args(hint)
-            if convert is _as_it_is and not may_be_none:  # of these there are many
+            if convert is _as_it_is and not may_be_none:  # there are many such
                 found.append((name, attrgetter(field.name)))
             else:
                 found.append((name, partial(_value, field.name, convert, may_be_none)))

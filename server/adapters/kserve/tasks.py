@@ -71,7 +71,7 @@ class Output(NamedTuple):
     name: str
     datatype: str
     shape: Shape
-    value: Callable[[Any], Any]  # of what is found of an item; in one row of its place and that
+    value: Callable[[Any], Any]  # takes what is found; in one row with its place
 
 
 @dataclass(frozen=True)
