@@ -46,7 +46,7 @@ LOST, FULL = ReplicaLost("gone", 0.5), QueueFull("full", 1.5)
 
 def resumption(clock: FakeClock, monkeypatch: pytest.MonkeyPatch, most: int) -> Resumption[Any]:
     monkeypatch.setattr("tokenweir._streams.time", SimpleNamespace(monotonic=clock))
-    return Resumption(lambda request, timeout: None, pb.GenerateStreamRequest(), None, most)
+    return Resumption(lambda *asked, **more: None, (), pb.GenerateStreamRequest(), None, most)
 
 
 def test_a_stream_that_broke_waits_for_its_server_and_not_for_ever(

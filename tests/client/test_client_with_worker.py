@@ -23,7 +23,7 @@ from engine.errors import QueueFull
 from loadtest.arrival.arrival import ClosedLoop, OpenLoop
 from loadtest.arrival.rates import Rates
 from loadtest.config import LoadConfig
-from loadtest.runner import run
+from loadtest.runner import LoadTest
 from loadtest.work.ask import texts
 from tests.fakes.engines import (
     OPTIONS,
@@ -256,8 +256,8 @@ async def test_load_test_of_the_worker():
     async with running_worker(FakeGenerator(), FakePredictor()) as (_, address):
         streamed = LoadConfig(address, "dates", ClosedLoop(4), 20)
         labelled = LoadConfig(address, "tags", OpenLoop(Rates((200.0,))), 20)
-        generation = await asyncio.to_thread(run, streamed, texts(("a SLOW b", "c")))
-        labels = await asyncio.to_thread(run, labelled, texts(("a b",)))
+        generation = await asyncio.to_thread(LoadTest(streamed, texts(("a SLOW b", "c"))).run)
+        labels = await asyncio.to_thread(LoadTest(labelled, texts(("a b",))).run)
 
     assert generation.summary.errors == {} and generation.summary.num_ok == 20
     assert generation.summary.output_tokens == 10 * 3 + 10 * 1

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from tokenweir._answers import StreamAssembler
+from tokenweir._channel import Metadata
 from tokenweir._errors import (
     NotSupported,
     ResourceExhausted,
@@ -48,14 +49,15 @@ class Resumption(Generic[CallT]):
 
     def __init__(
         self,
-        start: Callable[[Request, float | None], CallT],
+        method: Callable[..., CallT],
+        metadata: Metadata,
         request: Request,
         deadline: float | None,
         max_attempts: int,
     ) -> None:
-        """`start` makes a call with a timeout; `deadline` is that of `deadline_after`."""
+        """`method` is that of a stub; `deadline` is that of `deadline_after`."""
         self.deadline = deadline
-        self._start = start
+        self._method, self._metadata = method, metadata
         self._request = request
         self._num_left = max_attempts
         self._pause = _PAUSE
@@ -64,8 +66,9 @@ class Resumption(Generic[CallT]):
         self._first_error: TokenweirClientError | None = None
 
     def begin(self) -> CallT:
-        """Return the first call."""
-        return self._start(self._request, seconds_until(self.deadline))
+        """Return a call, which is the first where nothing of a stream has come."""
+        timeout = seconds_until(self.deadline)
+        return self._method(self._request, timeout=timeout, metadata=self._metadata)
 
     def pause_after(self, error: grpc.RpcError) -> float:
         """Return the seconds after which the stream may go on; raise how it ends if it may not.
@@ -107,7 +110,7 @@ class Resumption(Generic[CallT]):
         self._request.received.extend(seen.received())
         self._request.origin = self._origin
         try:
-            return self._start(self._request, seconds_until(self.deadline))
+            return self.begin()
         except (ValueError, grpc.aio.UsageError) as error:  # the channel is
             raise closed_under_way() from error
 

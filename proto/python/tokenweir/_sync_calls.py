@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TypeVar, Unpack
 
 import grpc
@@ -52,7 +51,6 @@ from tokenweir._types import (
 from tokenweir.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
-    generation_service_pb2,
     generation_service_pb2_grpc,
     prediction_service_pb2_grpc,
 )
@@ -60,7 +58,6 @@ from tokenweir.v1.prediction_service_pb2 import ClassifyRequest, EmbedRequest, L
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
-CallT = TypeVar("CallT")
 
 
 class Stubs:
@@ -119,8 +116,7 @@ class Calls(ABC):
         requests.check_single_output(options)
         deadline = deadline_after(options.get("timeout", self._timeout))
         method = self._open().generation.GenerateStream
-        start = partial(start_stream, method, self._metadata)
-        return TextStream(Resumption(start, request, deadline, self._max_attempts))
+        return TextStream(Resumption(method, self._metadata, request, deadline, self._max_attempts))
 
     def score(
         self, model: str, source: Prompt, target: Prompt, **options: Unpack[ScoreOptions]
@@ -327,13 +323,3 @@ class Calls(ABC):
             except TokenweirClientError as error:
                 calls.failed(error)
         return calls
-
-
-def start_stream(
-    method: Callable[..., CallT],
-    metadata: Sequence[tuple[str, str | bytes]],
-    request: generation_service_pb2.GenerateStreamRequest,
-    timeout: float | None,
-) -> CallT:
-    """Begin a stream."""
-    return method(request, timeout=timeout, metadata=metadata)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Self, Unpack
 
 import grpc
 import grpc.aio
 
 from tokenweir import _requests as requests
-from tokenweir._calls import AsyncCalls, AsyncStubs, start_stream
+from tokenweir._calls import AsyncCalls, AsyncStubs
 from tokenweir._channel import CLOSED, Metadata, call_metadata, far_end
 from tokenweir._errors import closed_under_way, deadline_after, typed_errors
 from tokenweir._options import Chat, Prompt, StreamOptions
@@ -100,8 +99,8 @@ class AsyncClient(AsyncCalls):
         """
         request = requests.stream_request(model, prompt, options)
         deadline = deadline_after(options.get("timeout", self._timeout))
-        start = partial(start_stream, self._open().generation.GenerateStream, self._metadata)
-        resumption = Resumption(start, request, deadline, max_attempts)
+        method = self._open().generation.GenerateStream
+        resumption = Resumption(method, self._metadata, request, deadline, max_attempts)
         call, seen = resumption.begin(), SeenMessages()
         try:
             with typed_errors(deadline):
