@@ -296,8 +296,8 @@ def test_a_template_that_knows_no_functions_says_so() -> None:
         ("{{ 10000000000 * 'a' }}", "more than 1,048,576"),
         ("{{ 'a'.center(10000000000) }}", "more than 1,048,576"),
         ("{{ 'a' | center(width=10000000000) }}", "more than 1,048,576"),
-        ("{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
-         "more than 1,048,576"),
+        ("{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}"
+         "{% endfor %}", "more than 1,048,576"),
         ("{% set n = namespace(x='abcd') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}"
          "{% endfor %}", "more than 1,048,576"),
         ("{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3, "more than 1,000,000 turns"),
