@@ -36,6 +36,7 @@ _FIELDS = {  # where the dataclasses have another name
     "token_ids": "tokens",
     "prompt_token_ids": "prompt_tokens",
 }
+_NONE: Mapping[str, str] = {}
 _WANTED = {
     FieldDescriptor.CPPTYPE_STRING: "a text",
     FieldDescriptor.CPPTYPE_BOOL: "true or false",
@@ -109,12 +110,18 @@ def set_fields(message: Message, options: Mapping[str, object], *names: str) -> 
 
 
 def set_all(
-    message: Message, options: Mapping[str, object], renamed: Mapping[str, str] | None = None
+    message: Message, options: Mapping[str, object], renamed: Mapping[str, str] = _NONE
 ) -> None:
     """Set every field whose name, or whose other one in `renamed`, is among the options."""
-    for name in message.DESCRIPTOR.fields_by_name:
-        option = (renamed or {}).get(name, name)
-        set_field(message, name, options.get(option), option)
+    for name in _names(message.DESCRIPTOR):
+        option = renamed.get(name, name)
+        if (value := options.get(option)) is not None:
+            set_field(message, name, value, option)
+
+
+@cache
+def _names(descriptor: Descriptor) -> tuple[str, ...]:
+    return tuple(descriptor.fields_by_name)
 
 
 def token_ids(ids: Sequence[int], name: str) -> common_pb2.TokenIds:
