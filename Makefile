@@ -14,17 +14,24 @@ VENV := .venv-gpu
 EXTRAS := gpu,serve,http,export,import,loadtest
 SIZE := 3 GB
 DEMO := demo --device cuda --out demo-gpu
-TESTS := -m "not long and not emulated and not ray"  # those marked gpu are among them
+# Those marked gpu are among them.
+MARKED := -m "not long and not emulated and not ray"
+COMPUTING := $(MARKED)
+WAITING := $(MARKED)
+BESIDE := 1
 else
 VENV := .venv
 EXTRAS := cpu,serve,http,export,import,loadtest
 SIZE := 2.2 GB
 DEMO := demo
-TESTS := -n 4 --dist loadfile --no-loadscope-reorder  # two compute, two wait: tests/conftest.py
+COMPUTING := -n 2 --dist worksteal
+WAITING := -n 2 --dist loadfile
+BESIDE := 2
 endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+SAID := $(VENV)/tests-that-wait.log
 
 # Both names: older pip applies the first to build environments too, newer pip wants the second.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -32,7 +39,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile our modules
 
-.PHONY: install install-dev demo serve dist test collected test-long emulated-device test-emulated lint format proto proto-released pages pictures clean
+.PHONY: install install-dev demo serve dist test tests-that-compute tests-that-wait collected test-long emulated-device test-emulated lint format proto proto-released pages pictures clean
 
 install: $(INSTALLED)
 
@@ -55,8 +62,18 @@ serve: install
 
 test: install-dev
 	$(MAKE) -j 2 lint collected emulated-device
-	$(BIN)/pytest $(TESTS)
-	$(BIN)/pytest -m "ray and not long" $$(grep -rl --include='*.py' pytest.mark.ray tests)
+	$(MAKE) -k -j $(BESIDE) tests-that-compute tests-that-wait; status=$$?; cat $(SAID); exit $$status
+
+# Folders of tests that trace models, which keeps two cores busy to the end.
+TRACING := tests/emulated tests/exporter tests/parity
+
+tests-that-compute: install-dev
+	$(BIN)/pytest $(COMPUTING) $(TRACING)
+
+# All others wait for servers and times, most of all Ray's; what they say comes behind the former.
+tests-that-wait: install-dev
+	$(BIN)/pytest $(WAITING) $(TRACING:%=--ignore=%) >$(SAID) 2>&1; failed=$$?; \
+	$(BIN)/pytest -m "ray and not long" $$(grep -rl --include='*.py' pytest.mark.ray tests) >>$(SAID) 2>&1 && exit $$failed
 
 # Compiles tests and modules while mypy has one of two cores: else each process of tests does.
 collected: install-dev

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import signal
 import time
@@ -63,8 +62,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other: threads 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torch reads when it is imported
 
 
-_SLOW = {"emulated", "exporter", "parity"}  # folders of tests that export models
-
 gc.disable()  # until all is imported, a sixth of whose time it takes
 
 
@@ -73,26 +70,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000)
     gc.enable()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give several processes files that export and files that wait, in turns.
-
-    While a test waits, for a server or a time, another computes; those that compute are given out
-    before all others are, so that none ends long after the rest. First come those of all folders,
-    one of which has mypy read the pages.
-    """
-    if not hasattr(config, "workerinput"):
-        return
-    numbers = {True: itertools.count(), False: itertools.count()}
-    turns: dict[Path, tuple[int, bool]] = {}
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            turns[item.path] = (-1, True)
-        elif item.path not in turns:
-            waits = _SLOW.isdisjoint(item.path.parts)
-            turns[item.path] = (next(numbers[waits]), waits)
-    items.sort(key=lambda item: turns[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -76,7 +76,12 @@ def test_a_gpu_gets_the_libraries_of_cuda_13_that_onnxruntime_is_linked_to_and_n
     ("target", "extras", "last"),
     [
         ("demo", "", ".venv-gpu/bin/tokenweir demo --device cuda --out demo-gpu"),
-        ("test", ",dev", '.venv-gpu/bin/pytest -m "not long and not emulated and not ray"'),
+        (
+            "test",
+            ",dev",
+            '.venv-gpu/bin/pytest -m "not long and not emulated and not ray" '
+            "tests/emulated tests/exporter tests/parity",
+        ),
     ],
 )
 def test_on_a_gpu_make_has_an_environment_of_its_own(target: str, extras: str, last: str) -> None:
