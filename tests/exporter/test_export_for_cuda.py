@@ -46,7 +46,11 @@ LLAMA = {
 }
 SHORT_LLAMA = {**LLAMA, "max_target_len": 6}
 T5 = {"positions.kind": "relative", "norm": "rms", "attention.bias": False, "attention.scale": 1.0}
-SHORT_T5 = {**T5, "max_source_len": 5, "max_target_len": 4, "num_encoder_layers": 1}
+SHORT_T5 = {
+    **T5,
+    **{"max_source_len": 5, "num_encoder_layers": 1, "max_target_len": 4, "num_decoder_layers": 1},
+}
+SHORT_BERT = {"max_source_len": 7, "num_encoder_layers": 1}
 GEMMA = {
     **LLAMA,
     "attention.window": 4,
@@ -72,7 +76,7 @@ IR_DTYPES: dict[Precision, ir.DataType] = {
         pytest.param("gpt", "fp32", GEMMA, marks=pytest.mark.long),
         pytest.param("gpt", "fp32", {"attention.window": 4}, marks=pytest.mark.long),
         ("gpt", "bf16", SHORT_LLAMA),
-        ("bert", "fp16", {}),
+        ("bert", "fp16", SHORT_BERT),
         pytest.param(
             "bert",
             "fp16",

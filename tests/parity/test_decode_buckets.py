@@ -29,7 +29,7 @@ MODELS = {
     "encoder-decoder": {
         "architecture": "encoder-decoder",
         "num_encoder_layers": 1,
-        "num_decoder_layers": 2,
+        "num_decoder_layers": 1,
         "max_source_len": 24,
         "bos_token_id": 1,
     },
