@@ -41,6 +41,7 @@ from exporter.graphs.input_scales import Passage
 from exporter.graphs.package_graphs import check_format, write_package_graphs
 from exporter.graphs.target import DEFAULT, target_of
 from exporter.progress import Progress, no_progress
+from exporter.prover.heap import free_large_blocks_at_once
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.toolchain import read_toolchain
 
@@ -165,7 +166,8 @@ def _passages(form: PackageFormat, text: ScoredText | None) -> Sequence[Passage]
 
 
 def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
-    """Return a checkpoint, read if it is a path."""
+    """Return a checkpoint to be compared with its graphs, read if it is a path."""
+    free_large_blocks_at_once()
     return checkpoint if isinstance(checkpoint, Checkpoint) else load_checkpoint(checkpoint)
 
 
