@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_LARGE = 2**20  # bytes of a block
+_LARGE = 2**22  # bytes of a block
 _AT_HAND = 2**25  # bytes at the end of the heap
 
 
