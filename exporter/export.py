@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import CertificateError, ConfigError, PackageError
-from engine.machine import free_memory
+from engine.machine import free_large_blocks_at_once, free_memory
 from engine.package.files import hash_file
 from engine.package.manifest import (
     FORMAT_VERSION,
@@ -41,7 +41,6 @@ from exporter.graphs.input_scales import Passage
 from exporter.graphs.package_graphs import check_format, write_package_graphs
 from exporter.graphs.target import DEFAULT, target_of
 from exporter.progress import Progress, no_progress
-from exporter.prover.heap import free_large_blocks_at_once
 from exporter.prover.loss import DEFAULT_LIMITS, LossLimits
 from exporter.toolchain import read_toolchain
 
