@@ -30,8 +30,8 @@ _INSTRUCTION_SETS = (
     "bf16",
     "sve",
 )
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_LARGE_BLOCK = 2**22  # bytes
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h of glibc
+_LARGE_BLOCK = 2**20  # bytes
 _MOST_AT_HAND = 2**25  # bytes that are free at the end of the heap
 _UNITS = {"": 1, "K": 2**10, "M": 2**20}
 

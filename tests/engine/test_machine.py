@@ -151,7 +151,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system does not tell")
 def test_freed_blocks_between_others_take_no_memory() -> None:
-    large, small = 6 * 2**20, 2**20
+    large, small = 6 * 2**20, 2**19
     free_large_blocks_at_once()
     blocks = [np.ones(large, np.uint8) for _ in range(20)]
     before = resident()
@@ -160,10 +160,10 @@ def test_freed_blocks_between_others_take_no_memory() -> None:
 
     assert before - resident() > 8 * large
 
-    blocks = [np.ones(small, np.uint8) for _ in range(100)]
+    blocks = [np.ones(small, np.uint8) for _ in range(200)]
     before = resident()
     del blocks[::2]
 
     give_back_freed_memory()
 
-    assert before - resident() > 40 * small
+    assert before - resident() > 80 * small
