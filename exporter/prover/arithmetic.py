@@ -173,7 +173,8 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
     one = one.double()
     columns = max(1, _MOST_WIDENED // max(1, other.shape[0]))
     found = one.new_empty(one.shape[0], other.shape[1])
-    for part, into in zip(other.split(columns, 1), found.split(columns, 1), strict=True):
+    parts = (torch.split(whole, columns, dim=1) for whole in (other, found))
+    for part, into in zip(*parts, strict=True):
         torch.mm(one, part.double(), out=into)
     return found
 
