@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -29,6 +30,9 @@ _INSTRUCTION_SETS = (
     "bf16",
     "sve",
 )
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h of glibc
+_LARGE_BLOCK = 2**20  # bytes
+_MOST_AT_HAND = 2**25  # bytes that are free at the end of the heap
 _UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
@@ -77,6 +81,22 @@ def free_memory() -> int:
         if line.startswith("MemAvailable:"):  # includes reclaimable memory
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_large_blocks_at_once() -> None:
+    """Let glibc give large blocks back to the system when they are freed, in all of this process.
+
+    By itself it keeps what had up to 32 MiB for others, though it may be in pieces for long.
+    """
+    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):  # other libraries have none
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+        set_option(_M_TRIM_THRESHOLD, _MOST_AT_HAND)
+
+
+def give_back_freed_memory() -> None:
+    """Let glibc give back what is free between blocks in use: half a model that was traced."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def instruction_sets() -> tuple[str, ...]:

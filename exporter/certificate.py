@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import CertificateError
+from engine.machine import give_back_freed_memory
 from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import Answers, Certificate, Contract, PackageFormat, Precision, Proof
 from exporter.checkpoint import Checkpoint
@@ -90,6 +91,7 @@ def prove(
             players = load(shown, graphs, stage.judge, OnCpu(), stage.precision)
             found[name] = play_all(players, programs[name], stage.judge, meter)
             del players  # its graphs, before others take memory
+            give_back_freed_memory()
     main, judge = found[_MAIN], stages[_MAIN].judge
     answers = answers_of(main, reference.contract)
     loss = None

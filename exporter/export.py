@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import CertificateError, ConfigError, PackageError
-from engine.machine import free_memory
+from engine.machine import free_large_blocks_at_once, free_memory
 from engine.package.files import hash_file
 from engine.package.manifest import (
     FORMAT_VERSION,
@@ -165,7 +165,8 @@ def _passages(form: PackageFormat, text: ScoredText | None) -> Sequence[Passage]
 
 
 def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
-    """Return a checkpoint, read if it is a path."""
+    """Return a checkpoint to be compared with its graphs, read if it is a path."""
+    free_large_blocks_at_once()
     return checkpoint if isinstance(checkpoint, Checkpoint) else load_checkpoint(checkpoint)
 
 

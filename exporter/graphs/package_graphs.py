@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import onnx_ir as ir
 import onnxscript.optimizer
 
 from engine.errors import CheckpointError, ConfigError
+from engine.machine import give_back_freed_memory
 from engine.package.graph_io import SAMPLING_GRAPHS
 from engine.package.manifest import PackageFormat
 from exporter.checkpoint import Checkpoint
@@ -103,9 +103,7 @@ def write_package_graphs(
         ir.Model(ir.Graph((), (), nodes=nodes, opset_imports={"": OPSET}), ir_version=10)
     )
     gc.collect()
-    # glibc keeps what was freed between blocks that are in use: half a model.
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
+    give_back_freed_memory()
 
 
 def write_graphs(graphs: Graphs, directory: Path) -> None:

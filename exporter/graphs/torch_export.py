@@ -111,7 +111,12 @@ def copy_in(dtype: torch.dtype, model: nn.Module) -> nn.Module:
     compute with. In float16 the second product of T5's feed-forward layers is computed in float32.
     """
     config: TransformerConfig = model.config  # type: ignore[assignment]
-    copied = copy.deepcopy(model).to(dtype)
+    weights = {  # made of this type at once, by the identity of those that they are copies of
+        id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), weight.requires_grad)
+        for weight in model.parameters()
+        if weight.is_floating_point()
+    }
+    copied = copy.deepcopy(model, weights).to(dtype)
     for name, weight in model.named_parameters():
         in_float32 = config.feed_forward.float32_output and dtype == torch.float16
         if name == OUTPUT_BIAS or (in_float32 and ".down_proj." in name):

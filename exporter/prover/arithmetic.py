@@ -51,7 +51,7 @@ _REACHING = frozenset(
 )
 MOST_FLOAT16 = torch.finfo(torch.float16).max
 _MASKED = -0.99 * MOST_FLOAT16
-_MOST_WIDENED = 2**23  # numbers of a matrix at a time
+_MOST_WIDENED = 2**21  # numbers of a matrix at a time
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -170,11 +170,13 @@ def _kind(func: Any) -> tuple[Literal["view", "in place", "plain"], tuple[int, .
 
 def _product(one: Tensor, other: Tensor) -> Tensor:
     """Return a product in float64, of which a part at a time is widened: a head is large."""
-    if other.numel() <= _MOST_WIDENED:
-        return one.double() @ other.double()
+    one = one.double()
     columns = max(1, _MOST_WIDENED // max(1, other.shape[0]))
-    parts = [one.double() @ part.double() for part in torch.split(other, columns, dim=1)]
-    return torch.cat(parts, dim=1)
+    found = one.new_empty(one.shape[0], other.shape[1])
+    parts = (torch.split(whole, columns, dim=1) for whole in (other, found))
+    for part, into in zip(*parts, strict=True):
+        torch.mm(one, part.double(), out=into)
+    return found
 
 
 def _widened(value: object) -> object:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from exporter.files import writing_scratch
 from exporter.models.attention import record_probabilities
 from exporter.models.protocol import generator
 from exporter.prover.arithmetic import Float16Reach, float64, reordered
@@ -36,6 +38,7 @@ View = Callable[[Floats], Floats]  # the part of the numbers of positions that i
 _FAR, _LEAST = 1000.0, 10.0
 _MOST_TOKENS = 1024  # a forward pass has them, to bound the memory
 _PADDING = 32  # tokens for nobody that a pass may have
+_LARGE = 2**20  # bytes of numbers that wait in a file
 _CALL = 10**8  # parameters times tokens that take as long as torch's calls of a pass
 
 
@@ -103,11 +106,11 @@ class EagerModel:
         if not self.has_float64:
             return self.with_all_orders(forward)
         with float64():
-            exact = forward(self.model)
+            exact = [waiting(one) for one in forward(self.model)]
         if not in_own:
             return [Eager(one, []) for one in exact]
         with torch.no_grad(), self.reach or nullcontext():
-            own = forward(self.own)
+            own = [waiting(one) for one in forward(self.own)]
         again = partial(self.with_all_orders, forward)
         return [
             Eager(one, [other], Origin(again, i, np.arange(len(one))))
@@ -119,13 +122,13 @@ class EagerModel:
         runs = []
         for order in range(1 + NUM_ORDERS):
             with reordered(order) if order else torch.no_grad():
-                runs.append(forward(self.own))
+                runs.append([waiting(one) for one in forward(self.own)])
         of_cases = list(zip(*runs, strict=True))
         if not self.has_float64:
             means = (np.asarray(np.mean(one, axis=0, dtype=np.float64)) for one in of_cases)
             return [Eager(m, one, is_mean=True) for m, one in zip(means, of_cases, strict=True)]
         with float64():
-            exact = forward(self.model)
+            exact = [waiting(one) for one in forward(self.model)]
         return [Eager(one, others) for one, others in zip(exact, of_cases, strict=True)]
 
 
@@ -199,6 +202,15 @@ def alignment_of(case: Case, tokens: Tokens, width: int) -> Forward:
         return [np.pad(attended, ((0, 0), (0, width - attended.shape[1])))]
 
     return forward
+
+
+def waiting(numbers: Floats) -> Floats:
+    """Return the same numbers; many of them lie in a file without a name, which ends with them."""
+    if numbers.nbytes < _LARGE:
+        return numbers
+    with writing_scratch(), TemporaryFile() as file:
+        numbers.tofile(file)
+        return np.asarray(np.memmap(file, numbers.dtype, "r", shape=numbers.shape))
 
 
 def alike(cases: Sequence[Case], num_weights: int) -> list[list[int]]:

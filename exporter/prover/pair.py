@@ -34,6 +34,7 @@ from exporter.prover.eager import (
     alike,
     logits_of,
     num_parameters,
+    waiting,
 )
 from exporter.prover.execution import Execution, load_for_cpu
 from exporter.prover.generation_cases import Case, random_case
@@ -128,7 +129,7 @@ class GeneratingPair:
                 f"{case}: the exported model's likeliest tokens are {least} to {most}, outside the "
                 f"vocabulary, 0 to {self.contract.vocab_size - 1}"
             )
-        return seen
+        return seen._replace(logits=waiting(seen.all_logits))
 
     def take_alone(
         self,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine import machine
 from engine.machine import (
+    free_large_blocks_at_once,
     free_memory,
+    give_back_freed_memory,
     instruction_sets,
     l2_bytes,
     machine_name,
@@ -135,3 +138,32 @@ def test_cores_of_a_system_without_control_groups_are_those_it_is_bound_to(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
 
     assert (num_cores(), quota_notice()) == (3, None)
+
+
+STATUS = Path("/proc/self/status")
+
+
+def resident() -> int:
+    """Return how many bytes this process has in memory."""
+    lines = STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="the system does not tell")
+def test_freed_blocks_between_others_take_no_memory() -> None:
+    large, small = 6 * 2**20, 2**19
+    free_large_blocks_at_once()
+    blocks = [np.ones(large, np.uint8) for _ in range(20)]
+    before = resident()
+
+    del blocks[::2]
+
+    assert before - resident() > 8 * large
+
+    blocks = [np.ones(small, np.uint8) for _ in range(200)]
+    before = resident()
+    del blocks[::2]
+
+    give_back_freed_memory()
+
+    assert before - resident() > 80 * small

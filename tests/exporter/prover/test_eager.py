@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.errors import CertificateError
+from engine.errors import CertificateError, PackageError
 from exporter.checkpoint import load_checkpoint
 from exporter.export import export_package
 from exporter.prover.eager import (
@@ -22,6 +22,7 @@ from exporter.prover.eager import (
     alike,
     logits_of,
     losses,
+    waiting,
 )
 from exporter.prover.generation_cases import Case
 from tests.exporter.conftest import MakeCheckpoint
@@ -76,6 +77,24 @@ def test_what_cases_give_beside_others_is_what_they_give_alone(
 
     assert attended.shape == (4, 9) and not attended[:, 4:].any()
     np.testing.assert_allclose(attended.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_many_numbers_that_wait_lie_in_a_file_that_no_start_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    numbers = np.random.default_rng(0).random((40, 5000))
+
+    kept = waiting(numbers)
+
+    np.testing.assert_array_equal(kept, numbers)
+    np.testing.assert_array_equal(kept[3:5].argmax(-1), numbers[3:5].argmax(-1))
+    assert not kept.flags.writeable and not list(tmp_path.iterdir())
+    few = numbers[:2]
+    assert waiting(few) is few
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(PackageError, match="cannot write .*gone: No such file.*set TMPDIR"):
+        waiting(numbers)
 
 
 class Summed(nn.Module):
