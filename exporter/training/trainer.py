@@ -27,7 +27,8 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from engine.errors import CheckpointError, ConfigError
 from engine.machine import machine_name
@@ -45,7 +46,6 @@ from exporter.checkpoint import (
 from exporter.files import remove_unfinished, replace_file, writing_to
 from exporter.models import build_model
 from exporter.progress import Progress, no_progress
-from exporter.training.averaging import averaged
 from exporter.training.data import BatchStream, Example, Position
 from exporter.training.evaluation import Evaluation, evaluate
 from exporter.training.losses import batch_logits, cross_entropy
@@ -285,6 +285,21 @@ class Run:
     def _save(self) -> None:
         self._saved = time.monotonic()
         save_state(self._out, self._state, self._model, self._average, self._optimizer)
+
+
+def averaged(model: nn.Module, decay: float) -> AveragedModel:
+    """Return a copy of a model whose weights are a moving average; 0: those of the model itself.
+
+    "Attention Is All You Need" averages its last checkpoints (section 6.1) to the same end: the
+    learning rate never falls to 0, so each step is a little off, each in another direction.
+    """
+
+    def update(average: list[Tensor], current: list[Tensor], count: Tensor) -> None:
+        steps = int(count)
+        now = min(decay, steps / (steps + 10))  # the first weights are soon forgotten
+        get_ema_multi_avg_fn(now)(average, current, count)
+
+    return AveragedModel(model, multi_avg_fn=update)
 
 
 def _start(task: Task) -> nn.Module:

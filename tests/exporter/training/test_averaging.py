@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from exporter.training.averaging import averaged
+from exporter.training.trainer import averaged
 
 
 def make_model(value: float) -> nn.Linear:

@@ -10,8 +10,8 @@ import torch
 
 from engine.errors import CheckpointError
 from exporter.models import TransformerConfig, build_model
-from exporter.training.averaging import averaged
 from exporter.training.state import STATE_NAME, RunState, restore_state, save_state
+from exporter.training.trainer import averaged
 
 CONFIG = TransformerConfig(
     architecture="decoder",
