@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
-from exporter.models.relative import RelativePositions
-from exporter.models.rotary import RotaryPositions
+from exporter.models.positions import RelativePositions, RotaryPositions
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import cross_attention_over_row
 from exporter.operators.heads import merge_heads, pad_heads, split_heads, unpad_heads
