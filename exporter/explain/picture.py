@@ -87,7 +87,8 @@ def _draw_block(figure: FigureBase, block: TextBlock | ImageBlock) -> None:
 
     _head(figure, block.title, fontsize=9)
     panels = figure.subplots(*block.weights.shape[:2], squeeze=False)
-    scale = Normalize(0, float(block.weights.max()) or 1.0)
+    highest = float(block.weights.max()) or 1.0
+    scale = Normalize(0, highest)
     cmap: str | Colormap = "Blues"
     if isinstance(block, ImageBlock):
         cmap = LinearSegmentedColormap.from_list("attention", [(1.0, 1.0, 1.0), _RED])
@@ -108,7 +109,7 @@ def _draw_block(figure: FigureBase, block: TextBlock | ImageBlock) -> None:
         opacity = np.clip(scale(weights), 0, 1)[..., None]
         axes.imshow(np.concatenate([red, opacity], -1), extent=extent, interpolation="nearest")
     bar = figure.colorbar(ScalarMappable(scale, cmap), ax=panels[0], aspect=12)
-    bar.set_ticks([0, scale.vmax], labels=["0", f"{scale.vmax:.2g}"], fontsize=_FONT_SIZE)
+    bar.set_ticks([0, highest], labels=["0", f"{highest:.2g}"], fontsize=_FONT_SIZE)
 
 
 def _head(figure: FigureBase, text: str, **font: Any) -> None:
@@ -125,7 +126,7 @@ def _label(axes: Axes, block: TextBlock) -> None:
     font: dict[str, Any] = {"fontsize": _FONT_SIZE, "parse_math": False}
     beside, under = axes.get_yaxis_transform(), axes.get_xaxis_transform()
     for i, token, is_longest in _labelled(block.queries):
-        place = {"ha": "right", "va": "center_baseline", "transform": beside}
+        place: dict[str, Any] = {"ha": "right", "va": "center_baseline", "transform": beside}
         axes.text(-0.02, i, token, **place, **font, in_layout=is_longest)
     for i, token, is_longest in _labelled(block.keys):
         place = {"ha": "center", "va": "top", "rotation": 90, "transform": under}

@@ -71,6 +71,7 @@ ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
 MAX_GRAD_NORM = 1.0  # larger gradients are scaled down to it
 
 Say = Callable[[str], None]  # shows a line that stays
+_Weights = tuple[Tensor, ...] | list[Tensor]
 
 
 def no_words(line: str) -> None:
@@ -294,10 +295,10 @@ def averaged(model: nn.Module, decay: float) -> AveragedModel:
     learning rate never falls to 0, so each step is a little off, each in another direction.
     """
 
-    def update(average: list[Tensor], current: list[Tensor], count: Tensor) -> None:
+    def update(average: _Weights, current: _Weights, count: Tensor | int) -> None:
         steps = int(count)
         now = min(decay, steps / (steps + 10))  # the first weights are soon forgotten
-        get_ema_multi_avg_fn(now)(average, current, count)
+        get_ema_multi_avg_fn(now)(average, current, count)  # type: ignore[no-untyped-call]
 
     return AveragedModel(model, multi_avg_fn=update)
 
