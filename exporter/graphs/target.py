@@ -30,7 +30,7 @@ class Target:
     name: TargetName
     functions: Mapping[Precision, Functions]  # compute the operators, by type of activations
     accuracy_level: int  # the type in which MatMulNBits multiplies
-    rewrites: tuple[Callable[[ir.Model], None], ...] = ()  # of graphs, in this order
+    rewrites: tuple[Callable[[ir.Model], None], ...] = ()  # made of each graph, in this order
     patches_as_product: bool = False  # its convolutions need a library that nothing else asks for
     rows_in_pieces: bool = False  # the sum of a row of logits depends on where it begins
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.

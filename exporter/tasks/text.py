@@ -187,7 +187,7 @@ def windows(ids: Sequence[int], start: int = 0, size: int = WINDOW) -> list[Exam
 
 
 class AddOneTrigram:
-    """What a trained GPT must beat: P(c | a, b) = (count(abc) + 1) / (count(ab) + vocab_size)."""
+    """A GPT must beat it: P(c | a, b) = (count(a, b, c) + 1) / (count(a, b) + vocab_size)."""
 
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
         self._trigrams = Counter(zip(ids, ids[1:], ids[2:], strict=False))
