@@ -185,8 +185,8 @@ def save_checkpoint(
     refuse: a module that is none of exporter.models, a tokenizer that is missing.
     """
     config = _checked_config(task, model, tokenizer).model_copy(update={"generation": generation})
-    weights = safetensors.torch.save(unique_weights(model))
-    _write(Path(path), config, tokenizer, samples, weights, text)
+    weights = (weight.float() for weight in unique_weights(model).values())
+    stream_checkpoint(path, config, tokenizer, weights, text, samples)
 
 
 def stream_checkpoint(
@@ -195,32 +195,21 @@ def stream_checkpoint(
     tokenizer: Tokenizer | None,
     weights: Iterable[torch.Tensor],
     text: TextFiles = TextFiles(),
+    samples: Sequence[str] = (),
 ) -> None:
     """Do as `save_checkpoint` for a model that is nowhere whole.
 
     `weights` are those of `model_weights(config.model)`, float32, in that order; each is written
     before the next one is asked for.
     """
-    streamed = streamed_weights(model_weights(config.model), weights)
-    _write(Path(path), config, tokenizer, (), streamed, text)
-
-
-def _write(
-    directory: Path,
-    config: CheckpointConfig,
-    tokenizer: Tokenizer | None,
-    samples: Sequence[str],
-    weights: Content,
-    text: TextFiles = TextFiles(),
-) -> None:
     files: dict[str, Content] = {CONFIG_NAME: config.content()}
     if samples:
         files[SAMPLES_NAME] = _Samples(texts=tuple(samples)).model_dump_json(indent=2).encode()
     if tokenizer is not None:
         files[TOKENIZER_NAME] = tokenizer.to_str(pretty=True).encode()
     files |= text.content()
-    files[WEIGHTS_NAME] = weights
-    write_files(directory, files)
+    files[WEIGHTS_NAME] = streamed_weights(model_weights(config.model), weights)
+    write_files(Path(path), files)
 
 
 def write_files(directory: Path, files: Mapping[str, Content]) -> None:

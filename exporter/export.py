@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.errors import CertificateError, ConfigError, PackageError
 from engine.machine import free_large_blocks_at_once, free_memory
@@ -76,7 +75,8 @@ def export_package(
     CheckpointError, CertificateError or PackageError, and leaves `out_dir` as it was.
     """
     out = Path(os.path.abspath(out_dir))
-    title = _Title.of(_name_of(out) if name is None else name, version)
+    name = _name_of(out) if name is None else name
+    _check_names(name=name, version=version)
     _check_replaceable(out)
     form = PackageFormat.of(target, precision, weights, kv_cache)
     if not isinstance(checkpoint_dir, Checkpoint):
@@ -104,13 +104,13 @@ def export_package(
                 is_proven_unrounded=is_proven_unrounded,
                 progress=progress,
             )
-            manifest = _write_manifest(title, checkpoint, form, directory, found)
+            manifest = _write_manifest(name, version, checkpoint, form, directory, found)
             staging.publish()
         if found.is_near_overflow:
             _log.warning(
                 "%s computes numbers up to %s; of 65,504 float16 has none above, so that another "
                 "text may end without an answer: bf16 and fp32 have room",
-                title.name,
+                name,
                 f"{found.largest_float16:,.0f}",
             )
         return manifest
@@ -121,7 +121,7 @@ def export_package(
         except UnroundedError:  # another cache would change nothing
             raise
         except CertificateError as error:
-            _log.warning("%s keeps its cache in %s: in int8, %s", title.name, precision, error)
+            _log.warning("%s keeps its cache in %s: in int8, %s", name, precision, error)
             return export(form, is_proven_unrounded=form.is_lossy)
     return export(form)
 
@@ -170,27 +170,19 @@ def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     return checkpoint if isinstance(checkpoint, Checkpoint) else load_checkpoint(checkpoint)
 
 
-class _Title(NamedTuple):
-    """The name and version of a package."""
-
-    name: str
-    version: str
-
-    @classmethod
-    def of(cls, name: str, version: str) -> _Title:
-        """Return what was asked for; ConfigError if it cannot be."""
-        title = cls(name, version)
-        for field, value in title._asdict().items():
-            if not re.fullmatch(NAME_PATTERN, value):
-                raise ConfigError(
-                    f"{field} {value!r} has to be of 1 to 64 letters, digits, dots, hyphens and "
-                    "underscores, a letter or digit first; give another"
-                )
-        return title
+def _check_names(**given: str) -> None:
+    """Raise ConfigError for a name or version that a manifest does not have."""
+    for field, value in given.items():
+        if not re.fullmatch(NAME_PATTERN, value):
+            raise ConfigError(
+                f"{field} {value!r} has to be of 1 to 64 letters, digits, dots, hyphens and "
+                "underscores, a letter or digit first; give another"
+            )
 
 
 def _write_manifest(
-    title: _Title,
+    name: str,
+    version: str,
     checkpoint: Checkpoint,
     form: PackageFormat,
     directory: Path,
@@ -200,8 +192,8 @@ def _write_manifest(
     files = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST_NAME)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        name=title.name,
-        version=title.version,
+        name=name,
+        version=version,
         **vars(contract),
         target=form.target,
         precision=form.precision,

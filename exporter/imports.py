@@ -40,25 +40,19 @@ def import_model(
     imported, and that line. Raises CheckpointError, and then writes nothing, if the model cannot
     be imported, or differs from its original.
     """
-
-    def tell(
-        done: int, total: int, what: str = "weights", seconds_left: float | None = None
-    ) -> None:
-        progress(done, total, what, seconds_left)
-
     check_replaceable(out)
     with stage(out, CheckpointError) as staging:
-        made = staging.directory
+        made, compared = staging.directory, Compared(NOT_COMPARED)
         if is_toolkit_checkpoint(path):
             imported = import_toolkit_checkpoint(
-                path, made, tell, max_len=options.max_len, codes=options.codes
+                path, made, progress, max_len=options.max_len, codes=options.codes
             )
-            compared = Compared(NOT_COMPARED)
         else:
             imported = import_checkpoint(
-                path, made, tell, languages=options.languages, max_len=options.max_len
+                path, made, progress, languages=options.languages, max_len=options.max_len
             )
-            compared = _compared(path, made, options, progress)
+            if options.compares:
+                compared = compare_with_original(path, made, options.languages, progress)
         imported = replace(imported, notes=(*imported.notes, *compared.notes))
         said = compared.said
         named = {"task": out.resolve().name, "original": said}
@@ -72,9 +66,3 @@ def import_model(
             os.replace(made / name, out / name)
         remove_other_files(out, names)
     return imported, said
-
-
-def _compared(path: Path, made: Path, options: Options, progress: Progress) -> Compared:
-    if not options.compares:
-        return Compared(NOT_COMPARED)
-    return compare_with_original(path, made, options.languages, progress)

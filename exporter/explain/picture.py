@@ -13,19 +13,15 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import FigureBase
 
 # Inches; labels stay readable because the figure grows with the text, not the other way round.
 _CELL = 0.125  # a token in a panel
 _MIN_PANEL = 1.4
 _MAX_TOKENS = 48  # in a panel with labels on all of them; longer texts get every n-th
 _CHARACTER = 0.062  # a character of a label
-_TITLE = 0.28  # above a panel
-_CAPTION = 0.4
-_BLOCK_TITLE = 0.2
-_BLOCK_GAP = 0.3
-_GAP = 0.18
-_MARGIN = 0.25
+_HEADING = 0.35  # above a block, and above all of them
+_TITLE = 0.4  # above a panel, with the gap to the next one
 _FONT_SIZE = 7  # points
 _MAX_LABEL = 14  # characters
 _MAX_CAPTION = 110  # characters
@@ -53,177 +49,96 @@ class ImageBlock:
     weights: NDArray[np.float32]  # (num_layers, num_heads, patches in a column, patches in a row)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """The layout of the panels of a block, in inches."""
-
-    width: float  # each panel's
-    height: float
-    left: float  # room for the labels of the queries
-    below: float  # room for the labels of the keys
-    num_rows: int
-    num_columns: int
-
-    @property
-    def total_width(self) -> float:
-        return self.num_columns * (self.left + self.width + _GAP) + 0.8  # a colour bar
-
-    @property
-    def total_height(self) -> float:
-        panels = self.num_rows * (_TITLE + self.height + self.below + _GAP)
-        return _BLOCK_TITLE + panels + _BLOCK_GAP
-
-
 def draw(caption: str, blocks: Sequence[TextBlock | ImageBlock]) -> bytes:
     """Return a PNG of the blocks below one another, under a caption."""
     from matplotlib.figure import Figure
 
-    grids = [_grid(block) for block in blocks]
-    width = max(grid.total_width for grid in grids) + 2 * _MARGIN
-    width = max(width, _CHARACTER * 1.6 * min(len(caption), _MAX_CAPTION))
-    height = sum(grid.total_height for grid in grids) + 2 * _MARGIN + _CAPTION
-    figure = Figure(figsize=(width, height), facecolor="white")
-    top = height - _MARGIN
-    _write(figure, _MARGIN, top, _clip(caption, _MAX_CAPTION), size=11, weight="bold")
-    top -= _CAPTION
-    for block, grid in zip(blocks, grids, strict=True):
-        _draw_block(figure, block, grid, top)
-        top -= grid.total_height
+    sizes = [_size(block) for block in blocks]
+    caption = _clip(caption, _MAX_CAPTION)
+    width = max(*(width for width, _ in sizes), _CHARACTER * 1.6 * len(caption))
+    heights = [height for _, height in sizes]
+    height = sum(heights) + _HEADING
+    figure = Figure(figsize=(width, height), layout="constrained")
+    _head(figure, caption, fontsize=11, fontweight="bold")
+    parts = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)
+    for part, block in zip(parts.flat, blocks, strict=True):
+        _draw_block(part, block)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=min(_DPI, _MAX_PIXELS / max(width, height)))
     return buffer.getvalue()
 
 
-def _grid(block: TextBlock | ImageBlock) -> _Grid:
+def _size(block: TextBlock | ImageBlock) -> tuple[float, float]:
+    """Return the width and the height of a block, in inches."""
     num_layers, num_heads = block.weights.shape[:2]
-    if isinstance(block, ImageBlock):
-        return _Grid(_MIN_PANEL, _MIN_PANEL, 0.0, 0.0, num_layers, num_heads)
-    return _Grid(
-        width=_panel_side(block.keys),
-        height=_panel_side(block.queries),
-        left=_label_room(block.queries),
-        below=_label_room(block.keys),
-        num_rows=num_layers,
-        num_columns=num_heads,
-    )
+    width = height = _MIN_PANEL
+    if isinstance(block, TextBlock):
+        width, height = (
+            max(_MIN_PANEL, _CELL * min(len(columns), _MAX_TOKENS))
+            + _CHARACTER * min(_MAX_LABEL, max(map(len, labels)))
+            for columns, labels in ((block.keys, block.queries), (block.queries, block.keys))
+        )
+    return num_heads * (width + 0.25) + 0.8, num_layers * (height + _TITLE) + _HEADING
 
 
-def _panel_side(tokens: Sequence[str]) -> float:
-    return max(_MIN_PANEL, _CELL * min(len(tokens), _MAX_TOKENS))
+def _draw_block(figure: FigureBase, block: TextBlock | ImageBlock) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 
-
-def _label_room(tokens: Sequence[str]) -> float:
-    return 0.1 + _CHARACTER * max(len(_clip(token, _MAX_LABEL)) for token in tokens)
-
-
-def _draw_block(figure: Figure, block: TextBlock | ImageBlock, grid: _Grid, top: float) -> None:
-    _write(figure, _MARGIN, top, block.title, size=9)
-    top -= _BLOCK_TITLE
+    _head(figure, block.title, fontsize=9)
+    panels = figure.subplots(*block.weights.shape[:2], squeeze=False)
     highest = float(block.weights.max()) or 1.0
-    panel_top = top
-    for layer in range(grid.num_rows):
-        panel_top -= _TITLE
-        for head in range(grid.num_columns):
-            left = _MARGIN + head * (grid.left + grid.width + _GAP) + grid.left
-            axes = _axes(figure, left, panel_top - grid.height, grid.width, grid.height)
-            title = f"layer {layer + 1}, head {head + 1}"
-            axes.set_title(title, fontsize=_FONT_SIZE + 1, pad=3, loc="left")
-            if isinstance(block, TextBlock):
-                _draw_text_panel(axes, block, grid, block.weights[layer, head], highest)
-            else:
-                _draw_image_panel(axes, block, block.weights[layer, head], highest)
-        panel_top -= grid.height + grid.below + _GAP
-    _draw_colour_bar(figure, block, grid, top - _TITLE, highest)
+    scale = Normalize(0, highest)
+    cmap: str | Colormap = "Blues"
+    if isinstance(block, ImageBlock):
+        cmap = LinearSegmentedColormap.from_list("attention", [(1.0, 1.0, 1.0), _RED])
+    for (layer, head), axes in np.ndenumerate(panels):
+        title = f"layer {layer + 1}, head {head + 1}"
+        axes.set_title(title, fontsize=_FONT_SIZE + 1, pad=3, loc="left")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(color="0.7", linewidth=0.5)
+        weights = block.weights[layer, head]
+        if isinstance(block, TextBlock):
+            axes.imshow(weights, cmap=cmap, norm=scale, aspect="auto", interpolation="nearest")
+            _label(axes, block)
+            continue
+        extent = (0.0, float(block.image.shape[0]), float(block.image.shape[0]), 0.0)
+        axes.imshow(block.image, cmap="gray", vmin=0, vmax=1, extent=extent)
+        # The more attention, the less of the image shows through.
+        red = np.broadcast_to(_RED, (*weights.shape, 3))
+        opacity = np.clip(scale(weights), 0, 1)[..., None]
+        axes.imshow(np.concatenate([red, opacity], -1), extent=extent, interpolation="nearest")
+    bar = figure.colorbar(ScalarMappable(scale, cmap), ax=panels[0], aspect=12)
+    bar.set_ticks([0, highest], labels=["0", f"{highest:.2g}"], fontsize=_FONT_SIZE)
 
 
-def _draw_text_panel(
-    axes: Axes, block: TextBlock, grid: _Grid, weights: NDArray[np.float32], highest: float
-) -> None:
-    axes.imshow(weights, cmap="Blues", vmin=0, vmax=highest, aspect="auto", interpolation="nearest")
-    num_queries, num_keys = weights.shape
+def _head(figure: FigureBase, text: str, **font: Any) -> None:
+    figure.suptitle(_printable(text), x=0.01, ha="left", parse_math=False, **font)
+
+
+def _label(axes: Axes, block: TextBlock) -> None:
+    """Write the tokens beside a panel, and lines between them."""
+    num_queries, num_keys = len(block.queries), len(block.keys)
     lines: dict[str, Any] = {"colors": "0.9", "linewidths": 0.3}
     axes.hlines(np.arange(num_queries - 1) + 0.5, -0.5, num_keys - 0.5, **lines)
     axes.vlines(np.arange(num_keys - 1) + 0.5, -0.5, num_queries - 0.5, **lines)
     # As plain text: tick objects take five times longer.
-    axes.set_xticks([])
-    axes.set_yticks([])
     font: dict[str, Any] = {"fontsize": _FONT_SIZE, "parse_math": False}
     beside, under = axes.get_yaxis_transform(), axes.get_xaxis_transform()
-    gap = 0.03  # inches
-    for i, token in _labelled(block.queries):
-        font |= {"ha": "right", "va": "center_baseline", "transform": beside}
-        axes.text(-gap / grid.width, i, token, **font)
-    for i, token in _labelled(block.keys):
-        font |= {"ha": "center", "va": "top", "rotation": 90, "transform": under}
-        axes.text(i, -gap / grid.height, token, **font)
-    _soften(axes)
+    for i, token, is_longest in _labelled(block.queries):
+        place: dict[str, Any] = {"ha": "right", "va": "center_baseline", "transform": beside}
+        axes.text(-0.02, i, token, **place, **font, in_layout=is_longest)
+    for i, token, is_longest in _labelled(block.keys):
+        place = {"ha": "center", "va": "top", "rotation": 90, "transform": under}
+        axes.text(i, -0.02, token, **place, **font, in_layout=is_longest)
 
 
-def _labelled(tokens: Sequence[str]) -> Iterator[tuple[int, str]]:
-    for i in range(0, len(tokens), -(-len(tokens) // _MAX_TOKENS)):
-        yield i, _printable(_clip(tokens[i], _MAX_LABEL))
-
-
-def _draw_image_panel(
-    axes: Axes, block: ImageBlock, weights: NDArray[np.float32], highest: float
-) -> None:
-    size = block.image.shape[0]
-    extent = (0.0, float(size), float(size), 0.0)
-    axes.imshow(block.image, cmap="gray", vmin=0, vmax=1, extent=extent)
-    # The more attention, the less of the image shows through.
-    opacity = np.clip(weights / highest, 0, 1)
-    red = np.dstack([np.broadcast_to(channel, weights.shape) for channel in _RED] + [opacity])
-    axes.imshow(red, extent=extent, interpolation="nearest")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    _soften(axes)
-
-
-def _draw_colour_bar(
-    figure: Figure, block: TextBlock | ImageBlock, grid: _Grid, top: float, highest: float
-) -> None:
-    from matplotlib.colors import Colormap, LinearSegmentedColormap
-
-    left = _MARGIN + grid.num_columns * (grid.left + grid.width + _GAP)
-    axes = _axes(figure, left, top - _MIN_PANEL, 0.12, _MIN_PANEL)
-    cmap: str | Colormap = "Blues"
-    if isinstance(block, ImageBlock):
-        cmap = LinearSegmentedColormap.from_list("attention", [(1.0, 1.0, 1.0), _RED])
-    ramp = np.linspace(0, highest, 128)[:, None]
-    axes.imshow(ramp, cmap=cmap, aspect="auto", origin="lower", extent=(0, 1, 0, highest))
-    axes.set_xticks([])
-    axes.yaxis.tick_right()
-    axes.set_yticks([0, highest], labels=["0", f"{highest:.2g}"], fontsize=_FONT_SIZE)
-    axes.tick_params(length=0, pad=2)
-    _soften(axes)
-
-
-def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    total_width, total_height = figure.get_size_inches()
-    return figure.add_axes(
-        (left / total_width, bottom / total_height, width / total_width, height / total_height)
-    )
-
-
-def _write(
-    figure: Figure, left: float, top: float, text: str, *, size: int, weight: str = "normal"
-) -> None:
-    width, height = figure.get_size_inches()
-    figure.text(
-        left / width,
-        top / height,
-        _printable(text),
-        fontsize=size,
-        fontweight=weight,
-        va="top",
-        parse_math=False,
-    )
-
-
-def _soften(axes: Axes) -> None:
-    for spine in axes.spines.values():
-        spine.set_color("0.7")
-        spine.set_linewidth(0.5)
+def _labelled(tokens: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
+    """Yield place and text of labels, and whether room is made for one: for the longest."""
+    places = range(0, len(tokens), -(-len(tokens) // _MAX_TOKENS))
+    labels = [_printable(_clip(tokens[i], _MAX_LABEL)) for i in places]
+    longest = max(labels, key=len)
+    yield from ((i, label, label is longest) for i, label in zip(places, labels, strict=True))
 
 
 def _clip(text: str, limit: int) -> str:

@@ -12,6 +12,9 @@ import torch
 from engine.package.manifest import DEFAULT_TARGET, PackageFormat, Precision
 from engine.package.manifest import Target as TargetName
 from exporter.graphs.fuse import fuse
+from exporter.graphs.reductions import replace_reductions
+from exporter.graphs.shapes import replace_shapes
+from exporter.graphs.sums import replace_sums
 from exporter.operators import bodies
 from exporter.operators.domain import Functions
 
@@ -27,10 +30,8 @@ class Target:
     name: TargetName
     functions: Mapping[Precision, Functions]  # compute the operators, by type of activations
     accuracy_level: int  # the type in which MatMulNBits multiplies
-    fuse: Callable[[ir.Model], None] | None = None  # joins nodes into kernels that it has
+    rewrites: tuple[Callable[[ir.Model], None], ...] = ()  # made of each graph, in this order
     patches_as_product: bool = False  # its convolutions need a library that nothing else asks for
-    replaces_reductions: bool = False  # they need it too
-    replaces_shapes: bool = False  # sizes that nodes ask for are known on the host alone
     rows_in_pieces: bool = False  # the sum of a row of logits depends on where it begins
     # Query heads that share a key head, where it has a kernel for an int8 cache; None: any number.
     int8_cache_groups: tuple[int, ...] | None = None
@@ -38,9 +39,7 @@ class Target:
     int8_cache_unbounded: bool = False  # it has none where scores have a bound
     has_faster_int8_cache: bool = False  # beside weights in int8, steps take less time with one
     has_unit_scales: bool = False  # a query of a source is read faster where scores have no factor
-    has_sampling_graphs: bool = (
-        False  # tokens are drawn by a graph, too, so that no step waits for the host
-    )
+    has_sampling_graphs: bool = False  # a graph draws tokens, too: no step waits for the host
     runs_here: bool = True  # the bits that a CPU computes are those that are served
 
 
@@ -48,6 +47,7 @@ CPU = Target(
     "cpu",
     MappingProxyType({"fp32": bodies.CPU}),
     accuracy_level=4,  # in integers, at a scale for each block of a row
+    rewrites=(replace_sums,),
     has_faster_int8_cache=True,
     has_unit_scales=True,
 )
@@ -57,10 +57,9 @@ CUDA = Target(
         {"fp32": bodies.CUDA_FLOAT, "fp16": bodies.CUDA_HALF, "bf16": bodies.CUDA_HALF}
     ),
     accuracy_level=0,  # in the type of its input
-    fuse=fuse,
+    # Reductions need the library of convolutions; sizes of tensors are known on the host alone.
+    rewrites=(replace_reductions, replace_shapes, fuse),
     patches_as_product=True,
-    replaces_reductions=True,
-    replaces_shapes=True,
     rows_in_pieces=True,
     int8_cache_groups=(4, 8, 16, 32),
     int8_cache_widths=(64, 128, 256),

@@ -27,10 +27,7 @@ from engine.package.manifest import Architecture, Contract, PackageFormat, Preci
 from engine.wording import shortened
 from exporter.graphs.arguments import arguments_of
 from exporter.graphs.contracts import contract_of
-from exporter.graphs.reductions import replace_reductions
 from exporter.graphs.rewrite import simplify
-from exporter.graphs.shapes import replace_shapes
-from exporter.graphs.sums import replace_sums
 from exporter.graphs.target import DEFAULT, DTYPES, Target
 from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
@@ -73,15 +70,8 @@ def build_graphs(
     contract = contract_of(config, PackageFormat.of(target.name, precision))
     graphs = trace(copy_in(DTYPES[precision], model), contract, target)
     for graph in graphs.values():
-        simplify(graph)
-        if target.runs_here:
-            replace_sums(graph)
-        if target.replaces_reductions:
-            replace_reductions(graph)
-        if target.replaces_shapes:
-            replace_shapes(graph)
-        if target.fuse:
-            target.fuse(graph)
+        for rewrite in (simplify, *target.rewrites):
+            rewrite(graph)
         attach_bodies(graph, functions or target.functions[precision])
     return graphs
 

@@ -23,7 +23,6 @@ from exporter.huggingface.weights.fitting import without_wrappers
 from exporter.huggingface.weights.stored import open_weights
 from exporter.huggingface.writing import (
     Imported,
-    ReadModel,
     length_notes,
     naming,
     prompt_notes,
@@ -87,11 +86,12 @@ def import_checkpoint(
     with naming(generation_path):
         config, generation = _with_text(config, options.defaults(config), text)
     _check_ids(config, generation, directory)
-    model = ReadModel(directory, family, config, text, generation)
     dense = original.modules and original.modules.dense_path
     with open_weights(directory, *([directory / dense] if dense else [])) as stored:
         stored, unwrapped = without_wrappers(stored, family.weights(config), family)
-        num_parameters = write_model(model, stored, out, progress)
+        num_parameters = write_model(
+            out, directory, family, config, text, generation, stored, progress
+        )
     notes = ["code beside the model (auto_map) is not run"] if said.get("auto_map") else []
     notes += [*options.notes(config), *about_tasks(said, generation_config), *family_notes]
     notes += [*length_notes(config, max_len), *text.notes, *unwrapped]

@@ -43,29 +43,27 @@ class Imported:
     understood: Mapping[str, str]  # the parts that were taken over, in words, by kind
 
 
-@dataclass(frozen=True)
-class ReadModel:
-    """All that an original says of a model but its weights."""
-
-    original: Path
-    family: Family
-    config: TransformerConfig
-    text: ImportedTokenizer
-    generation: GenerationDefaults
-
-
-def write_model(model: ReadModel, stored: StoredWeights, out: Path, progress: Progress) -> int:
+def write_model(
+    out: Path,
+    original: Path,
+    family: Family,
+    config: TransformerConfig,
+    text: ImportedTokenizer,
+    generation: GenerationDefaults,
+    stored: StoredWeights,
+    progress: Progress,
+) -> int:
     """Write a checkpoint named for `out`, and return how many parameters it has.
 
     Raises CheckpointError, and then writes nothing, if weights are missing or do not fit.
     """
-    check_layers(len(stored), model.config, model.original)
-    config = untied_as_stored(stored, model.family, rounded_as_stored(stored, model.config))
-    found = find_weights(stored, model.family, config, model.original)
+    check_layers(len(stored), config, original)
+    config = untied_as_stored(stored, family, rounded_as_stored(stored, config))
+    found = find_weights(stored, family, config, original)
     named = ((one.stored or one.name, one.read(stored)) for one in found)
-    weights = finite(named, len(found), progress, model.original)
-    described = CheckpointConfig(task=out.resolve().name, model=config, generation=model.generation)
-    stream_checkpoint(out, described, model.text.tokenizer, weights, model.text.files)
+    weights = finite(named, len(found), progress, original)
+    described = CheckpointConfig(task=out.resolve().name, model=config, generation=generation)
+    stream_checkpoint(out, described, text.tokenizer, weights, text.files)
     return sum(prod(weight.shape) for weight in found)
 
 
@@ -83,7 +81,7 @@ def finite(
             wrong.append(name)
         yield weight
         del weight
-        progress(next(done), total)
+        progress(next(done), total, "weights")
     if wrong:
         raise CheckpointError(
             f"{directory} has weights that are not finite numbers: {listed(dict.fromkeys(wrong))}; "

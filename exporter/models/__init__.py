@@ -6,9 +6,8 @@ from torch import nn
 
 from exporter.models.bert import Bert
 from exporter.models.config import ImageConfig, RotaryScaling, TransformerConfig
-from exporter.models.gpt import GPT
 from exporter.models.layers import EncoderOutput
-from exporter.models.transformer import EncoderDecoder
+from exporter.models.transformer import GPT, EncoderDecoder
 from exporter.models.transformers_model import TransformersModel
 from exporter.models.vit import ViT
 

@@ -16,12 +16,11 @@ from torch.nn import functional as F
 
 from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
-from exporter.models.relative import RelativePositions
-from exporter.models.rotary import RotaryPositions
-from exporter.operators.attention import emit_attention
+from exporter.models.positions import RelativePositions, RotaryPositions
 from exporter.operators.cross_alignment import cross_alignment_over_row
 from exporter.operators.cross_attention import cross_attention_over_row
 from exporter.operators.heads import merge_heads, pad_heads, split_heads, unpad_heads
+from exporter.operators.standard import emit_attention
 
 
 class AttentionOutput(NamedTuple):

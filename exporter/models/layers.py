@@ -13,8 +13,13 @@ from exporter.models.attention import MultiHeadAttention, cap, local_mask, paddi
 from exporter.models.cache import LayerCache
 from exporter.models.config import TransformerConfig
 from exporter.models.embeddings import Embeddings, make_norm
-from exporter.models.relative import RelativePositions, make_relative
-from exporter.models.rotary import RotaryPositions, make_local_rotary, make_rotary
+from exporter.models.positions import (
+    RelativePositions,
+    RotaryPositions,
+    make_local_rotary,
+    make_relative,
+    make_rotary,
+)
 
 OUTPUT_BIAS = "decoder.output.bias"  # the weight of a model that has a decoder
 

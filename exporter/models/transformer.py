@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al. 2017)."""
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), and its decoder alone."""
 
 from __future__ import annotations
 
@@ -47,3 +47,23 @@ class EncoderDecoder(nn.Module):
         """Return the logits (B, T, V) of the whole target."""
         logits: Tensor = self.decoder(target_ids, memory, source_mask)
         return logits
+
+
+class GPT(nn.Module):
+    """A decoder without cross-attention; its output head has no bias (unless configured)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.decoder = Decoder(config)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return the logits (B, T, vocab_size) of the token after each of int64 ids (B, T).
+
+        Attention is causal, so padding on the right needs no mask.
+        """
+        logits: Tensor = self.decoder(input_ids)
+        return logits
+
+    def encode(self, source_ids: Tensor, source_mask: Tensor | None = None) -> None:
+        """Return None: a model without encoder has no source."""

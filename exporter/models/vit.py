@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exporter.models.config import ImageConfig, TransformerConfig
-from exporter.models.embeddings import INIT_STD, make_positions
 from exporter.models.heads import make_classifier, to_unit_length
 from exporter.models.layers import Encoder, EncoderOutput
+from exporter.models.positions import INIT_STD, make_positions
 
 
 class PatchEmbeddings(nn.Module):

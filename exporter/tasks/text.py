@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,6 @@ from engine.lines import read_text
 from engine.requests.generation_defaults import GenerationDefaults
 from exporter.checkpoint import Checkpoint, TextFiles
 from exporter.models.config import FeedForwardConfig, TransformerConfig
-from exporter.tasks.ngram import AddOneTrigram
 from exporter.tasks.start import FINE_TUNING, digest_of, kept_weights, of_architecture
 from exporter.training.data import Example
 from exporter.training.evaluation import Evaluation
@@ -183,6 +184,31 @@ def windows(ids: Sequence[int], start: int = 0, size: int = WINDOW) -> list[Exam
         Example(array[i : i + size][: len(array) - 1 - i], array[i + 1 : i + 1 + size])
         for i in starts
     ]
+
+
+class AddOneTrigram:
+    """A GPT must beat it: P(c | a, b) = (count(a, b, c) + 1) / (count(a, b) + vocab_size)."""
+
+    def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
+        self._trigrams = Counter(zip(ids, ids[1:], ids[2:], strict=False))
+        self._bigrams = Counter(itertools.pairwise(ids[:-1]))
+        self._vocab_size = vocab_size
+
+    def probability(self, first: int, second: int, third: int) -> float:
+        """Return the probability of `third` after `first` and `second`."""
+        seen = self._trigrams[first, second, third]
+        return (seen + 1) / (self._bigrams[first, second] + self._vocab_size)
+
+    def negative_log_likelihood(self, ids: Sequence[int]) -> float:
+        """Return the nats of all ids but the first; before the first there is its like.
+
+        The first id is taken as seen twice, so that the second has a context of two.
+        """
+        padded = [ids[0], *ids]
+        return -sum(
+            math.log(self.probability(*three))
+            for three in zip(padded, padded[1:], padded[2:], strict=False)
+        )
 
 
 def _judge(

@@ -16,7 +16,6 @@ from exporter.huggingface.understood import understood
 from exporter.huggingface.weights.stored import refuse_nested, stored_weights
 from exporter.huggingface.writing import (
     Imported,
-    ReadModel,
     length_notes,
     naming,
     with_length,
@@ -72,15 +71,13 @@ def import_toolkit_checkpoint(
     cut = make_tokenizers(found.source_words, found.target_words, cutters)
     with naming(path):
         config, family = _with_more_words(config, found, cut)
-    model = ReadModel(path, family, config, cut.text, found.generation)
-    num_parameters = write_model(model, stored_weights(found.weights), out, progress)
-    notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
-    return Imported(
-        found.name,
-        num_parameters,
-        tuple(notes),
-        understood(model.family.title, model.config, model.text),
+    stored = stored_weights(found.weights)
+    num_parameters = write_model(
+        out, path, family, config, cut.text, found.generation, stored, progress
     )
+    notes = [*notes, *length_notes(config, max_len), *cut.text.notes]
+    told = understood(family.title, config, cut.text)
+    return Imported(found.name, num_parameters, tuple(notes), told)
 
 
 def _file_of(path: Path) -> Path:

@@ -15,8 +15,6 @@ from exporter.checkpoint import TextFiles
 from exporter.huggingface.tokenizers import ImportedTokenizer
 from exporter.huggingface.tokenizers.sentencepiece_model import (
     SPACE,
-    Piece,
-    SentencePieceModel,
     convert,
     put_around,
     read_sentencepiece,
@@ -104,33 +102,11 @@ def _of_pieces(source: Words, target: Words, paths: Sequence[Path]) -> Cut:
             model = read_sentencepiece(path)
         except (ValueError, OSError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        notes |= dict.fromkeys(model.notes)
-        ids = words.ids
-        missing = [p.text for p in model.pieces if not p.is_special and p.text not in ids]
-        if missing:
-            note = (
-                f"{model.name}: {len(missing)} of its pieces are not in the vocabulary, such as "
-                f"{missing[0]!a}; a text is cut into others, where they were unknown in training"
-            )
-            notes[note] = None
-        made.append(convert(model, _pieces(model, words)))
+        pieces, lacking = model.vocabulary(words.words, words.unknown, words.special)
+        notes |= dict.fromkeys([*model.notes, *lacking])
+        made.append(convert(model, pieces))
         _end(made[-1], words)
     return _result(made[0], made[1], source, target, list(notes))
-
-
-def _pieces(model: SentencePieceModel, words: Words) -> list[Piece]:
-    """Return the piece of every word; what the model has not is in no text."""
-    known = {piece.text: piece for piece in model.pieces if not piece.is_special}
-    ids = words.ids
-    found = []
-    for i, word in enumerate(words.words):
-        piece = known.get(word) or Piece.unused(word)
-        if word == words.unknown:
-            piece = Piece.unknown(word)
-        elif word in words.special:
-            piece = Piece.control(word)
-        found.append(piece if ids[word] == i else Piece.unused(f"{word} ({i})"))
-    return found
 
 
 def _of_words(words: Words) -> Tokenizer:

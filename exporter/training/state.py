@@ -11,11 +11,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from engine.errors import CheckpointError
 from exporter.checkpoint import load_weights, unique_weights
 from exporter.files import replace_file, writing_to
-from exporter.training.averaging import WeightAverage
 
 STATE_NAME = "training_state.safetensors"
 STATE_FORMAT_VERSION = 1
@@ -46,12 +46,12 @@ def save_state(
     directory: Path,
     state: RunState,
     model: nn.Module,
-    average: WeightAverage,
+    average: AveragedModel,
     optimizer: torch.optim.Optimizer,
 ) -> None:
     """Write the state by one rename: a run that is killed at any moment can be resumed."""
     tensors = {_MODEL + name: tensor for name, tensor in unique_weights(model).items()}
-    tensors |= {_AVERAGE + name: tensor for name, tensor in average.tensors().items()}
+    tensors |= {_AVERAGE + name: tensor for name, tensor in unique_weights(average).items()}
     tensors |= {
         f"{_OPTIMIZER}{key}.{name}": value.detach().cpu().contiguous()
         for name, parameter in model.named_parameters()
@@ -77,14 +77,14 @@ def read_state(directory: Path) -> RunState:
 
 
 def restore_state(
-    directory: Path, model: nn.Module, average: WeightAverage, optimizer: torch.optim.Optimizer
+    directory: Path, model: nn.Module, average: AveragedModel, optimizer: torch.optim.Optimizer
 ) -> None:
     """Load weights, their average, optimizer and random numbers of the run in `directory`."""
     path = directory / STATE_NAME
     try:
         tensors = safetensors.torch.load_file(path)
         load_weights(model, _below(tensors, _MODEL), path=path)
-        average.restore(_below(tensors, _AVERAGE))
+        load_weights(average, _below(tensors, _AVERAGE), path=path)
         parameters = dict(model.named_parameters())
         for full_name, tensor in _below(tensors, _OPTIMIZER).items():
             key, name = full_name.split(".", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,22 +21,26 @@ Selection = Literal["exact_match", "label_accuracy", "chrf", "loss"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained; the optimizer is AdamW with the paper's betas."""
+    """How a model is trained; the optimizer is AdamW with the betas of the paper."""
 
     steps: int
     batch_tokens: int  # positions in a batch, padding included; images: how many
     peak_learning_rate: float  # reached at the end of warm-up
     warmup_steps: int
-    learning_rate_floor: float = 0.0  # the least share of the peak, as in max(0.1, .); 0: none
     label_smoothing: float = 0.0
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0  # gradients with a larger norm are scaled down to it
     average_decay: float = 0.99  # weights are kept as a moving average; 0: no average
     validate_every: int = 200  # steps; the state of the run is saved as often, or more
 
-    def warmup_of(self, steps: int) -> int:
-        """Return the warm-up of a run: of a shorter one than this it has the same share."""
-        return max(1, self.warmup_steps * min(steps, self.steps) // self.steps)
+    def learning_rate(self, step: int, steps: int) -> float:
+        """Return the rate of update `step`, the first is 1, in a run of `steps`.
+
+        Section 5.3 of "Attention Is All You Need", written by the peak that warm-up ends in: its
+        factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) is this with
+        peak = factor * (d_model * warmup_steps)**-0.5. A shorter run has the same share of warm-up.
+        """
+        warmup = max(1, self.warmup_steps * min(steps, self.steps) // self.steps)
+        return self.peak_learning_rate * min(step / warmup, math.sqrt(warmup / step))
 
 
 @dataclass(frozen=True)

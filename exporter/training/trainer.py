@@ -27,7 +27,8 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from engine.errors import CheckpointError, ConfigError
 from engine.machine import machine_name
@@ -45,12 +46,10 @@ from exporter.checkpoint import (
 from exporter.files import remove_unfinished, replace_file, writing_to
 from exporter.models import build_model
 from exporter.progress import Progress, no_progress
-from exporter.training.averaging import WeightAverage
 from exporter.training.data import BatchStream, Example, Position
 from exporter.training.evaluation import Evaluation, evaluate
 from exporter.training.losses import batch_logits, cross_entropy
 from exporter.training.pace import Pace
-from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, RunState, read_state, restore_state, save_state
 from exporter.training.task import Recipe, Task
 
@@ -69,8 +68,10 @@ SAVE_SECONDS = 600.0  # the state is saved at every validation, and as often as 
 NUM_THREADS = 2  # the models are small; and sums depend on it, so it is part of "repeatable"
 MAX_STEPS, MAX_SEED = 2**31 - 1, 2**63 - 1  # torch takes no larger seed
 ADAM_BETAS, ADAM_EPS = (0.9, 0.98), 1e-9  # section 5.3 of the paper
+MAX_GRAD_NORM = 1.0  # larger gradients are scaled down to it
 
 Say = Callable[[str], None]  # shows a line that stays
+_Weights = tuple[Tensor, ...] | list[Tensor]
 
 
 def no_words(line: str) -> None:
@@ -144,9 +145,6 @@ class Run:
         self._state = state
         self._saved = time.monotonic()
         recipe = task.recipe
-        self._schedule = InverseSquareRootSchedule(
-            recipe.peak_learning_rate, recipe.warmup_of(state.steps), recipe.learning_rate_floor
-        )
         self._model = _start(task)
         matrices = [p for p in self._model.parameters() if p.ndim >= 2]  # which alone decay
         others = [p for p in self._model.parameters() if p.ndim < 2]  # biases and norms
@@ -160,7 +158,7 @@ class Run:
             eps=ADAM_EPS,
             fused=True,
         )
-        self._average = WeightAverage(self._model, recipe.average_decay)
+        self._average = averaged(self._model, recipe.average_decay)
         if restore:
             restore_state(out, self._model, self._average, self._optimizer)
         else:
@@ -195,8 +193,7 @@ class Run:
             left = pace.seconds_for(self._state.steps - step)
             progress(step, self._state.steps, str(pace), left)
             if step % every == 0 or step == self._state.steps:
-                with self._average.applied():
-                    self._validate(say)
+                self._validate(say)
                 self._state = self._state.model_copy(
                     update={"seconds": before + time.monotonic() - started}
                 )
@@ -240,15 +237,15 @@ class Run:
         """Do one step of gradient descent; return its loss and number of tokens."""
         recipe, step = self._task.recipe, self._state.step + 1
         for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule.learning_rate(step)
+            group["lr"] = recipe.learning_rate(step, self._state.steps)
         batch = self._batches.next()
         logits = batch_logits(self._model, batch)
         loss = cross_entropy(logits, batch.labels, recipe.label_smoothing)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._model.parameters(), recipe.max_grad_norm)
+        nn.utils.clip_grad_norm_(self._model.parameters(), MAX_GRAD_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._average.update(step)
+        self._average.update_parameters(self._model)
         value = loss.item()
         if not math.isfinite(value):
             raise ConfigError(
@@ -260,7 +257,7 @@ class Run:
     def _validate(self, say: Say) -> None:
         """Save the checkpoint as the last, and as the best if it is better than all before."""
         task, step = self._task, self._state.step
-        result = self._evaluate(self._model, task.validation)
+        result = self._evaluate(self._average.module, task.validation)
         # The best checkpoint has most of it; the loss decides between equals.
         score = (-result.loss, 0.0)
         if task.selection != "loss":
@@ -283,12 +280,27 @@ class Run:
 
     def _save_checkpoint(self, out: Path) -> None:
         task, samples = self._task, [text for text, _ in self._task.samples]
-        model, tokenizer = self._model, task.tokenizer
+        model, tokenizer = self._average.module, task.tokenizer
         save_checkpoint(out, task.name, model, tokenizer, samples, task.generation, task.text)
 
     def _save(self) -> None:
         self._saved = time.monotonic()
         save_state(self._out, self._state, self._model, self._average, self._optimizer)
+
+
+def averaged(model: nn.Module, decay: float) -> AveragedModel:
+    """Return a copy of a model whose weights are a moving average; 0: those of the model itself.
+
+    "Attention Is All You Need" averages its last checkpoints (section 6.1) to the same end: the
+    learning rate never falls to 0, so each step is a little off, each in another direction.
+    """
+
+    def update(average: _Weights, current: _Weights, count: Tensor | int) -> None:
+        steps = int(count)
+        now = min(decay, steps / (steps + 10))  # the first weights are soon forgotten
+        get_ema_multi_avg_fn(now)(average, current, count)  # type: ignore[no-untyped-call]
+
+    return AveragedModel(model, multi_avg_fn=update)
 
 
 def _start(task: Task) -> nn.Module:

@@ -23,8 +23,7 @@ from exporter.graphs import package_graphs
 from exporter.graphs.target import CPU, TARGETS, Target
 from exporter.graphs.torch_export import Graphs, build_graphs
 from exporter.models.bert import Bert
-from exporter.models.gpt import GPT
-from exporter.models.transformer import EncoderDecoder
+from exporter.models.transformer import GPT, EncoderDecoder
 from exporter.models.vit import ViT
 from exporter.operators.bodies import attach_bodies
 from exporter.operators.domain import Functions

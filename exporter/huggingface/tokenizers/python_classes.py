@@ -18,8 +18,6 @@ from tokenizers import (
 
 from exporter.huggingface.tokenizers.charsmap import Branch, one_of
 from exporter.huggingface.tokenizers.sentencepiece_model import (
-    Piece,
-    SentencePieceModel,
     convert,
     put_around,
     read_sentencepiece,
@@ -69,20 +67,17 @@ def _by_pieces(original: Any, path: Path, ids: Mapping[str, int]) -> Made:
     added = {text: AddedToken(text, special=True) for text in languages}
     added |= {token.content: token for token in _added(original)}
     model = read_sentencepiece(path)
-    known = {piece.text: piece for piece in model.pieces if not piece.is_special}
-    pieces = [
-        Piece.control(text) if text in added else known.get(text) or Piece.unused(text)
-        for _, text in sorted(texts.items())
-    ]
-    pieces[ids[original.unk_token]] = Piece.unknown(original.unk_token)
+    words = [text for _, text in sorted(texts.items())]
+    pieces, notes = model.vocabulary(words, original.unk_token, added)
     tokenizer = convert(model, pieces, added=added)
     if not model.has_bytes:
+        known = [piece.text for piece in model.pieces if not piece.is_special]
         tokenizer.normalizer = normalizers.Sequence(
             [tokenizer.normalizer, _join_unknown(known, ids)]
         )
     tokenizer.add_tokens(_added(original))
     _surround(tokenizer, original)
-    return Made(tokenizer, [*model.notes, *_without_ids(model, ids)])
+    return Made(tokenizer, [*model.notes, *notes])
 
 
 def _join_unknown(known: Collection[str], ids: Collection[str]) -> normalizers.Normalizer:
@@ -97,16 +92,6 @@ def _join_unknown(known: Collection[str], ids: Collection[str]) -> normalizers.N
     whole = [text for text in short if letters.isdisjoint(text)]
     kept = f"(?!{Branch.of(whole).pattern()}(?!{other}))" if whole else ""
     return normalizers.Replace(Regex(f"(?={other}{{2}})(?<!{other}){kept}{other}+"), _UNKNOWN)
-
-
-def _without_ids(model: SentencePieceModel, ids: Mapping[str, int]) -> list[str]:
-    missing = [p.text for p in model.pieces if not p.is_special and p.text not in ids]
-    if not missing:
-        return []
-    return [
-        f"{model.name}: {len(missing)} of its pieces have no id in vocab.json, such as "
-        f"{missing[0]!a}; a text is cut into others, where transformers gives the unknown token"
-    ]
 
 
 def _by_bytes(original: Any) -> Made:

@@ -5,7 +5,7 @@ Classes of transformers that run in Python, and toolkits, cut texts by SentenceP
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,21 +47,6 @@ class Piece:
     score: float
     kind: int  # as in sentencepiece_model.proto
 
-    @classmethod
-    def control(cls, text: str) -> Piece:
-        """Return a token that no text becomes."""
-        return cls(text, 0.0, _CONTROL)
-
-    @classmethod
-    def unknown(cls, text: str) -> Piece:
-        """Return the token for what has none."""
-        return cls(text, 0.0, _UNKNOWN)
-
-    @classmethod
-    def unused(cls, text: str) -> Piece:
-        """Return a token that no text becomes, but that is shown in one."""
-        return cls(text, 0.0, _UNUSED)
-
     @property
     def is_special(self) -> bool:
         """Whether it says something about a text, rather than being in it."""
@@ -101,6 +86,30 @@ class SentencePieceModel:
         return [
             f"{self.name}: {len(rules)} of its rules for characters that come together are not "
             f"followed, such as that for {rules[0]!a}"
+        ]
+
+    def vocabulary(
+        self, words: Sequence[str], unknown: str, special: Collection[str]
+    ) -> tuple[list[Piece], list[str]]:
+        """Return the piece of every word of another vocabulary, and a note if pieces have no word.
+
+        No text becomes a special word, nor one that the model lacks, which is shown in texts.
+        """
+        known = {piece.text: piece for piece in self.pieces if not piece.is_special}
+        ids = {word: i for i, word in enumerate(words)}  # a later one of two that are equal counts
+        found = []
+        for i, word in enumerate(words):
+            piece = known.get(word) or Piece(word, 0.0, _UNUSED)
+            if word == unknown:
+                piece = Piece(word, 0.0, _UNKNOWN)
+            elif word in special:
+                piece = Piece(word, 0.0, _CONTROL)
+            found.append(piece if ids[word] == i else Piece(f"{word} ({i})", 0.0, _UNUSED))
+        if not (missing := [text for text in known if text not in ids]):
+            return found, []
+        return found, [
+            f"{self.name}: {len(missing)} of its pieces are not in the vocabulary, such as "
+            f"{missing[0]!a}; a text is cut into others, where the original has the unknown token"
         ]
 
     @property

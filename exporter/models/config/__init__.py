@@ -7,6 +7,7 @@ from exporter.models.config.groups import (
     FeedForwardConfig,
     HeadConfig,
     ImageConfig,
+    OriginalCode,
     PositionConfig,
     PositiveFloat,
     PositiveInt,
@@ -14,7 +15,6 @@ from exporter.models.config.groups import (
     RotaryScaling,
 )
 from exporter.models.config.model import TransformerConfig
-from exporter.models.config.original_code import OriginalCode
 
 __all__ = [
     "AttentionConfig",

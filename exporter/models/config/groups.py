@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import json
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.package.manifest import (
     MAX_HEADS,
@@ -16,6 +17,7 @@ from engine.package.manifest import (
     LabelScores,
     Resample,
 )
+from engine.wording import shortened
 
 NumLayers = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
 NumHeads = Annotated[int, Field(gt=0, le=MAX_HEADS)]
@@ -162,3 +164,33 @@ class ImageConfig(Options):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+_NOT_PLAIN = ("quantization_config", "auto_map")  # rounded weights, and code of strangers
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+class OriginalCode(BaseModel):
+    """From what a model is built whose blocks are those of transformers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+")]  # transformers' own
+    config: dict[str, Any]  # `config.json` of the original
+
+    @field_validator("config")
+    @classmethod
+    def _is_plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if refused := [name for name in _NOT_PLAIN if given.get(name)]:
+            raise ValueError(f"{' and '.join(refused)} is not supported")
+        try:
+            json.dumps(given, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(
+                "numbers that are not finite (NaN, Infinity) are no options"
+            ) from error
+        for name in _LAYER_COUNTS:  # transformers makes lists as long
+            if name in given and given[name] not in range(1, MAX_LAYERS + 1):
+                said = f"{name} is {shortened(given[name])}"
+                raise ValueError(f"{said}; supported: 1 to {MAX_LAYERS:,}")
+        return given

@@ -19,6 +19,7 @@ from exporter.models.config.groups import (
     NumHeads,
     NumLayers,
     Options,
+    OriginalCode,
     Pooler,
     PositionConfig,
     PositiveFloat,
@@ -27,7 +28,6 @@ from exporter.models.config.groups import (
     VocabSize,
     Width,
 )
-from exporter.models.config.original_code import OriginalCode
 
 _CACHE_WIDTHS = 8  # the attention kernels take multiples of it only
 _ROTARY_HEAD_DIM_MULTIPLE = 16  # the attention kernels turn heads of no other widths

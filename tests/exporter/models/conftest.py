@@ -12,7 +12,7 @@ from torch import nn
 from exporter.models import TransformerConfig
 from exporter.models.attention import MultiHeadAttention
 from exporter.models.config import AttentionConfig, FeedForwardConfig, PositionConfig
-from exporter.models.relative import RelativePositions
+from exporter.models.positions import RelativePositions
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from exporter.models.attention import MultiHeadAttention
 from exporter.models.cache import LayerCache
 from exporter.models.config import AttentionConfig, RotaryScaling
 from exporter.models.layers import DecoderLayer
-from exporter.models.rotary import RotaryPositions
+from exporter.models.positions import RotaryPositions
 from tests.exporter.models.conftest import make_attention
 
 B, T, D, H = 2, 7, 16, 2

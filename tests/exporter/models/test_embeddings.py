@@ -8,12 +8,8 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from exporter.models import TransformerConfig
-from exporter.models.embeddings import (
-    Embeddings,
-    LearnedPositions,
-    SinusoidalPositions,
-    sinusoidal_table,
-)
+from exporter.models.embeddings import Embeddings
+from exporter.models.positions import LearnedPositions, SinusoidalPositions, sinusoidal_table
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 16])
@@ -36,7 +32,7 @@ def test_positions_in_halves_are_those_of_marian():
 
 
 def test_positions_are_rounded_to_the_type_that_they_were_kept_in():
-    positions = SinusoidalPositions(4, 6, layout="sinusoidal_halves", kept_in=torch.float16)
+    positions = SinusoidalPositions(10, 6, layout="sinusoidal_halves", kept_in=torch.float16)
 
     found = positions(torch.tensor([1, 9]))
 
@@ -45,18 +41,10 @@ def test_positions_are_rounded_to_the_type_that_they_were_kept_in():
     assert torch.equal(found, exact.half().float()) and not torch.equal(found, exact)
 
 
-def test_positions_in_halves_reach_beyond_the_table():
-    positions = SinusoidalPositions(4, 6, layout="sinusoidal_halves")
-
-    found = positions(torch.tensor([[0, 9]]))
-
-    assert torch.equal(found[0], sinusoidal_table(10, 6, "sinusoidal_halves")[[0, 9]])
-
-
 @pytest.mark.parametrize("width", [16, 7])
 def test_positions_of_tensor2tensor_are_those_of_m2m(width):
     twin = M2M100SinusoidalPositionalEmbedding(300, width, padding_idx=1)
-    positions = SinusoidalPositions(4, width, layout="sinusoidal_tensor2tensor", offset=2)
+    positions = SinusoidalPositions(290, width, layout="sinusoidal_tensor2tensor", offset=2)
     ids = torch.full((1, 290), 5)  # none of them padding
 
     found = positions.first(290)
@@ -65,22 +53,18 @@ def test_positions_of_tensor2tensor_are_those_of_m2m(width):
     assert torch.equal(positions(torch.tensor([3, 289])), twin(ids)[0, [3, 289]])
 
 
-def test_sinusoidal_positions_reach_beyond_the_table():
-    positions = SinusoidalPositions(4, 6)
-    position_ids = torch.tensor([[0, 3], [9, 1000]])
+@pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
+def test_positions_say_how_long_a_sequence_may_be(kind):
+    positions = kind(4, 6)
 
-    found = positions(position_ids)
+    assert torch.equal(positions(torch.tensor([[3, 0]]))[0], positions.rows[[3, 0]])
+    for longer in (lambda: positions(torch.arange(5)[None]), lambda: positions.first(5)):
+        with pytest.raises(ValueError, match="5 positions is longer than the 4"):
+            longer()
 
-    torch.testing.assert_close(found, sinusoidal_table(1001, 6)[position_ids], rtol=0, atol=0)
-    assert not positions.state_dict()
 
-
-def test_learned_positions_say_how_long_a_sequence_may_be():
-    positions = LearnedPositions(4, 6)
-
-    assert torch.equal(positions(torch.tensor([[3, 0]]))[0], positions.weight[[3, 0]])
-    with pytest.raises(ValueError, match="5 positions is longer than the 4"):
-        positions(torch.arange(5)[None])
+def test_computed_positions_are_not_stored():
+    assert not SinusoidalPositions(4, 6).state_dict()
 
 
 def test_embeddings_are_scaled_tokens_plus_positions(translation_config, randomize):

@@ -11,7 +11,7 @@ from exporter.models import TransformerConfig, build_model
 from exporter.models.attention import MultiHeadAttention, padding_mask
 from exporter.models.cache import LayerCache
 from exporter.models.config import AttentionConfig
-from exporter.models.relative import RelativePositions, relative_buckets
+from exporter.models.positions import RelativePositions, relative_buckets
 from exporter.operators.cross_attention import SourceRow
 from tests.exporter.models.conftest import make_attention
 

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from exporter.models import RotaryScaling, TransformerConfig, build_model
-from exporter.models.rotary import RotaryPositions
+from exporter.models.positions import RotaryPositions
 
 OPTIONS = {
     "architecture": "decoder",

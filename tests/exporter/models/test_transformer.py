@@ -202,15 +202,6 @@ def test_shared_embeddings_are_of_one_vocabulary(translation_config):
 
 
 @torch.no_grad()
-def test_source_may_be_longer_than_the_table_of_sinusoids(translation_config):
-    model = build_model(translation_config).eval()
-
-    logits = model(torch.randint(0, 29, (1, 40)), torch.randint(0, 29, (1, 30)))
-
-    assert logits.shape == (1, 30, 29)
-
-
-@torch.no_grad()
 def test_first_losses_are_those_of_a_uniform_guess():
     """Embeddings scaled by sqrt(d_model) must not make the first logits large."""
     config = TransformerConfig(

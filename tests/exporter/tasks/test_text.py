@@ -15,8 +15,15 @@ from engine.errors import ConfigError
 from exporter.checkpoint import load_checkpoint
 from exporter.huggingface import import_checkpoint
 from exporter.tasks import build_task
-from exporter.tasks.ngram import AddOneTrigram
-from exporter.tasks.text import make_tokenizer, passages, read_files, split, text_task, windows
+from exporter.tasks.text import (
+    AddOneTrigram,
+    make_tokenizer,
+    passages,
+    read_files,
+    split,
+    text_task,
+    windows,
+)
 from exporter.training.trainer import train
 from tests.exporter.huggingface.sources import save_gpt2, save_marian
 

@@ -10,8 +10,8 @@ import torch
 
 from engine.errors import CheckpointError
 from exporter.models import TransformerConfig, build_model
-from exporter.training.averaging import WeightAverage
 from exporter.training.state import STATE_NAME, RunState, restore_state, save_state
+from exporter.training.trainer import averaged
 
 CONFIG = TransformerConfig(
     architecture="decoder",
@@ -46,7 +46,7 @@ def test_a_state_that_lacks_something_is_refused_by_its_name(
     tmp_path: Path, change: object
 ) -> None:
     model = build_model(CONFIG)
-    average = WeightAverage(model, 0.9)
+    average = averaged(model, 0.9)
     optimizer = torch.optim.Adam(model.parameters())
     state = RunState(task="mine", seed=1, fingerprint="f", steps=2)
     save_state(tmp_path, state, model, average, optimizer)

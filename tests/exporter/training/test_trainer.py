@@ -19,9 +19,8 @@ from engine.errors import CheckpointError, ConfigError
 from exporter.checkpoint import REPORT_NAME, load_checkpoint
 from exporter.tasks import build_task
 from exporter.training import trainer
-from exporter.training.schedule import InverseSquareRootSchedule
 from exporter.training.state import STATE_NAME, read_state
-from exporter.training.task import Task
+from exporter.training.task import Recipe, Task
 from exporter.training.trainer import train
 
 MakeTask = Callable[..., Task]
@@ -174,7 +173,11 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, make_task: MakeT
 def test_a_short_run_has_a_short_warm_up(
     steps: int, warmup_steps: int, make_task: MakeTask
 ) -> None:
-    assert make_task().recipe.warmup_of(steps) == warmup_steps
+    recipe = make_task().recipe
+
+    rates = [recipe.learning_rate(step, steps) for step in range(1, steps + 1)]
+
+    assert rates.index(max(rates)) == warmup_steps - 1
 
 
 @pytest.fixture
@@ -182,12 +185,12 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The learning rates of the steps that are done."""
     seen: list[float] = []
 
-    def rate(schedule: InverseSquareRootSchedule, step: int) -> float:
-        seen.append(learning_rate(schedule, step))
+    def rate(recipe: Recipe, step: int, steps: int) -> float:
+        seen.append(learning_rate(recipe, step, steps))
         return seen[-1]
 
-    learning_rate = InverseSquareRootSchedule.learning_rate
-    monkeypatch.setattr(InverseSquareRootSchedule, "learning_rate", rate)
+    learning_rate = Recipe.learning_rate
+    monkeypatch.setattr(Recipe, "learning_rate", rate)
     return seen
 
 
@@ -197,17 +200,6 @@ def test_a_short_run_learns_at_the_peak(
     train(lambda _: make_task(warmup_steps=4), tmp_path / "run", steps=3)
 
     assert rates[0] == max(rates) == 0.01
-
-
-def test_a_run_learns_no_slower_than_its_floor(
-    tmp_path: Path, make_task: MakeTask, rates: list[float]
-) -> None:
-    task = make_task(warmup_steps=2, learning_rate_floor=0.6)
-
-    train(lambda _: task, tmp_path / "run", steps=12)
-
-    assert max(rates) == 0.01
-    assert rates[-1] == min(rates) == pytest.approx(0.006)
 
 
 def test_nothing_of_a_run_is_pickled(tmp_path: Path, make_task: MakeTask) -> None:
@@ -392,8 +384,9 @@ def test_gradients_are_clipped(
         return before
 
     monkeypatch.setattr(trainer.nn.utils, "clip_grad_norm_", recorded)
+    monkeypatch.setattr(trainer, "MAX_GRAD_NORM", 0.01)
 
-    train(lambda _: make_task(max_grad_norm=0.01), tmp_path / "run", steps=3)
+    train(lambda _: make_task(), tmp_path / "run", steps=3)
 
     assert all(before > 0.01 for before, _ in norms)
     assert all(after == pytest.approx(0.01, rel=1e-3) for _, after in norms)
@@ -401,14 +394,14 @@ def test_gradients_are_clipped(
 
 def _let_step(patch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
     """Let a step of training do something first."""
-    learning_rate, acts = InverseSquareRootSchedule.learning_rate, [act]
+    learning_rate, acts = Recipe.learning_rate, [act]
 
-    def acting(schedule: InverseSquareRootSchedule, step: int) -> float:
+    def acting(recipe: Recipe, step: int, steps: int) -> float:
         if step == number and acts:  # it is asked for the rate of every group of parameters
             acts.pop()()
-        return learning_rate(schedule, step)
+        return learning_rate(recipe, step, steps)
 
-    patch.setattr(InverseSquareRootSchedule, "learning_rate", acting)
+    patch.setattr(Recipe, "learning_rate", acting)
 
 
 def _press_ctrl_c() -> None:
