@@ -1,7 +1,7 @@
 """Compares what an imported model does before and behind its numbers with what its original does.
 
 Before them pictures are resized and normalised. Behind them labels have names, and scores are made
-of logits: by the original's pipeline.
+of logits: by the original's pipeline, or the activation that sentence-transformers is told.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 from engine.errors import CertificateError
 from engine.json_file import parse_object
@@ -37,7 +38,7 @@ _FEW = 1e-3  # mean difference of pictures, in levels of 8 bits
 class Items(NamedTuple):
     """The labels of an original, scores that it makes of `_logits`, and pictures as it reads them.
 
-    No scores: the function that makes them stands in a file of sentence-transformers.
+    No scores: each token has labels.
     """
 
     labels: Sequence[str]
@@ -65,8 +66,10 @@ class Items(NamedTuple):
         names = original.config.id2label
         labels = [str(names[i]) for i in sorted(names)]
         texts = read_sentence_texts(directory, parse_object((directory / CONFIG_NAME).read_bytes()))
-        if config.head.each_token or (texts is not None and texts.activation_fn):
+        if config.head.each_token:
             return cls(labels, None, pictures)
+        if texts is not None and texts.activation_fn:
+            return cls(labels, _activated(texts.activation_fn, len(labels)), pictures)
         return cls(labels, _scores(original, processor, len(labels)), pictures)
 
     def compare(self, config: TransformerConfig) -> list[str]:
@@ -83,7 +86,7 @@ class Items(NamedTuple):
                     f"{_MOST_LOGIT}, there {self.scores[0]:.4f}"
                 )
         self._compare_pictures(config)
-        words = [f"{len(here)} labels"] if here else []
+        words = [f"{len(here)} label{'s' * (len(here) > 1)}"] if here else []
         return [*words, *([f"{len(self.pictures)} resized pictures"] if self.pictures else [])]
 
     def _compare_pictures(self, config: TransformerConfig) -> None:
@@ -127,6 +130,13 @@ def _scores(original: Any, processor: Any, count: int) -> Floats:
         given = {"image_processor": processor}
     found = pipeline(model=original, device="cpu", **given).postprocess(logits, top_k=top_k)
     return np.array([one["score"] for one in found])
+
+
+def _activated(named: str, count: int) -> Any:
+    """Return the scores that an activation of torch makes."""
+    name = named.rpartition(".")[2]
+    activation = getattr(nn, name)(**({"dim": -1} if name == "Softmax" else {}))
+    return activation(torch.from_numpy(_logits(count))).numpy()
 
 
 def _pictures(size: int, channels: int) -> Iterator[Image.Image]:

@@ -7,6 +7,7 @@ one by one, without their padding.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,7 @@ class Modules(NamedTuple):
         CheckpointError if one of them is not known.
         """
         path = directory / _MODULES_NAME
-        if not path.is_file():
+        if not os.path.lexists(path):
             return cls([_pooling({}, directory)], {}, "")
         try:
             steps, around = [], _read(directory / PROMPTS_NAME)

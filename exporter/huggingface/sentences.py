@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import filecmp
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from pydantic import (
 
 from engine.errors import CheckpointError
 from engine.json_file import read_bounded
-from engine.package.manifest import MAX_LENGTH, Prompts
+from engine.package.manifest import MAX_LENGTH, LabelScores, Prompts
 from engine.wording import listed, problems_of, shortened
 from exporter.models.config import PositiveInt
 
@@ -32,6 +34,7 @@ _TRANSFORMER_NAMES = tuple(  # older ones are named for the model
     for kind in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
 )
 _MAX_BYTES = 2**20
+_MAX_NAME = 255  # characters, as file systems have it
 _MAX_TOKENS_BYTES = 2**24  # a file that lists added tokens
 _POOLINGS: dict[str, Literal["first", "mean", "max"]] = {  # by the name of sentence-transformers
     "cls": "first",
@@ -51,6 +54,11 @@ _ACTIVATIONS: dict[str, Literal["tanh", "linear", "relu", "gelu"]] = {
     "Identity": "linear",
     "ReLU": "relu",
     "GELU": "gelu",
+}
+_SCORES: dict[str, LabelScores] = {  # by the activation that makes them of logits
+    "Identity": "none",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
 }
 _READ = ("Pooling", "Dense", "Normalize")  # modules that have options
 _VECTOR = "sentence_embedding"  # what they read and give, unless their files say more
@@ -112,7 +120,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
     Raises CheckpointError for a module that is not known, or in another order.
     """
     path = directory / MODULES_NAME
-    if not path.is_file():
+    if not os.path.lexists(path):  # a link that leads nowhere is a copy with parts missing
         return None
     with _reading(path):
         modules = TypeAdapter(list[_Module]).validate_json(read_bounded(path, _MAX_BYTES))
@@ -126,6 +134,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
                 f"its modules are {listed(kinds)}; supported: Transformer, of vectors with Pooling "
                 "and then Dense, Normalize or both"
             )
+        _check_folder(directory, modules[0])
         found = {
             module.kind: _read(directory, module) for module in modules if module.kind in _READ
         }
@@ -149,14 +158,39 @@ def _pooling(config: dict[str, Any]) -> Literal["first", "mean", "max"]:
     chosen = [name for field, name in _POOLING_FIELDS.items() if config.get(field)]
     modes = config.get("pooling_mode", chosen or "mean")
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in [*_POOLINGS]:
         raise ValueError(f"it pools by {shortened(str(modes))}; supported: {', '.join(_POOLINGS)}")
     return _POOLINGS[modes[0]]
 
 
+def _check_folder(directory: Path, transformer: _Module) -> None:
+    """Refuse a model whose files are others than those beside `modules.json`, which are read."""
+    if transformer.path in ("", "."):
+        return
+    _check_name(transformer)
+    folder = directory / transformer.path
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    for name in (name for name in names if not (folder / name).is_dir()):
+        if not filecmp.cmp(folder / name, directory / name, shallow=False):
+            raise ValueError(
+                f"its model is in {transformer.path}, whose {shortened(name)} is another than that "
+                "beside this file, which would be imported; copy the files of the folder beside it"
+            )
+
+
+def _check_name(module: _Module) -> None:
+    is_name = module.path != ".." and Path(module.path).name == module.path
+    if not is_name or len(module.path) > _MAX_NAME:
+        raise ValueError(
+            f"the path of {module.kind} is {shortened(module.path)!r}; supported: the name of a "
+            f"folder beside this file, of up to {_MAX_NAME} characters"
+        )
+
+
 def _read(directory: Path, module: _Module) -> dict[str, Any]:
-    if not module.path or Path(module.path).name != module.path:
-        raise ValueError(f"the path of {module.kind} is {shortened(module.path)}, no folder in it")
+    if not module.path:
+        raise ValueError(f"{module.kind} has no path; supported: the name of a folder")
+    _check_name(module)
     path = directory / module.path / _CONFIG_NAME
     if module.kind == "Normalize" and not path.exists():  # has none before release 5
         return {}
@@ -175,6 +209,19 @@ class SentenceTexts(BaseModel):
     prompts: Prompts = {}  # stand in front of texts, by their names
     default_prompt: str | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def label_scores(self) -> LabelScores | None:
+        """Return how it does that; None if no file says it. ValueError if we cannot do it."""
+        if not self.activation_fn:
+            return None
+        package, _, name = self.activation_fn.rpartition(".")
+        if name not in _SCORES or package.partition(".")[0] != "torch":
+            raise ValueError(
+                f"activation_fn of sentence-transformers is {shortened(self.activation_fn)}; "
+                f"supported: {', '.join(_SCORES)} of torch.nn"
+            )
+        return _SCORES[name]
 
 
 class _Method(BaseModel):
@@ -273,7 +320,7 @@ def read_sentence_texts(directory: Path, config: Mapping[str, Any]) -> SentenceT
 def _read_fields(fields: type[_Fields], directory: Path, *names: str) -> _Fields:
     """Return what the first file of these says that is there; its defaults without any."""
     for path in (directory / name for name in names):
-        if path.is_file():
+        if os.path.lexists(path):
             with _reading(path):
                 return fields.model_validate_json(read_bounded(path, _MAX_TOKENS_BYTES))
     return fields()

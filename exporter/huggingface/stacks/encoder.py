@@ -100,9 +100,11 @@ def classes(original: Original) -> Options:
 
 def _label_scores(original: Original) -> LabelScores:
     """Return how transformers, or sentence-transformers, makes probabilities of logits."""
-    chosen = original.texts.activation_fn if original.texts else ""
+    chosen = original.texts.label_scores if original.texts else None
+    if chosen is not None:
+        return chosen
     kind = original.config.problem_type
-    if kind == "regression" or chosen.endswith("Identity"):
+    if kind == "regression":
         return "none"
     is_several = kind == "multi_label_classification"
     return "sigmoid" if is_several or len(original.config.id2label) == 1 else "softmax"
