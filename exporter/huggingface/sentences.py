@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -60,6 +61,13 @@ _SCORES: dict[str, LabelScores] = {  # by the activation that makes them of logi
     "Sigmoid": "sigmoid",
     "Softmax": "softmax",
 }
+_NO_EFFECT = (  # options for loading a model that change no more than the last bits of a vector
+    "add_pooling_layer",
+    "attn_implementation",
+    "dtype",
+    "torch_dtype",
+    "trust_remote_code",
+)
 _READ = ("Pooling", "Dense", "Normalize")  # modules that have options
 _VECTOR = "sentence_embedding"  # what they read and give, unless their files say more
 
@@ -198,6 +206,15 @@ def _read(directory: Path, module: _Module) -> dict[str, Any]:
     return TypeAdapter(dict[str, Any]).validate_json(content)
 
 
+def _without_effect(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    if others := sorted({*(options or {})} - {*_NO_EFFECT}):
+        raise ValueError(
+            f"{listed(others)} may change a vector; supported: {', '.join(_NO_EFFECT)}, so write "
+            "the others into config.json or tokenizer_config.json"
+        )
+    return options
+
+
 class SentenceTexts(BaseModel):
     """How texts are read, in our terms."""
 
@@ -227,18 +244,30 @@ class SentenceTexts(BaseModel):
 class _Method(BaseModel):
     """The part of a model's output that the modules read."""
 
+    method: Literal["forward"] = "forward"
     method_output_name: Literal["last_hidden_state", "logits"] = "last_hidden_state"
 
 
 class _Modalities(BaseModel):
-    text: _Method = _Method()
+    text: _Method
+
+
+_Options = Annotated[dict[str, Any] | None, AfterValidator(_without_effect)]
 
 
 class _Transformer(BaseModel):
-    """The file of the first module."""
+    """The file of the first module; releases have other names for options of what it loads."""
 
-    modality_config: _Modalities = _Modalities()
-    processing_kwargs: Annotated[dict[str, Any], Field(max_length=0)] = {}
+    transformer_task: Literal["feature-extraction", "sequence-classification"] | None = None
+    modality_config: _Modalities | None = None
+    query_expansion: None = None
+    processing_kwargs: _Options = None
+    model_args: _Options = None
+    model_kwargs: _Options = None
+    config_args: _Options = None
+    config_kwargs: _Options = None
+    tokenizer_args: _Options = None
+    processor_kwargs: _Options = None
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool = False
 

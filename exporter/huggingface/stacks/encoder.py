@@ -74,6 +74,11 @@ def labels_of(original: Original) -> tuple[Any, ...]:
 def head_options(original: Original, **of_labels: Any) -> Options:
     """Return the options of the head; `of_labels` are the family's own of one with labels."""
     head = head_of(original)
+    if head != "embed" and original.modules and original.modules.pooling:
+        raise ValueError(
+            f"architectures is {shortened(original.architecture)}, which has labels, and "
+            f"{MODULES_NAME} makes vectors; take that file away, or save the body alone beside it"
+        )
     own = {f"head.{name}": value for name, value in of_labels.items()}
     if head == "classify":
         return {**classes(original), **own}

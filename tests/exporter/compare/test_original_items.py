@@ -41,6 +41,12 @@ WRONG: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         options("head.label_scores", "softmax"),
         "scores of labels are made of logits by softmax",
     ),
+    "a sigmoid for what sentence-transformers leaves": (
+        "bert",
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        options("head.label_scores", "sigmoid"),
+        "scores of labels are made of logits by sigmoid: 0.9526 of 3.0, there 3.0000",
+    ),
     "mean of pixels": (
         "vit",
         {},
@@ -93,7 +99,7 @@ def test_labels_are_scored_as_by_the_pipeline(
 
     model = read_config(tmp_path / "checkpoint").model
     assert model.head.label_scores == scores
-    assert f", {len(model.labels)} labels" in said
+    assert f", {len(model.labels)} label" in said
 
 
 @pytest.mark.parametrize(

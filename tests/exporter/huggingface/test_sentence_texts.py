@@ -191,7 +191,7 @@ def test_settings_that_cannot_be_are_named_with_their_file(
 
 
 @pytest.mark.parametrize("age", ["release 3", "release 4", "release 6"])
-@pytest.mark.parametrize("activation", ["Identity", "Sigmoid"])
+@pytest.mark.parametrize("activation", ["Identity", "Sigmoid", "Softmax"])
 def test_model_that_compares_two_texts_scores_and_cuts_as_it_was_saved(
     age: str, activation: str, tmp_path: Path
 ) -> None:
@@ -212,7 +212,7 @@ def test_model_that_compares_two_texts_scores_and_cuts_as_it_was_saved(
     (source / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 9}))
 
     assert limit_of(source) == 9
-    expected = {"Identity": "none", "Sigmoid": "sigmoid"}[activation]
+    expected = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}[activation]
     assert read_config(tmp_path / "checkpoint").model.head.label_scores == expected
 
 
@@ -243,3 +243,71 @@ def test_model_in_a_folder_is_read_when_its_files_are_beside_the_modules(tmp_pat
 
     shutil.copytree(folder, source, dirs_exist_ok=True)
     assert limit_of(source) == 6
+    torch.save({}, folder / "pytorch_model.bin")
+    edit_json(folder / "config.json", layer_norm_eps=1e-5)
+    with pytest.raises(CheckpointError, match=r"whose config\.json is another than that beside"):
+        import_checkpoint(source, tmp_path / "other")
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.Tanh", "torch.nn.Softplus", "own.Sigmoid"])
+def test_scores_that_we_cannot_make_are_refused(activation: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_encoder(source, "bert", "classify", num_labels=1, id2label={0: "score"})
+    edit_json(source / "config.json", sentence_transformers={"activation_fn": activation})
+
+    with pytest.raises(CheckpointError, match=f"is {activation}; supported: Identity, Sigmoid, So"):
+        import_checkpoint(source, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"config_args": {"hidden_act": "relu"}}, "config_args: hidden_act may change a vector"),
+        ({"config_kwargs": {"hidden_act": "relu"}}, "config_kwargs: hidden_act may change a"),
+        ({"tokenizer_args": {"truncation_side": "left"}}, "tokenizer_args: truncation_side may"),
+        ({"processor_kwargs": {"model_max_length": 5}}, "processor_kwargs: model_max_length may"),
+        ({"model_args": {"subfolder": "x"}}, "model_args: subfolder may change a vector"),
+        ({"processing_kwargs": {"text": {}}}, "processing_kwargs: text may change a vector"),
+        ({"transformer_task": "fill-mask"}, "transformer_task: "),
+        ({"query_expansion": {"length": 4}}, "query_expansion: "),
+        ({"modality_config": {"message": {"method": "forward"}}}, "modality_config.text: "),
+        ({"modality_config": {"text": {"method": "get"}}}, "modality_config.text.method: "),
+    ],
+)
+def test_options_that_change_a_vector_are_refused(
+    options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "source", sentence_bert_config=options)
+
+    with pytest.raises(CheckpointError, match=f"sentence_bert_config.json: {reason}"):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+
+def test_options_of_loading_change_no_vector(tmp_path: Path) -> None:
+    loading = {"dtype": "float16", "attn_implementation": "sdpa"}
+    options = {"max_seq_length": 6, "model_args": loading, "tokenizer_args": {}}
+    save(tmp_path / "source", sentence_bert_config=options)
+
+    assert limit_of(tmp_path / "source") == 6
+
+
+@pytest.mark.parametrize(
+    "name", ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"]
+)
+def test_link_that_leads_nowhere_is_refused(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "source")
+    path = tmp_path / "source" / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("../blobs/none")
+
+    with pytest.raises(CheckpointError, match=rf"{name}: .*No such file"):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("head", ["classify", "label"])
+def test_labels_beside_modules_of_vectors_are_refused(head: str, tmp_path: Path) -> None:
+    save_encoder(tmp_path / "source", "bert", head)
+    save_sentence_modules(tmp_path / "source", "mean_tokens")
+
+    with pytest.raises(CheckpointError, match="which has labels, and modules.json makes vectors"):
+        import_checkpoint(tmp_path / "source", tmp_path / "checkpoint")

@@ -225,6 +225,7 @@ def test_head_that_is_not_known_is_refused(tmp_path: Path) -> None:
             {"pooling_mode_max_tokens": True},
             r"it pools by \['mean', 'max'",
         ),
+        ("1_Pooling/config.json", {"pooling_mode": [{}]}, r"it pools by \[\{\}\]; supported"),
         (
             "2_Dense/config.json",
             {"activation_function": "a.b.Mish"},
@@ -242,6 +243,22 @@ def test_modules_of_sentences_that_we_lack_are_refused(
 
     with pytest.raises(CheckpointError, match=reason):
         import_checkpoint(source, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "", "x" * 5000])
+def test_module_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_encoder(source, "bert", "embed")
+    save_sentence_modules(source, "mean_tokens")
+    (tmp_path / "config.json").write_text('{"pooling_mode": "max"}')
+    modules = json.loads((source / "modules.json").read_text())
+    modules[1]["path"] = name
+    (source / "modules.json").write_text(json.dumps(modules))
+
+    with pytest.raises(CheckpointError, match="supported: the name of a folder") as caught:
+        import_checkpoint(source, tmp_path / "checkpoint")
+
+    assert len(str(caught.value)) < 1000
 
 
 def test_module_of_another_kind_is_refused(tmp_path: Path) -> None:
