@@ -25,6 +25,7 @@ from exporter.models import TransformerConfig
 
 PROMPTS_NAME = "config_sentence_transformers.json"
 _MODULES_NAME = "modules.json"
+_LENGTH_NAME = "sentence_bert_config.json"
 _OF_VECTORS = ("module_input_name", "module_output_name")
 _MOST_BYTES = 2**20
 _POOLINGS: Mapping[str, Callable[[Tensor], Tensor]] = {  # hidden states (T, D) of a text become (D)
@@ -59,6 +60,7 @@ class Modules(NamedTuple):
     steps: Sequence[Step]  # from its hidden states to the vector
     prompts: Mapping[str, str]  # that count in the vector
     default_prompt: str
+    most: float | None = None  # tokens of a text, if a file says it
 
     @classmethod
     def of(cls, directory: Path) -> Modules:
@@ -81,7 +83,8 @@ class Modules(NamedTuple):
                     around = {}
             prompts = {name: text for name, text in (around.get("prompts") or {}).items() if text}
             default = prompts.get(around.get("default_prompt_name"), "")
-            return cls(steps, prompts, default)
+            most = _read(directory / _LENGTH_NAME).get("max_seq_length")
+            return cls(steps, prompts, default, most)
         except (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError) as error:
             why = shortened(f"{type(error).__name__}: {error}")
             raise CheckpointError(
@@ -90,6 +93,8 @@ class Modules(NamedTuple):
 
     def compare(self, config: TransformerConfig) -> list[str]:
         """Return in words what was compared; CertificateError says which prompts differ."""
+        if self.most and config.cut_at and config.cut_at > self.most:  # --max-len makes it less
+            raise CertificateError(f"its texts are cut at {config.cut_at} tokens, not {self.most}")
         here = {name: text for name, text in config.prompts.items() if text}
         default = here.get(config.default_prompt or "", "")
         if (here, default) != (self.prompts, self.default_prompt):

@@ -105,6 +105,17 @@ def test_a_wrong_import_is_refused_with_its_module(
         import_model(tmp_path / "original", tmp_path / "checkpoint")
 
 
+def test_a_text_that_is_cut_later_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "original")
+    (tmp_path / "original" / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    import_wrongly(monkeypatch, options("cut_at", 12))
+
+    with pytest.raises(CheckpointError, match="its texts are cut at 12 tokens, not 8"):
+        import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+
 def test_a_mean_that_counts_padding_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
