@@ -83,6 +83,20 @@ def test_a_body_without_modules_gives_its_mean(family: str, tmp_path: Path) -> N
     assert "of float64, vectors (Pooling by mean), " in said
 
 
+def test_a_body_without_the_pooler_that_vectors_do_not_need_is_compared(tmp_path: Path) -> None:
+    save(tmp_path / "original")
+    path = tmp_path / "original" / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    kept = {name: weight for name, weight in weights.items() if "pooler" not in name}
+    assert len(kept) == len(weights) - 2
+    safetensors.torch.save_file(kept, path, {"format": "pt"})
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert said.startswith("compared with BertModel of transformers")
+    assert " of float64, vectors (Pooling by cls), " in said
+
+
 # Wrong imports, of a model whose first token is pooled, with a Dense, and normalised.
 WRONG: dict[str, tuple[Any, str]] = {
     "a mean for the first token": (options("head.pooling", "mean"), "Pooling by cls"),
