@@ -52,7 +52,9 @@ def import_model(
                 path, made, progress, languages=options.languages, max_len=options.max_len
             )
             if options.compares:
-                compared = compare_with_original(path, made, options.languages, progress)
+                compared = compare_with_original(
+                    path, made, options.languages, progress, asked_len=options.max_len
+                )
         imported = replace(imported, notes=(*imported.notes, *compared.notes))
         said = compared.said
         named = {"task": out.resolve().name, "original": said}

@@ -156,8 +156,12 @@ def compare_with_original(
     checkpoint: Path,
     languages: Languages = Languages(),
     progress: Progress = no_progress,
+    *,
+    asked_len: int | None = None,
 ) -> Compared:
     """Hold a checkpoint against the model in `directory` that it was imported from.
+
+    `asked_len` tokens are the most of a text that a person has asked for.
 
     Returns what was compared, or why transformers does not run the original. Raises
     CheckpointError where texts are read in another way, where an option of generation has another
@@ -200,7 +204,7 @@ def compare_with_original(
             said += lengths.said
         seen = seen._replace(numbers=())  # a large vocabulary's, before others come
         with _refusing(directory, name, PROMPTS_NAME):
-            of_items += modules.compare(described.model) if modules else []
+            of_items += modules.compare(described.model, asked_len) if modules else []
         words = [said, *of_items, *texts.words]
         words += [f"{num_options} options"] if num_options else []
         with _refusing(directory, name, "generation_config.json"):

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.errors import CheckpointError
-from engine.json_file import parse_object
+from engine.json_file import parse_object, read_bounded
 from engine.requests.request import Chat, ChatMessage
 from engine.text.chat_format import CHAT_NAME, read_chat_format
 from engine.text.chat_template import ChatTemplate, UnboundedError
 from engine.text.tokenizer import Tokenizer
 from engine.wording import shortened
-from exporter.checkpoint import CONFIG_NAME, TARGET_TOKENIZER_NAME, TOKENIZER_NAME, read_config
-from exporter.huggingface.sentences import read_sentence_texts
+from exporter.checkpoint import TARGET_TOKENIZER_NAME, TOKENIZER_NAME, read_config
 from exporter.huggingface.tokenizers import Languages
 from exporter.huggingface.tokenizers.original import load_original
 from exporter.models import TransformerConfig
@@ -35,6 +34,7 @@ _NUM_DEALT, _DEALT = 24, 12  # texts of the vocabulary's tokens, and tokens of e
 _REFUSAL = "no text, but a refusal"
 _NO_CHAT = "its chat template makes no text of a conversation, so chats are refused"
 _STATM, _TEMPLATE_BYTES = Path("/proc/self/statm"), 2**28
+_SAID_BYTES = 2**20
 _SHOWN = 16  # ids, or characters, around the first difference
 _TEXTS = (
     "",
@@ -182,8 +182,10 @@ class _Texts:
         chats: Sequence[_Reading],
     ) -> _Texts:
         """Return texts of many kinds, of the tokens of the vocabulary, and with each added one."""
-        said = read_sentence_texts(directory, parse_object((directory / CONFIG_NAME).read_bytes()))
-        lowers, size = bool(said and said.lowers), config.source_vocab_size or config.vocab_size
+        paths = directory.glob("sentence_*_config.json")  # read apart from the import
+        said = (parse_object(read_bounded(path, _SAID_BYTES)) for path in paths)
+        lowers = any(one.get("do_lower_case") for one in said)
+        size = config.source_vocab_size or config.vocab_size
         sampler = TokenSampler(np.random.default_rng(SEED), size)
         dealt = [sampler.sample(_DEALT) for _ in range(_NUM_DEALT)]
         whole = [*_TEXTS, *map(ours.decode, dealt)]

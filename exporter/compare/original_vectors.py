@@ -91,10 +91,14 @@ class Modules(NamedTuple):
                 f"{path}: its modules are not compared, for {why}; import with --no-comparison"
             ) from error
 
-    def compare(self, config: TransformerConfig) -> list[str]:
-        """Return in words what was compared; CertificateError says which prompts differ."""
-        if self.most and config.cut_at and config.cut_at > self.most:  # --max-len makes it less
-            raise CertificateError(f"its texts are cut at {config.cut_at} tokens, not {self.most}")
+    def compare(self, config: TransformerConfig, asked_len: int | None) -> list[str]:
+        """Return in words what was compared; CertificateError says which prompts differ.
+
+        Texts are cut where a person has asked for it, or where the modules say.
+        """
+        most = min(asked_len or self.most or config.max_source_len, config.max_source_len)
+        if config.cut_at and config.cut_at != most and (asked_len or self.most):
+            raise CertificateError(f"its texts are cut at {config.cut_at} tokens, not {most}")
         here = {name: text for name, text in config.prompts.items() if text}
         default = here.get(config.default_prompt or "", "")
         if (here, default) != (self.prompts, self.default_prompt):

@@ -113,7 +113,7 @@ class SentenceModules(BaseModel):
 
 
 class _Module(BaseModel):
-    path: str
+    path: Annotated[str, AfterValidator(lambda path: path.removesuffix("/"))]
     type: str
 
     @property

@@ -17,7 +17,9 @@ from transformers import AutoTokenizer, BertModel
 from engine.errors import CheckpointError
 from exporter.checkpoint import read_config
 from exporter.compare.original_vectors import Modules
-from exporter.imports import import_model
+from exporter.huggingface import importer
+from exporter.huggingface.sentences import SentenceTexts, read_sentence_texts
+from exporter.imports import Options, import_model
 from exporter.prover.arithmetic import float64
 from tests.exporter.compare.test_original import import_wrongly, options, scale
 from tests.exporter.huggingface.encoders import save_encoder, save_sentence_modules
@@ -97,6 +99,18 @@ def test_a_body_without_the_pooler_that_vectors_do_not_need_is_compared(tmp_path
     assert " of float64, vectors (Pooling by cls), " in said
 
 
+def test_a_folder_may_be_named_with_a_slash(tmp_path: Path) -> None:
+    save(tmp_path / "original", dense=drawn())
+    path = tmp_path / "original" / "modules.json"
+    path.write_text(
+        path.read_text().replace('1_Pooling"', '1_Pooling/"').replace('2_Dense"', '2_Dense/"')
+    )
+
+    _, said = import_model(tmp_path / "original", tmp_path / "checkpoint")
+
+    assert "vectors (Pooling by cls, Dense with Tanh)" in said
+
+
 # Wrong imports, of a model whose first token is pooled, with a Dense, and normalised.
 WRONG: dict[str, tuple[Any, str]] = {
     "a mean for the first token": (options("head.pooling", "mean"), "Pooling by cls"),
@@ -119,15 +133,39 @@ def test_a_wrong_import_is_refused_with_its_module(
         import_model(tmp_path / "original", tmp_path / "checkpoint")
 
 
-def test_a_text_that_is_cut_later_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("asked", "cut_at", "expected"), [(None, 12, 8), (None, 4, 8), (6, 8, 6)])
+def test_a_text_that_is_cut_elsewhere_is_refused(
+    asked: int | None,
+    cut_at: int,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     save(tmp_path / "original")
     (tmp_path / "original" / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
-    import_wrongly(monkeypatch, options("cut_at", 12))
+    import_wrongly(monkeypatch, options("cut_at", cut_at))
 
-    with pytest.raises(CheckpointError, match="its texts are cut at 12 tokens, not 8"):
-        import_model(tmp_path / "original", tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match=f"are cut at {cut_at} tokens, not {expected}"):
+        import_model(tmp_path / "original", tmp_path / "checkpoint", Options(max_len=asked))
+
+
+def test_letters_that_stay_large_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "original")
+    (tmp_path / "original" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (tmp_path / "original" / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    import_model(tmp_path / "original", tmp_path / "right")
+
+    def read_wrongly(*args: Any) -> SentenceTexts | None:
+        texts = read_sentence_texts(*args)
+        return texts and texts.model_copy(update={"lowers": False})
+
+    monkeypatch.setattr(importer, "read_sentence_texts", read_wrongly)
+    with pytest.raises(CheckpointError, match="texts are not read or written as by BertTokenizer"):
+        import_model(tmp_path / "original", tmp_path / "wrong")
 
 
 def test_a_mean_that_counts_padding_is_refused(
