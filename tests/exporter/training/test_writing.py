@@ -44,7 +44,8 @@ def test_it_writes_for_each_source_beside_others_what_it_writes_alone() -> None:
 
 def test_rows_that_have_ended_are_not_computed_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model = EncoderDecoder(CONFIG.model_copy(update={"output_bias": True})).eval()
+    config = CONFIG.model_copy(update={"output_bias": True, "max_target_len": 64})
+    model = EncoderDecoder(config).eval()
     decode, computed = model.decode, []
 
     def counted(target: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
@@ -54,14 +55,15 @@ def test_rows_that_have_ended_are_not_computed_any_more(monkeypatch: pytest.Monk
     monkeypatch.setattr(model, "decode", counted)
     with torch.no_grad():
         model.decoder.output.bias[2] = -100  # no sequence ends before its limit
-        write_greedily(model, CONFIG.model_copy(update={"max_target_len": 64}), SHORT_AND_LONG)
+        write_greedily(model, config, SHORT_AND_LONG)
 
     assert computed == [2] * 12 + [1] * 6
 
 
 def test_it_ends_where_the_model_ends_and_at_the_limit() -> None:
     torch.manual_seed(0)
-    model = EncoderDecoder(CONFIG.model_copy(update={"output_bias": True})).eval()
+    config = CONFIG.model_copy(update={"output_bias": True, "max_target_len": 64})
+    model = EncoderDecoder(config).eval()
     bias = model.decoder.output.bias
     with torch.no_grad():
         bias[2] = -100
@@ -86,7 +88,8 @@ def test_any_token_that_ends_an_output_ends_it() -> None:
 
 def test_it_begins_as_it_must_and_writes_no_banned_token() -> None:
     torch.manual_seed(0)
-    model = EncoderDecoder(CONFIG.model_copy(update={"output_bias": True})).eval()
+    config = CONFIG.model_copy(update={"output_bias": True, "max_target_len": 64})
+    model = EncoderDecoder(config).eval()
     with torch.no_grad():
         model.decoder.output.bias[[5, 7]] = torch.tensor([100.0, 50.0])
     generation = GenerationDefaults(forced_begin=(9, 8), banned_tokens=(5,))
