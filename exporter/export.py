@@ -165,7 +165,10 @@ def _passages(form: PackageFormat, text: ScoredText | None) -> Sequence[Passage]
 
 
 def opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
-    """Return a checkpoint to be compared with its graphs, read if it is a path."""
+    """Return a checkpoint to be compared with its graphs, read if it is a path.
+
+    From here on the process gives large blocks that it frees back to the system.
+    """
     free_large_blocks_at_once()
     return checkpoint if isinstance(checkpoint, Checkpoint) else load_checkpoint(checkpoint)
 

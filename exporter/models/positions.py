@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -26,13 +27,13 @@ def _check_length(length: int, max_len: int) -> None:
         )
 
 
-class Positions(nn.Module):
+class Positions(nn.Module, ABC):
     """A vector for each place up to a limit, which is added to that of a token."""
 
     @property
+    @abstractmethod
     def rows(self) -> Tensor:
         """The vectors (max_len, width)."""
-        raise NotImplementedError
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Return the positions (..., width) of int64 `position_ids` (...)."""

@@ -81,7 +81,7 @@ class Book:
     """Calls that a worker has had, and those that have ended at the gateway.
 
     The first are taken in on the event loop, and entered soon after. The others may come from any
-    thread, by the thousand: of them so many have a line at most.
+    thread, by the thousand, so that only some have a line.
     """
 
     def __init__(

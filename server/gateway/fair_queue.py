@@ -23,8 +23,8 @@ class FairQueue:
     been so for longest. So tenants have equal shares of what the workers do at once,
     however many calls each of them sends and however long those take.
 
-    One thread changes it. Any thread may ask where a call would stand, about: it looks at what is
-    copied at once, and is not told of one change together with the next.
+    One thread changes it. Any thread may ask about where a call would stand: it may see one change
+    of several that belong together.
     """
 
     def __init__(self) -> None:
